@@ -8,7 +8,7 @@ use anyhow::{Result, anyhow};
 use serde::Serialize;
 
 use crate::cpu::{Sample, Used};
-use crate::workloads::{Case, Job, Place, Until};
+use crate::workloads::{BatchDirs, Case, Job, Until};
 
 /// Limit on the time for preparation, as a multiple of the measured time. After it, a cell ends
 /// with less measured time.
@@ -61,7 +61,7 @@ pub fn measure(
     case: &Case,
     daemon: Option<u32>,
     least: Duration,
-    mut place_of: impl FnMut() -> Place,
+    mut place_of: impl FnMut() -> BatchDirs,
 ) -> Result<Measurement> {
     let started = Instant::now();
     let mut sum = Measurement::default();

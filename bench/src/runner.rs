@@ -15,7 +15,7 @@ use crate::measure::{Measurement, measure};
 use crate::peers;
 use crate::report::{Cell, Results, Series};
 use crate::target::{self, Target};
-use crate::workloads::{Case, Fileset, Place};
+use crate::workloads::{BatchDirs, Case, Fileset};
 
 /// The mounts of the run. Fields are dropped in this order: targets before the file system that
 /// they serve.
@@ -124,8 +124,14 @@ impl Stage {
         })
     }
 
-    fn place(&self, target: &Target, batch: &str, threads: usize, most_threads: usize) -> Place {
-        Place {
+    fn place(
+        &self,
+        target: &Target,
+        batch: &str,
+        threads: usize,
+        most_threads: usize,
+    ) -> BatchDirs {
+        BatchDirs {
             root: target.root.clone(),
             below: self.data.clone(),
             own: Path::new(&own_dir(&target.spec.name)).join(batch).display().to_string(),

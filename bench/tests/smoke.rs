@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use defuse_bench::measure::{Measurement, measure};
 use defuse_bench::target::{MOUNT, Role, SOURCE, Spec, Target};
-use defuse_bench::workloads::{Case, Fileset, Place};
+use defuse_bench::workloads::{BatchDirs, Case, Fileset};
 
 const THREADS: usize = 2;
 
@@ -19,7 +19,7 @@ fn run_plain(root: &Path, below: &Path, daemon: Option<u32>) -> Vec<(&'static st
     let mut batches = 0;
     let mut place = || {
         batches += 1;
-        Place {
+        BatchDirs {
             root: root.to_owned(),
             below: below.to_owned(),
             own: format!("own/batch-{batches}"),

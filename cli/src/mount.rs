@@ -67,7 +67,7 @@ impl MountArgs {
 }
 
 /// A mount whose command line was checked completely.
-pub struct Plan {
+pub struct MountPlan {
     /// The source.
     pub source: Source,
     /// The absolute path of the mount point.
@@ -80,8 +80,8 @@ pub struct Plan {
     pub args: MountArgs,
 }
 
-impl Plan {
-    fn new(mut args: MountArgs) -> Result<Plan> {
+impl MountPlan {
+    fn new(mut args: MountArgs) -> Result<MountPlan> {
         let source = SOURCES.parse(&args.source)?;
         let mut lists = args.options.clone();
         lists.extend(args.workers.map(|workers| format!("workers={workers}")));
@@ -92,18 +92,18 @@ impl Plan {
             *file = paths::absolute(file);
         }
         let mountpoint = args.mountpoint.clone();
-        Ok(Plan { source, mountpoint, settings, lists, args })
+        Ok(MountPlan { source, mountpoint, settings, lists, args })
     }
 }
 
 /// Checks the command line of a mount without mounting.
 pub fn check(args: MountArgs) -> Result {
-    Plan::new(args).map(drop)
+    MountPlan::new(args).map(drop)
 }
 
 /// Mounts, and serves in this process or in the background.
 pub fn run(args: MountArgs) -> Result {
-    let plan = Plan::new(args)?;
+    let plan = MountPlan::new(args)?;
     if !plan.args.foreground && !plan.args.daemon {
         return daemon::start(&plan.args.to_command_line());
     }

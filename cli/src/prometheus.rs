@@ -76,7 +76,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use defuse_probe::{Op, Recorder, Stage};
-    use defuse_trace::Mount;
+    use defuse_trace::FuseMount;
 
     fn example() -> String {
         let recorder = Recorder::new();
@@ -88,7 +88,7 @@ mod tests {
         cells.add_bytes(Op::WRITE, 4096);
         let mut snapshot = recorder.snapshot();
         snapshot.gauges.insert("workers".into(), 2);
-        let mount = Mount {
+        let mount = FuseMount {
             connection: 43,
             mount_point: "/mnt/a \"b\\\nc".into(),
             fstype: "fuse".into(),

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use defuse_fuse::mount::{MountEntry, fuse_mounts};
-use defuse_trace::{Connection, Mount};
+use defuse_trace::{Connection, FuseMount};
 
 use crate::error::{Failure, Result};
 use crate::paths;
@@ -76,13 +76,13 @@ impl Target {
 }
 
 /// All FUSE mounts in the namespace of this process.
-pub fn mounts() -> Vec<Mount> {
+pub fn mounts() -> Vec<FuseMount> {
     let all = fuse_mounts().unwrap_or_default();
     all.iter().map(mount_of).collect()
 }
 
-fn mount_of(entry: &MountEntry) -> Mount {
-    Mount {
+fn mount_of(entry: &MountEntry) -> FuseMount {
+    FuseMount {
         connection: id_of(entry),
         mount_point: entry.mount_point.clone(),
         fstype: entry.fstype.clone(),

@@ -8,7 +8,7 @@ use defuse_probe::clock;
 use defuse_wire::abi::InitIn;
 use defuse_wire::request::Request;
 
-use crate::dispatch::{Client, Dispatcher, Peer};
+use crate::dispatch::{ClientHooks, Dispatcher, Peer};
 use crate::init::negotiate;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
@@ -19,7 +19,7 @@ pub struct Handler(Arc<Dispatcher>);
 
 impl Handler {
     /// Serves `fs` to a client, with everything negotiated but backing files.
-    pub fn new(fs: Arc<dyn FileSystem>, client: Client) -> Handler {
+    pub fn new(fs: Arc<dyn FileSystem>, client: ClientHooks) -> Handler {
         let init =
             InitIn { major: 7, minor: 45, flags: u32::MAX, flags2: u32::MAX, ..InitIn::default() };
         let options = SessionOptions { passthrough: false, ..SessionOptions::default() };

@@ -28,7 +28,7 @@ mod workers;
 
 /// The structure of INIT, which [`negotiate`] takes, and the flags that it decides.
 pub use defuse_wire::abi;
-pub use dispatch::{Client, SharedMemory};
+pub use dispatch::{ClientHooks, SharedMemory};
 #[cfg(fuzzing)]
 pub use fuzzed::dispatch as fuzz_dispatch;
 #[cfg(fuzzing)]

@@ -14,7 +14,7 @@ use defuse_probe::clock::{self, Moment};
 use zerocopy::IntoBytes;
 
 use crate::SpliceLimits;
-use crate::dispatch::{Client, Dispatcher, Peer};
+use crate::dispatch::{ClientHooks, Dispatcher, Peer};
 use crate::init::{InitError, MAX_IO, Negotiated, negotiate};
 use crate::notify::KernelNotify;
 use crate::options::{IoUring, SessionOptions};
@@ -86,7 +86,7 @@ impl Session {
         line: Arc<dyn Line>,
         fs: Arc<dyn FileSystem>,
         options: &SessionOptions,
-        client: Client,
+        client: ClientHooks,
     ) -> std::result::Result<Session, StartError> {
         signal::install().map_err(StartError::Device)?;
         let agreed = handshake(&line, None, &fs.caps(), options)?;
@@ -441,7 +441,7 @@ struct Agreed {
     negotiated: Negotiated,
     port: Arc<dyn Port>,
     /// How requests come over rings, unless they come over the device.
-    plan: Option<uring::Plan>,
+    plan: Option<uring::RingPlan>,
 }
 
 /// Answers INIT.

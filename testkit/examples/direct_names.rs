@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use defuse_direct::{At, Client, Credentials, How, MountArgs, Options, Place, Task};
+use defuse_direct::{At, Client, Credentials, How, MountArgs, Options, Task, WorkDir};
 use defuse_fs::*;
 use defuse_memory::Memory;
 
@@ -60,7 +60,7 @@ fn shuffled(count: usize) -> Vec<u32> {
 fn through_the_client(fs: Arc<dyn FileSystem>, count: usize) -> Vec<(&'static str, f64)> {
     let client = Client::new(Options::default());
     client.mount(b"m:", fs, &MountArgs::default()).expect("mount");
-    let task = Task::new(Credentials::user(1000, 1000, &[]), Place::Outside(b"/".to_vec()));
+    let task = Task::new(Credentials::user(1000, 1000, &[]), WorkDir::Outside(b"/".to_vec()));
     client.mkdir(&task, At::Cwd, b"m:/dir", 0o755).expect("mkdir");
     let paths: Vec<_> = (0..count).map(path).collect();
     let missing: Vec<_> = (0..count).map(|number| path(number) + "x").collect();

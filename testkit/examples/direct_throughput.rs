@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use defuse_direct::{At, Client, Credentials, Description, How, MountArgs, Options, Place, Task};
+use defuse_direct::{At, Client, Credentials, Description, How, MountArgs, Options, Task, WorkDir};
 use defuse_fs::FileSystem;
 use defuse_memory::Memory;
 use defuse_passthrough::Passthrough;
@@ -67,7 +67,7 @@ fn main() {
     let dir = tempfile::tempdir_in("/dev/shm").expect("a tmpfs");
     let client = Arc::new(Client::new(Options::default()));
     let task =
-        Task::new(Credentials::of_this_process().expect("ids"), Place::Outside(b"/".to_vec()));
+        Task::new(Credentials::of_this_process().expect("ids"), WorkDir::Outside(b"/".to_vec()));
     let task = Arc::new(task);
     let options = defuse_passthrough::Options {
         credentials: defuse_passthrough::Credentials::Restore,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use defuse_direct::{At, Client, Credentials, How, MountArgs, Place, Task};
+use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
 use defuse_fs::{Caps, FileSystem, Io, IoOp, delegate};
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{Session, SessionOptions};
@@ -114,7 +114,7 @@ fn the_in_process_client_submits_what_makes_changes_durable() {
     let fs = Later::new();
     let client = Client::new(defuse_direct::Options::default());
     client.mount(b"a:", Arc::new(fs.clone()), &MountArgs::default()).unwrap();
-    let outside = Place::Outside(b"/".to_vec());
+    let outside = WorkDir::Outside(b"/".to_vec());
     let task = Task::new(Credentials::user(0, 0, &[]), outside);
     let flags = libc::O_DIRECTORY as u32;
     let how = How { flags, mode: 0, ..How::default() };

@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
 
-use defuse_direct::{At, Client, Credentials, How, MountArgs, Options, Place, Task};
+use defuse_direct::{At, Client, Credentials, How, MountArgs, Options, Task, WorkDir};
 use defuse_fs::FileSystem;
 use defuse_memory::Memory;
 use defuse_passthrough::Passthrough;
@@ -54,7 +54,7 @@ fn reads_and_writes_allocate_nothing() {
         ("memory", Arc::new(Memory::new(Default::default()))),
         ("passthrough", Arc::new(Passthrough::new(dir.path(), options).unwrap())),
     ];
-    let task = Task::new(Credentials::user(0, 0, &[]), Place::Outside(b"/".to_vec()));
+    let task = Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
     for (name, fs) in backends {
         let client = Client::new(Options::default());
         client.mount(b"/data", fs, &MountArgs::default()).unwrap();

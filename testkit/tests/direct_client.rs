@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use defuse_direct::{
     At, Client, Credentials, Description, Descriptors, FdFlags, How, LockFamily, MountArgs,
-    Options, Outside, Place, Resolve, Result, Stop, Task,
+    Options, Outside, Resolve, Result, Stop, Task, WorkDir,
 };
 use defuse_fs::layer::{Action, Fault, Method, Rule, When};
 use defuse_fs::{
@@ -21,7 +21,7 @@ fn memory() -> Arc<Memory> {
 }
 
 fn task() -> Task {
-    Task::new(Credentials::user(0, 0, &[]), Place::Outside(b"/".to_vec()))
+    Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()))
 }
 
 fn client(targets: &[&str]) -> Client {

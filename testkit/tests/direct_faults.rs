@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use defuse_direct::{
     Access, At, Client, Credentials, Description, Descriptors, FdFlags, How, LockFamily, MountArgs,
-    Options, Owner, Place, Result, Stop, Task, Times,
+    Options, Owner, Result, Stop, Task, Times, WorkDir,
 };
 use defuse_fs::layer::{Action, Fault, Method, Rule, When};
 use defuse_fs::{Context, Errno, FileSystem, Ino, Lock, LockType, RenameFlags, SetXattrFlags};
@@ -72,7 +72,7 @@ impl Side {
 fn client(fs: Arc<dyn FileSystem>) -> (Client, Task) {
     let client = Client::new(Options::default());
     client.mount(b"a:", fs, &MountArgs::default()).unwrap();
-    let place = Place::Outside(b"/".to_vec());
+    let place = WorkDir::Outside(b"/".to_vec());
     (client, Task::new(Credentials::user(0, 0, &[]), place))
 }
 
@@ -264,7 +264,7 @@ fn one<F: Backend>(what: &str, run: Run, rules: &[Rule]) -> (Result<()>, Vec<u64
     }
     fresh.unmount(b"a:", false).unwrap();
     let Side { client, task, file, dir } = side;
-    task.set_cwd(Place::Outside(b"/".to_vec()));
+    task.set_cwd(WorkDir::Outside(b"/".to_vec()));
     drop((file, dir));
     client.unmount(b"a:", false).unwrap_or_else(|errno| panic!("{what}: {errno}: still in use"));
     drop(client);

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use defuse_direct::{
-    Access, At, Client, Credentials, Description, How, LockFamily, MountArgs, Options, Place,
-    Result, Stop, Task,
+    Access, At, Client, Credentials, Description, How, LockFamily, MountArgs, Options, Result,
+    Stop, Task, WorkDir,
 };
 use defuse_fs::layer::{Fault, Locking, Method, ReadOnly, Subdir};
 use defuse_fs::posix::acl;
@@ -57,7 +57,7 @@ fn client(fs: Arc<dyn FileSystem>) -> Client {
 }
 
 fn task(uid: u32, groups: &[u32]) -> Task {
-    Task::new(Credentials::user(uid, uid, groups), Place::Outside(b"/".to_vec()))
+    Task::new(Credentials::user(uid, uid, groups), WorkDir::Outside(b"/".to_vec()))
 }
 
 fn open(client: &Client, task: &Task, path: &str, flags: u32) -> Result<Arc<Description>> {

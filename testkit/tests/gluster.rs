@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use defuse_direct::{At, Client, Credentials, How, MountArgs, Place, Task};
+use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
 use defuse_testkit::gluster::{EXCLUSIONS, HOST, Servers, exclusion, why_not};
 use defuse_testkit::mounted::{self, Mount, program};
 use defuse_testkit::posix;
@@ -171,7 +171,7 @@ fn two_clients_see_each_other(servers: &Servers) {
     );
     let client = Arc::new(Client::new(defuse_direct::Options::default()));
     client.mount(b"g:", Arc::new(fs.unwrap()), &MountArgs::default()).unwrap();
-    let task = Task::new(Credentials::user(0, 0, &[]), Place::Outside(b"/".to_vec()));
+    let task = Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
 
     let flags = (libc::O_RDWR | libc::O_CREAT) as u32;
     let how = How { flags, mode: 0o600, ..How::default() };

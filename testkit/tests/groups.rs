@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use defuse_direct::{At, Client, Credentials, How, MountArgs, Place, Task};
+use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
 use defuse_fs::{Context, Entry, Errno, FileSystem, Ino, Name, Result, delegate};
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{Session, SessionOptions};
@@ -65,7 +65,7 @@ fn with_groups<T: Send>(uid: u32, groups: &[u32], run: impl FnOnce() -> T + Send
 fn look_up(fs: Arc<dyn FileSystem>, who: Credentials) {
     let client = Client::new(defuse_direct::Options::default());
     client.mount(b"a:", fs, &MountArgs::default()).unwrap();
-    let task = Task::new(who, Place::Outside(b"/".to_vec()));
+    let task = Task::new(who, WorkDir::Outside(b"/".to_vec()));
     assert!(client.open(&task, At::Cwd, b"a:/none", How::default()).is_err());
 }
 

@@ -5,7 +5,7 @@ mod ways;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use defuse_direct::{At, Client, Credentials, How, MountArgs, Place, Task};
+use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
 use defuse_fs::{
     Caps, Context, Errno, File, FileSystem, Io, IoOp, ReadArgs, ReadBuf, Result, SliceSink,
     SliceSource, WriteArgs, WriteBuf, delegate,
@@ -171,7 +171,7 @@ fn an_asynchronous_transfer_uses_the_memory_of_the_caller() {
     let fs = Owning::new();
     let client = Client::new(defuse_direct::Options::default());
     client.mount(b"a:", fs.clone(), &MountArgs::default()).unwrap();
-    let task = Task::new(Credentials::user(0, 0, &[]), Place::Outside(b"/".to_vec()));
+    let task = Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
     let how = How { flags: 0o102, mode: 0o600, ..How::default() };
     let file = client.open(&task, At::Cwd, b"a:/file", how).unwrap();
     let given = || fs.given.load(Ordering::SeqCst);

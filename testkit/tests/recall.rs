@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use defuse_direct::{At, Client, Credentials, How, MountArgs, Place, Task};
+use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
 use defuse_fs::layer::{Action, Fault, Method, Rule, Subdir, When};
 use defuse_fs::{
     Caller, Context, Errno, File, FileSystem, Ino, Name, NoNotify, Notify, ReadArgs, ReadBuf,
@@ -108,7 +108,7 @@ fn a_kernel_mount_writes_back_what_it_holds_before_it_answers_a_recall() {
 fn in_process(fs: Arc<dyn FileSystem>, run: impl FnOnce(&dyn Fn() -> u32)) {
     let client = Client::new(defuse_direct::Options::default());
     client.mount(b"a:", fs, &MountArgs::default()).unwrap();
-    let task = Task::new(Credentials::user(0, 0, &[]), Place::Outside(b"/".to_vec()));
+    let task = Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
     let flags = (libc::O_RDWR | libc::O_CREAT) as u32;
     let how = How { flags, mode: 0o600, ..How::default() };
     let file = client.open(&task, At::Cwd, b"a:/file", how).unwrap();

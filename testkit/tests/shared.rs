@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use defuse_direct::{At, Client, Credentials, How, MountArgs, Place, Task};
+use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
 use defuse_fs::FileSystem;
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{Session, SessionOptions};
@@ -15,7 +15,7 @@ const CREATE: How = How { flags: 0o102, mode: 0o644, resolve: defuse_direct::Res
 fn client(fs: Arc<dyn FileSystem>) -> (Client, Task) {
     let client = Client::new(defuse_direct::Options::default());
     client.mount(b"a:", fs, &MountArgs::default()).unwrap();
-    (client, Task::new(Credentials::user(0, 0, &[]), Place::Outside(b"/".to_vec())))
+    (client, Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec())))
 }
 
 /// The kernel was told to remember for a day that a name does not exist, whoever else used the file

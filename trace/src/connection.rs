@@ -9,7 +9,7 @@ use serde::Serialize;
 
 /// A mount of a FUSE file system, from `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Mount {
+pub struct FuseMount {
     /// The number of the connection, as in `/sys/fs/fuse/connections`.
     pub connection: u32,
     /// The mount point.
@@ -39,16 +39,16 @@ pub struct Connection {
     /// The number of the connection.
     pub id: u32,
     /// Its mounts. Empty if there are none in this mount namespace.
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<FuseMount>,
     /// The processes that have its device open; empty if unknown.
     pub processes: Vec<Process>,
 }
 
 impl Connection {
     /// The connections of these mounts, by number, with the processes that serve them.
-    pub fn all(mounts: &[Mount]) -> Vec<Connection> {
+    pub fn all(mounts: &[FuseMount]) -> Vec<Connection> {
         let mut servers = processes_of(None);
-        let mut by_id: BTreeMap<u32, Vec<Mount>> = BTreeMap::new();
+        let mut by_id: BTreeMap<u32, Vec<FuseMount>> = BTreeMap::new();
         for mount in mounts {
             by_id.entry(mount.connection).or_default().push(mount.clone());
         }

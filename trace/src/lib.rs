@@ -6,7 +6,7 @@
 //! support from the file system and does not change it.
 //!
 //! It mounts no file system and prints nothing; the program does. It knows no frontend, so its
-//! caller supplies the list of mounts ([`Mount`]).
+//! caller supplies the list of mounts ([`FuseMount`]).
 //!
 //! The BPF program is `bpf/stages.bpf.c`. The compiled object beside it is built in, so that the
 //! build needs no BPF compiler. `cargo xtask bpf` compiles it again.
@@ -27,7 +27,7 @@ mod tracefs;
 mod wire;
 
 pub use collector::{Collector, Kind, Wanted};
-pub use connection::{Connection, Mount, Process, processes_of};
+pub use connection::{Connection, FuseMount, Process, processes_of};
 pub use error::Error;
 pub use event::{Event, Filter, Names, NodeNames};
 pub use knobs::{Knob, Knobs, Values};

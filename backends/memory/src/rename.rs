@@ -13,7 +13,7 @@ use crate::names::names_changed;
 use crate::sync::{lock, read, write};
 
 /// Source or target of a rename.
-struct Place<'a> {
+struct RenameSide<'a> {
     dir: &'a Inode,
     name: Name<'a>,
 }
@@ -29,8 +29,8 @@ impl Memory {
         check_flags(flags)?;
         let (from_dir, to_dir) = (self.table.get(from.0.0)?, self.table.get(to.0.0)?);
         let (from_body, to_body) = (from_dir.dir()?, to_dir.dir()?);
-        let from = Place { dir: &from_dir, name: from.1 };
-        let to = Place { dir: &to_dir, name: to.1 };
+        let from = RenameSide { dir: &from_dir, name: from.1 };
+        let to = RenameSide { dir: &to_dir, name: to.1 };
         if from_dir.ino == to_dir.ino {
             let mut names = write(&from_body.names);
             let none = Lineage::default();
@@ -65,8 +65,8 @@ impl Memory {
     fn rename_locked(
         &self,
         cx: &Context<'_>,
-        from: &Place<'_>,
-        to: &Place<'_>,
+        from: &RenameSide<'_>,
+        to: &RenameSide<'_>,
         names: &mut Names<'_>,
         lineage: &Lineage,
         flags: RenameFlags,
@@ -97,8 +97,8 @@ impl Memory {
     fn replace(
         &self,
         cx: &Context<'_>,
-        from: &Place<'_>,
-        to: &Place<'_>,
+        from: &RenameSide<'_>,
+        to: &RenameSide<'_>,
         names: &mut Names<'_>,
         source: &Arc<Inode>,
         target: Option<Arc<Inode>>,
@@ -157,8 +157,8 @@ impl Memory {
 
     fn exchange(
         &self,
-        from: &Place<'_>,
-        to: &Place<'_>,
+        from: &RenameSide<'_>,
+        to: &RenameSide<'_>,
         names: &mut Names<'_>,
         source: &Arc<Inode>,
         target: &Arc<Inode>,

@@ -12,7 +12,7 @@ use hashbrown::HashTable;
 use crate::handle::Handle;
 use crate::lease::Lease;
 use crate::reopen::Places;
-use crate::slab::{Place, SHARDS, Slab};
+use crate::slab::{SHARDS, Slab, SlabIndex};
 
 /// The identity of an inode in the lower file systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -121,7 +121,7 @@ impl InodeTable {
         if ino == Ino::ROOT {
             return Ok(Arc::clone(&self.root));
         }
-        let place = Place::of(ino.0);
+        let place = SlabIndex::of(ino.0);
         self.read(place.shard).slab.get(place).cloned().ok_or(Errno::ESTALE)
     }
 
@@ -199,7 +199,7 @@ impl InodeTable {
         if ino == Ino::ROOT {
             return None;
         }
-        let place = Place::of(ino.0);
+        let place = SlabIndex::of(ino.0);
         {
             let shard = self.read(place.shard);
             let count = &shard.slab.get(place)?.lookups;
@@ -230,7 +230,7 @@ impl InodeTable {
     /// Removes the identity of `inode`, which is gone, so that a successor can have it. Its number
     /// stays valid until it is forgotten.
     pub(crate) fn unhash(&self, inode: &Inode) {
-        let place = Place::of(inode.number);
+        let place = SlabIndex::of(inode.number);
         if inode.ino() != Ino::ROOT {
             let hash = self.hasher.hash_one(inode.key);
             let mut shard = self.write(place.shard);
@@ -244,7 +244,7 @@ impl InodeTable {
     pub(crate) fn pin(&self, inode: &Inode, fd: Arc<OwnedFd>) {
         // Under the lock of the shard and only while the inode is in the table, so that `forget`
         // counts every pin that it removes.
-        let place = Place::of(inode.number);
+        let place = SlabIndex::of(inode.number);
         let shard = self.read(place.shard);
         if shard.slab.get(place).is_some() && inode.set_pin(fd) {
             self.pinned.fetch_add(1, Ordering::Relaxed);
@@ -253,7 +253,7 @@ impl InodeTable {
 
     /// Releases the pin of an inode that its handle can find.
     pub(crate) fn unpin(&self, inode: &Inode) {
-        let place = Place::of(inode.number);
+        let place = SlabIndex::of(inode.number);
         let shard = self.read(place.shard);
         if shard.slab.get(place).is_some() && inode.pin.swap(None).is_some() {
             self.pinned.fetch_sub(1, Ordering::Relaxed);

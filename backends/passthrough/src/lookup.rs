@@ -10,7 +10,7 @@ use rustix::path::Arg;
 use crate::handle::Handle;
 use crate::inode::{Inode, Key};
 use crate::lower::{OrErrno, ProcPath, Stat};
-use crate::mounts::Mount;
+use crate::mounts::LowerMount;
 use crate::passthrough::Passthrough;
 use crate::sys;
 
@@ -76,7 +76,7 @@ impl Passthrough {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(dir, name, flags, Mode::empty()).or_errno();
         let fd = self.with_spare_fds(open)?;
-        let named = self.mounts.get(likely).is_ok_and(Mount::reopens);
+        let named = self.mounts.get(likely).is_ok_and(LowerMount::reopens);
         self.enter_path_fd(likely, fd, named)
     }
 
@@ -162,7 +162,7 @@ impl Passthrough {
     }
 }
 
-impl Mount {
+impl LowerMount {
     /// The identity of an inode on this mount, which has the number `index`. Returns `None` if the
     /// file handle is needed, because the file system has no reliable birth times.
     pub(crate) fn key(&self, index: u32, stat: &Stat, handle: Option<&Handle>) -> Option<Key> {
@@ -185,7 +185,7 @@ pub(crate) fn handle_of(dir: BorrowedFd<'_>, name: &[u8]) -> Result<Handle> {
 /// True if `handle` belongs to the inode of `stat`: by the number in it, or by a second statx of
 /// the name.
 fn same_inode(
-    mount: &Mount,
+    mount: &LowerMount,
     handle: &Handle,
     stat: &Stat,
     dir: BorrowedFd<'_>,

@@ -19,7 +19,7 @@ const GROUPS: usize = 64;
 const GROUP: usize = 16;
 
 /// One mount, or one subvolume of it: a pair of mount id and device number.
-pub(crate) struct Mount {
+pub(crate) struct LowerMount {
     pub(crate) id: MountId,
     /// Open for reading, as open_by_handle_at(2) requires. `None` if the mount point is not a
     /// directory. It keeps the mount busy for umount(8).
@@ -33,7 +33,7 @@ pub(crate) struct Mount {
     pub(crate) by_number: bool,
 }
 
-impl Mount {
+impl LowerMount {
     /// The mount of the directory `dir`. If file handles do not work, that is an error with
     /// [`FileHandles::On`]; otherwise they are not used.
     pub(crate) fn open(dir: BorrowedFd<'_>, want: FileHandles) -> Result<Self, MountError> {
@@ -49,11 +49,11 @@ impl Mount {
             (FileHandles::On, Err(errno)) => Err(MountError::NoHandles(errno)),
             (FileHandles::Off, _) | (_, Err(_)) => {
                 let (handles, by_number) = (false, false);
-                Ok(Mount { id, fd: Some(fd), f_type, handles, denied, by_number })
+                Ok(LowerMount { id, fd: Some(fd), f_type, handles, denied, by_number })
             }
             (_, Ok(())) => {
                 let by_number = f_type == fs_type::EXT && opens_by_number(fd.as_fd(), &stat);
-                Ok(Mount { id, fd: Some(fd), f_type, handles: true, denied, by_number })
+                Ok(LowerMount { id, fd: Some(fd), f_type, handles: true, denied, by_number })
             }
         }
     }
@@ -110,7 +110,7 @@ fn facts(fd: BorrowedFd<'_>) -> Result<(u64, Denied)> {
     Ok((f_type, denied))
 }
 
-type Group = Box<[OnceLock<Mount>]>;
+type Group = Box<[OnceLock<LowerMount>]>;
 
 /// All mounts that were seen. They are never removed, so that an index stays valid and reading
 /// takes no lock.
@@ -125,7 +125,7 @@ pub(crate) struct MountTable {
 }
 
 impl MountTable {
-    pub(crate) fn new(first: Mount, want: FileHandles, granted: Granted) -> Self {
+    pub(crate) fn new(first: LowerMount, want: FileHandles, granted: Granted) -> Self {
         // The setting On is checked for the source only. File systems mounted below it may be of
         // any type.
         let want = if want == FileHandles::Off { want } else { FileHandles::Auto };
@@ -144,19 +144,19 @@ impl MountTable {
     }
 
     /// The place of the mount with this index; `None` beyond the table.
-    fn place(&self, index: usize) -> Option<&OnceLock<Mount>> {
+    fn place(&self, index: usize) -> Option<&OnceLock<LowerMount>> {
         let group = self.groups.get(index / GROUP)?;
         let group = group.get_or_init(|| (0..GROUP).map(|_| OnceLock::new()).collect());
         group.get(index % GROUP)
     }
 
-    pub(crate) fn get(&self, index: u32) -> Result<&Mount> {
+    pub(crate) fn get(&self, index: u32) -> Result<&LowerMount> {
         let index = index as usize;
         let group = self.groups.get(index / GROUP).and_then(OnceLock::get).ok_or(Errno::EIO)?;
         group[index % GROUP].get().ok_or(Errno::EIO)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Mount> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &LowerMount> {
         let groups = self.groups.iter().map_while(OnceLock::get);
         groups.flat_map(|group| group.iter()).map_while(OnceLock::get)
     }
@@ -172,12 +172,12 @@ impl MountTable {
     /// The index of the mount of `fd`. A new mount is added.
     pub(crate) fn enter(&self, fd: BorrowedFd<'_>, stat: &Stat) -> Result<u32> {
         let mount = if stat.kind()? == FileKind::Directory {
-            Mount::open(fd, self.want).map_err(|error| match error {
+            LowerMount::open(fd, self.want).map_err(|error| match error {
                 MountError::NoHandles(errno) | MountError::Other(errno) => errno,
             })?
         } else {
             let (id, (f_type, denied)) = (stat.mount_id(), facts(fd)?);
-            Mount { id, fd: None, f_type, handles: false, denied, by_number: false }
+            LowerMount { id, fd: None, f_type, handles: false, denied, by_number: false }
         };
         self.check(fd, mount.denied)?;
         let mut len = self.len.lock().unwrap_or_else(PoisonError::into_inner);

@@ -13,7 +13,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::directory::DirStream;
 use crate::lower::{OrErrno, ProcPath};
-use crate::slab::{Place, SHARDS, Slab};
+use crate::slab::{SHARDS, Slab, SlabIndex};
 
 /// Flags that fcntl(2) can change on an open file and that matter to the lower file.
 const SETTABLE: u32 = OpenFlags::APPEND | OpenFlags::DIRECT;
@@ -121,13 +121,13 @@ impl OpenFiles {
 
     /// The open file of a handle. Fails with `EBADF` if it was released, or never existed.
     pub(crate) fn get(&self, fh: Fh) -> Result<Arc<OpenFile>> {
-        let place = Place::of(fh.0);
+        let place = SlabIndex::of(fh.0);
         let shard = self.shards[place.shard].read().unwrap_or_else(PoisonError::into_inner);
         shard.get(place).cloned().ok_or(Errno::EBADF)
     }
 
     pub(crate) fn remove(&self, fh: Fh) -> Result<Arc<OpenFile>> {
-        let place = Place::of(fh.0);
+        let place = SlabIndex::of(fh.0);
         let mut shard = self.shards[place.shard].write().unwrap_or_else(PoisonError::into_inner);
         shard.remove(place).ok_or(Errno::EBADF)
     }

@@ -16,7 +16,7 @@ use crate::handle::Handle;
 use crate::inode::{Inode, InodeTable};
 use crate::locks::LockTable;
 use crate::lower::{self, OrErrno, ProcPath, Stat, above};
-use crate::mounts::{Mount, MountError, MountTable};
+use crate::mounts::{LowerMount, MountError, MountTable};
 use crate::open_files::OpenFiles;
 use crate::options::{Credentials, FileHandles, Options};
 use crate::recent::RecentFiles;
@@ -93,7 +93,7 @@ impl Passthrough {
         let opens_without_atime = options.noatime && quiet.is_none();
         let root = quiet.unwrap_or(root);
         let mut mount =
-            Mount::open(root.as_fd(), options.file_handles).map_err(|error| match error {
+            LowerMount::open(root.as_fd(), options.file_handles).map_err(|error| match error {
                 MountError::NoHandles(errno) => {
                     SourceError::NoFileHandles(source.to_path_buf(), errno)
                 }
@@ -115,7 +115,7 @@ impl Passthrough {
         Ok(Passthrough { opens_without_atime, ..served })
     }
 
-    fn build(root: OwnedFd, mount: Mount, options: Options) -> Result<Self> {
+    fn build(root: OwnedFd, mount: LowerMount, options: Options) -> Result<Self> {
         if options.credentials == Credentials::Sticky {
             crate::creds::remember();
         }

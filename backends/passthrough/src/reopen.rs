@@ -15,7 +15,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::inode::Inode;
 use crate::lower::{OrErrno, Stat};
-use crate::mounts::Mount;
+use crate::mounts::LowerMount;
 use crate::passthrough::{InodeFd, Passthrough};
 
 /// Maximum number of names recorded for an inode. Only hard links have more than one.
@@ -23,19 +23,19 @@ const MOST_PLACES: usize = 4;
 
 /// A name of an inode.
 #[derive(Clone)]
-pub(crate) struct Place {
+pub(crate) struct KnownName {
     dir: Arc<Inode>,
     name: Box<[u8]>,
 }
 
 /// The names of an inode, the latest last. They may be outdated, so each use is checked.
 #[derive(Default)]
-pub(crate) struct Places(Mutex<Vec<Place>>);
+pub(crate) struct Places(Mutex<Vec<KnownName>>);
 
 impl Places {
     fn add(&self, dir: &Arc<Inode>, name: &[u8]) {
         let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_it = |place: &Place| place.dir.number == dir.number && *place.name == *name;
+        let is_it = |place: &KnownName| place.dir.number == dir.number && *place.name == *name;
         if places.last().is_some_and(is_it) {
             return;
         }
@@ -44,16 +44,16 @@ impl Places {
             None if places.len() == MOST_PLACES => Some(places.remove(0)),
             None => None,
         };
-        places.push(Place { dir: Arc::clone(dir), name: name.into() });
+        places.push(KnownName { dir: Arc::clone(dir), name: name.into() });
         drop(places);
         drop(old);
     }
 
-    fn all(&self) -> Vec<Place> {
+    fn all(&self) -> Vec<KnownName> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn take(&mut self) -> Vec<Place> {
+    fn take(&mut self) -> Vec<KnownName> {
         std::mem::take(self.0.get_mut().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -72,7 +72,7 @@ impl Drop for Places {
     }
 }
 
-impl Mount {
+impl LowerMount {
     /// True if inodes without handles are found again by name.
     pub(crate) fn reopens(&self) -> bool {
         !self.handles && self.birth_is_constant()
@@ -83,14 +83,14 @@ impl Passthrough {
     /// True if an inode with this status needs no descriptor of its own once a name is known.
     pub(crate) fn is_reopened(&self, stat: &Stat) -> bool {
         let mount = self.mounts.find(stat.mount_id(), 0).and_then(|at| self.mounts.get(at).ok());
-        let reopens = mount.is_some_and(Mount::reopens);
+        let reopens = mount.is_some_and(LowerMount::reopens);
         reopens && stat.birth().is_some() && stat.nlink() > 0 && !self.keeps_descriptors()
     }
 
     /// Records that the inode `ino` was found as `name` in `dir`, if names are needed.
     pub(crate) fn note_place(&self, ino: Ino, dir: &Arc<Inode>, name: &[u8]) {
         // With handles, no name is needed.
-        if !self.mounts.get(dir.key.mount).is_ok_and(Mount::reopens) {
+        if !self.mounts.get(dir.key.mount).is_ok_and(LowerMount::reopens) {
             return;
         }
         if let Ok(inode) = self.inodes.get(ino)
@@ -103,7 +103,7 @@ impl Passthrough {
 
     /// Records the new name of a renamed inode.
     pub(crate) fn note_moved(&self, dir: &Arc<Inode>, fd: BorrowedFd<'_>, name: &[u8]) {
-        if !self.mounts.get(dir.key.mount).is_ok_and(Mount::reopens) {
+        if !self.mounts.get(dir.key.mount).is_ok_and(LowerMount::reopens) {
             return;
         }
         if let Ok(stat) = Stat::at(fd, name)

@@ -23,16 +23,16 @@ struct Slot<T> {
 
 /// The place that a number refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SlabIndex {
     pub(crate) shard: usize,
     pub(crate) slot: u32,
     generation: u32,
 }
 
-impl Place {
+impl SlabIndex {
     pub(crate) fn of(number: u64) -> Self {
         let low = number as u32;
-        Place {
+        SlabIndex {
             shard: low as usize % SHARDS,
             slot: low >> SHARD_BITS,
             generation: (number >> 32) as u32,
@@ -70,7 +70,7 @@ impl<T> Slab<T> {
     }
 
     /// The value of a number; `None` if the number is not in use.
-    pub(crate) fn get(&self, place: Place) -> Option<&Arc<T>> {
+    pub(crate) fn get(&self, place: SlabIndex) -> Option<&Arc<T>> {
         let slot = self.slots.get(place.slot as usize)?;
         if slot.generation == place.generation { slot.value.as_ref() } else { None }
     }
@@ -80,7 +80,7 @@ impl<T> Slab<T> {
         self.slots.get(slot as usize)?.value.as_ref()
     }
 
-    pub(crate) fn remove(&mut self, place: Place) -> Option<Arc<T>> {
+    pub(crate) fn remove(&mut self, place: SlabIndex) -> Option<Arc<T>> {
         let slot = self.slots.get_mut(place.slot as usize)?;
         if slot.generation != place.generation {
             return None;
@@ -119,17 +119,17 @@ mod tests {
             Arc::new('a')
         });
         assert!(first >= 1 << 32);
-        assert_eq!(Place::of(first).shard, 5);
-        assert_eq!(slab.remove(Place::of(first)).as_deref(), Some(&'a'));
+        assert_eq!(SlabIndex::of(first).shard, 5);
+        assert_eq!(slab.remove(SlabIndex::of(first)).as_deref(), Some(&'a'));
         let mut second = 0;
         slab.insert(5, |number| {
             second = number;
             Arc::new('b')
         });
-        assert_eq!(Place::of(first).slot, Place::of(second).slot);
-        assert!(slab.get(Place::of(first)).is_none());
-        assert!(slab.remove(Place::of(first)).is_none());
-        assert_eq!(slab.get(Place::of(second)).map(|b| **b), Some('b'));
+        assert_eq!(SlabIndex::of(first).slot, SlabIndex::of(second).slot);
+        assert!(slab.get(SlabIndex::of(first)).is_none());
+        assert!(slab.remove(SlabIndex::of(first)).is_none());
+        assert_eq!(slab.get(SlabIndex::of(second)).map(|b| **b), Some('b'));
         assert_eq!(slab.len(), 1);
     }
 }

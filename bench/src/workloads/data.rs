@@ -8,14 +8,14 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::{Mode, OFlags};
 
 use super::fileset::{SHARED, data_file};
-use super::{Io, Job, Place, Until};
+use super::{BatchDirs, Io, Job, Until};
 use crate::caches;
 
 /// The alignment that `O_DIRECT` requires on any device.
 const ALIGNMENT: usize = 4096;
 
 /// One job for each thread.
-pub fn jobs(place: &Place, io: Io) -> Result<Vec<Job>> {
+pub fn jobs(place: &BatchDirs, io: Io) -> Result<Vec<Job>> {
     if io.write {
         fs::create_dir(place.root.join(&place.own))?;
     }
@@ -30,7 +30,7 @@ pub fn jobs(place: &Place, io: Io) -> Result<Vec<Job>> {
 }
 
 /// Reads a part of a file once, with a cold page cache in both file systems.
-fn buffered_read(place: &Place, io: Io, thread: usize) -> Result<Job> {
+fn buffered_read(place: &BatchDirs, io: Io, thread: usize) -> Result<Job> {
     let name = Path::new(SHARED).join(data_file(thread));
     caches::drop_pages(&place.root.join(&name))?;
     caches::drop_pages(&place.below.join(&name))?;
@@ -46,7 +46,7 @@ fn buffered_read(place: &Place, io: Io, thread: usize) -> Result<Job> {
     }))
 }
 
-fn direct_read(place: &Place, io: Io, thread: usize) -> Result<Job> {
+fn direct_read(place: &BatchDirs, io: Io, thread: usize) -> Result<Job> {
     let name = data_file(if io.shared { 0 } else { thread });
     let fd = open(&place.root.join(SHARED).join(name), OFlags::RDONLY | OFlags::DIRECT)?;
     let blocks = Blocks::new(place, io, thread);
@@ -56,7 +56,7 @@ fn direct_read(place: &Place, io: Io, thread: usize) -> Result<Job> {
 }
 
 /// Writes a new file and closes it, so that delayed writes are included.
-fn buffered_write(place: &Place, io: Io, thread: usize) -> Result<Job> {
+fn buffered_write(place: &BatchDirs, io: Io, thread: usize) -> Result<Job> {
     let path = place.root.join(&place.own).join(data_file(thread));
     let fd = open(&path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
     let operations = place.fileset.stream_bytes / place.threads / io.bytes;
@@ -73,7 +73,7 @@ fn buffered_write(place: &Place, io: Io, thread: usize) -> Result<Job> {
 
 /// Overwrites a complete file. It was written through the lower file system, so that no cache above
 /// has its pages.
-fn direct_write(place: &Place, io: Io, thread: usize) -> Result<Job> {
+fn direct_write(place: &BatchDirs, io: Io, thread: usize) -> Result<Job> {
     let number = if io.shared { 0 } else { thread };
     let name = Path::new(&place.own).join(data_file(number));
     if number == thread {
@@ -103,7 +103,7 @@ struct Blocks {
 }
 
 impl Blocks {
-    fn new(place: &Place, io: Io, thread: usize) -> Self {
+    fn new(place: &BatchDirs, io: Io, thread: usize) -> Self {
         let count = (place.fileset.stream_bytes / io.bytes) as u64;
         Self { count, bytes: io.bytes, random: io.random, seed: 0x9e37_79b9 + thread as u64 }
     }

@@ -31,7 +31,7 @@ impl Until {
 
 /// The directories of a batch.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct BatchDirs {
     /// The served directory as seen through the target.
     pub root: PathBuf,
     /// The same directory on the backing file system.
@@ -137,7 +137,7 @@ impl Case {
     }
 
     /// Prepares a batch, unmeasured: one job for each thread.
-    pub fn jobs(&self, place: &Place) -> Result<Vec<Job>> {
+    pub fn jobs(&self, place: &BatchDirs) -> Result<Vec<Job>> {
         match self.kind {
             Kind::Create { bytes } => names::create(place, bytes),
             Kind::Stat { cold } => names::stat(place, cold),
@@ -149,7 +149,7 @@ impl Case {
     }
 
     /// Removes the files of a batch through the target, so that the kernel forgets them, too.
-    pub fn clean_up(&self, place: &Place) -> Result<()> {
+    pub fn clean_up(&self, place: &BatchDirs) -> Result<()> {
         let own = place.root.join(&place.own);
         match std::fs::remove_dir_all(&own) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir};
 
 use super::fileset::{SHARED, SMALL_BYTES, list_dir, small_dir, small_name};
-use super::{Job, Place, Until};
+use super::{BatchDirs, Job, Until};
 use crate::caches;
 
 /// The buffer size of glibc's readdir.
@@ -18,7 +18,7 @@ const DIRENT_BYTES: usize = 32 << 10;
 const WARM_NAMES: usize = 64;
 
 /// Creates files in one directory for each thread.
-pub fn create(place: &Place, bytes: usize) -> Result<Vec<Job>> {
+pub fn create(place: &BatchDirs, bytes: usize) -> Result<Vec<Job>> {
     let own = place.root.join(&place.own);
     fs::create_dir(&own).with_context(|| format!("create {}", own.display()))?;
     let job = |thread: usize| -> Result<Job> {
@@ -33,7 +33,7 @@ pub fn create(place: &Place, bytes: usize) -> Result<Vec<Job>> {
 
 /// Looks up small files by name: once each after dropping the caches if `cold`, otherwise
 /// repeatedly.
-pub fn stat(place: &Place, cold: bool) -> Result<Vec<Job>> {
+pub fn stat(place: &BatchDirs, cold: bool) -> Result<Vec<Job>> {
     let one = |file: &PathBuf| {
         rustix::fs::statat(CWD, file, AtFlags::SYMLINK_NOFOLLOW)?;
         Ok(())
@@ -47,7 +47,7 @@ pub fn stat(place: &Place, cold: bool) -> Result<Vec<Job>> {
 }
 
 /// Opens, reads and closes small files.
-pub fn open_read_close(place: &Place, cold: bool) -> Result<Vec<Job>> {
+pub fn open_read_close(place: &BatchDirs, cold: bool) -> Result<Vec<Job>> {
     let one = |file: &PathBuf| {
         let mut buffer = [0_u8; SMALL_BYTES];
         let fd = rustix::fs::open(file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -64,7 +64,7 @@ pub fn open_read_close(place: &Place, cold: bool) -> Result<Vec<Job>> {
 }
 
 /// Unlinks files that were created on the lower file system, so that the target does not know them.
-pub fn unlink(place: &Place) -> Result<Vec<Job>> {
+pub fn unlink(place: &BatchDirs) -> Result<Vec<Job>> {
     fs::create_dir(place.below.join(&place.own))?;
     let job = |thread: usize| -> Result<Job> {
         let dir = Path::new(&place.own).join(format!("thread-{thread}"));
@@ -82,7 +82,7 @@ pub fn unlink(place: &Place) -> Result<Vec<Job>> {
 }
 
 /// Lists directories, and looks up every name if `stat` is set.
-pub fn readdir(place: &Place, cold: bool, stat: bool) -> Result<Vec<Job>> {
+pub fn readdir(place: &BatchDirs, cold: bool, stat: bool) -> Result<Vec<Job>> {
     let shared = place.root.join(SHARED);
     let entries = place.fileset.list_entries;
     let job = |thread: usize| {
@@ -132,7 +132,7 @@ fn create_one(file: &Path, content: &[u8]) -> Result<()> {
 
 /// Divides the small files among the threads in contiguous ranges, so that threads share few
 /// directories. With warm caches there are few files.
-fn small_files(place: &Place, cold: bool) -> Vec<Vec<PathBuf>> {
+fn small_files(place: &BatchDirs, cold: bool) -> Vec<Vec<PathBuf>> {
     let shared = place.root.join(SHARED);
     let all: Vec<_> = (0..place.fileset.small_dirs)
         .flat_map(|dir| {
@@ -182,6 +182,6 @@ fn repeat(
     }))
 }
 
-fn chill(place: &Place, cold: bool) -> Result<()> {
+fn chill(place: &BatchDirs, cold: bool) -> Result<()> {
     if cold { caches::drop_dentries(&place.daemons) } else { Ok(()) }
 }

@@ -15,7 +15,7 @@ use crate::device::{Device, DeviceUse};
 use crate::engine::{Job, Outcome, Phase};
 use crate::interrupt::Interrupt;
 use crate::kernel::{KernelStages, Watch};
-use crate::mount::{Mount, Place};
+use crate::mount::{MountPaths, StudyMount};
 use crate::options::{Config, DeviceChoice, Options, Scale};
 use crate::process::{Process, Start};
 use crate::results::{CpuUse, Measured};
@@ -79,14 +79,14 @@ impl Bench<'_> {
         groups: &Groups,
     ) -> Result<Measured> {
         let source = self.device.mountpoint().join("data");
-        let place = Place {
+        let place = MountPaths {
             source: &source,
             mountpoint: &self.work.join("mnt"),
             program: &self.options.program,
             work: &self.work,
             groups: &groups.procs_files(Role::Daemon),
         };
-        let mount = Mount::start(config, &place)
+        let mount = StudyMount::start(config, &place)
             .with_context(|| format!("{} could not be mounted", config.name))?;
         let throttle = match self.options.device {
             DeviceChoice::Emulated(media) => {
@@ -101,7 +101,7 @@ impl Bench<'_> {
         let device_before = self.device.used()?;
         caches::sync(&source)?;
         measured.device_synced = sum(&measured.device, &self.device.used()?.since(&device_before));
-        mount.map_or(Ok(()), Mount::end)?;
+        mount.map_or(Ok(()), StudyMount::end)?;
         measured.memory_limit_bytes = groups.limit_bytes.map(|_| sizes.caches_bytes);
         measured.memory_peak_bytes = groups.peak_bytes();
         measured.remarks.extend(groups.trouble.clone());
@@ -111,11 +111,11 @@ impl Bench<'_> {
     fn run(
         &self,
         job: &Job,
-        mount: Option<&Mount>,
+        mount: Option<&StudyMount>,
         groups: &Groups,
         caches_bytes: u64,
     ) -> Result<Measured> {
-        let watch = match mount.and_then(Mount::connection) {
+        let watch = match mount.and_then(StudyMount::connection) {
             Some(connection) => self.kernel.watch(connection)?,
             None => Watch::default(),
         };
@@ -157,9 +157,9 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    fn moment(&self, mount: Option<&Mount>, groups: &Groups) -> Result<Moment> {
+    fn moment(&self, mount: Option<&StudyMount>, groups: &Groups) -> Result<Moment> {
         // Taken before the CPU clocks, because answering costs the daemon CPU time.
-        let daemon = mount.map(Mount::snapshot).transpose()?.flatten();
+        let daemon = mount.map(StudyMount::snapshot).transpose()?.flatten();
         let of_process = || mount.map(|mount| cpu::Threads::of(mount.pid()).total_ns());
         Ok(Moment {
             daemon,

@@ -22,7 +22,7 @@ const END_PATIENCE: Duration = Duration::from_secs(120);
 
 /// The paths of a mount.
 #[derive(Debug)]
-pub struct Place<'a> {
+pub struct MountPaths<'a> {
     /// The served directory.
     pub source: &'a Path,
     /// The mount point, which is created if it does not exist.
@@ -37,7 +37,7 @@ pub struct Place<'a> {
 
 /// A mount. Dropping it unmounts and stops the daemon.
 #[derive(Debug)]
-pub struct Mount {
+pub struct StudyMount {
     mountpoint: PathBuf,
     work: PathBuf,
     program: PathBuf,
@@ -46,9 +46,9 @@ pub struct Mount {
     is_mounted: bool,
 }
 
-impl Mount {
+impl StudyMount {
     /// Mounts. Returns `None` for the native directory, which needs no mount.
-    pub fn start(config: &Config, place: &Place<'_>) -> Result<Option<Mount>> {
+    pub fn start(config: &Config, place: &MountPaths<'_>) -> Result<Option<StudyMount>> {
         let Some(words) = command_line(config, place) else { return Ok(None) };
         fs::create_dir_all(place.mountpoint)?;
         let log = place.work.join(format!("{}.log", config.name));
@@ -64,7 +64,7 @@ impl Mount {
             env: &[("DEFUSE_RUNTIME_DIR", runtime.into_os_string())],
             dir: None,
         };
-        let mut mount = Mount {
+        let mut mount = StudyMount {
             mountpoint: place.mountpoint.to_owned(),
             work: place.work.to_owned(),
             program: place.program.to_owned(),
@@ -166,7 +166,7 @@ impl Mount {
     }
 }
 
-impl Drop for Mount {
+impl Drop for StudyMount {
     fn drop(&mut self) {
         self.unmount();
         let end = Instant::now() + Duration::from_secs(10);
@@ -177,7 +177,7 @@ impl Drop for Mount {
 }
 
 /// The command for mounting, with its paths filled in.
-fn command_line(config: &Config, place: &Place<'_>) -> Option<Vec<OsString>> {
+fn command_line(config: &Config, place: &MountPaths<'_>) -> Option<Vec<OsString>> {
     match &config.kind {
         Kind::Native => None,
         Kind::Defuse(arguments) => {
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn other_programs_get_the_directories_as_arguments() {
         let config = Config::custom("x=bindfs -f --opt={source} {mountpoint}").unwrap();
-        let place = Place {
+        let place = MountPaths {
             source: Path::new("/s p"),
             mountpoint: Path::new("/m"),
             program: Path::new("/defuse"),

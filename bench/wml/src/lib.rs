@@ -31,7 +31,7 @@ mod statistics;
 
 pub use driver::{Access, Driver, Room, SystemCalls};
 pub use engine::{Failure, Observer, Settings, execute};
-pub use lang::{Diagnostic, Place};
+pub use lang::{Diagnostic, Position};
 pub use plan::{MemoryShare, Options, Plan, load};
 pub use random::{Amount, RandomVariable};
 pub use report::{FlowopReport, RunReport};

@@ -5,7 +5,7 @@
 
 use std::ffi::{c_char, c_int};
 
-use defuse_direct::Place;
+use defuse_direct::WorkDir;
 use defuse_fs::Errno;
 
 use super::mount::fill_text;
@@ -34,8 +34,8 @@ pub extern "C" fn defuse_fchdir(fd: c_int) -> c_int {
 pub extern "C" fn defuse_getcwd(mut buf: Room<c_char>, size: usize) -> *mut c_char {
     call(|s| {
         let path = match &*s.task.cwd() {
-            Place::Outside(path) => path.clone(),
-            Place::Inside(_) => s.client.getcwd(&s.task)?,
+            WorkDir::Outside(path) => path.clone(),
+            WorkDir::Inside(_) => s.client.getcwd(&s.task)?,
         };
         if buf.start().is_null() {
             let fits = size == 0 || path.len() < size;

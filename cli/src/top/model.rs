@@ -258,7 +258,7 @@ fn op_rows(new: &Snapshot, seconds: f64) -> Vec<OpRow> {
 pub mod tests {
     use super::*;
     use defuse_probe::Recorder;
-    use defuse_trace::{Mount, Process};
+    use defuse_trace::{FuseMount, Process};
 
     /// A connection with some READs, one request under way and a full background queue.
     pub fn example(id: u32, mount: &str, reads: u64) -> Row {
@@ -271,7 +271,7 @@ pub mod tests {
         }
         let mount_point = mount.into();
         let (fstype, source) = ("fuse.sshfs".to_owned(), "host:".to_owned());
-        let mounts = vec![Mount { connection: id, mount_point, fstype, source }];
+        let mounts = vec![FuseMount { connection: id, mount_point, fstype, source }];
         let process = Process { pid: 7, comm: "sshfs".into(), threads: 4, cpu_ns: 0 };
         let connection = Connection { id, mounts, processes: vec![process] };
         let flight = Flight {

@@ -139,7 +139,7 @@ impl Client {
 
     fn covered(&self, target: &[u8]) -> Result<Here> {
         let who = Credentials::user(0, 0, &[]);
-        let task = Task::new(who.clone(), crate::Place::Outside(b"/".to_vec()));
+        let task = Task::new(who.clone(), crate::WorkDir::Outside(b"/".to_vec()));
         self.walk(&task, &who, At::Cwd, target)?.node(true)
     }
 

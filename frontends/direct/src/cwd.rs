@@ -17,7 +17,7 @@ use crate::walk::{At, Here, Last, Parent};
 
 /// A directory, inside of a mount or outside of all.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum WorkDir {
     /// A directory in a mount. The mount stays in use while this value exists.
     Inside(Held),
     /// An absolute path of the kernel's name space.
@@ -66,8 +66,8 @@ impl Client {
     pub fn getcwd(&self, task: &Task) -> Result<Vec<u8>> {
         let who = task.credentials();
         match &*task.cwd() {
-            Place::Outside(_) => Err(Stop::outside(None)),
-            Place::Inside(held) => Ok(self.path_of(&held.0, &who)?),
+            WorkDir::Outside(_) => Err(Stop::outside(None)),
+            WorkDir::Inside(held) => Ok(self.path_of(&held.0, &who)?),
         }
     }
 
@@ -118,7 +118,7 @@ fn enter(task: &Task, who: &Credentials, here: Here) -> Result<()> {
         return Err(Errno::ENOTDIR.into());
     }
     access::check(&here.mount, &here.node, who, Access::EXEC)?;
-    task.set_cwd(Place::Inside(Held::new(here)));
+    task.set_cwd(WorkDir::Inside(Held::new(here)));
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use defuse_fs::{Errno, Fh, FileKind, Ino};
 
 use crate::client::Client;
-use crate::cwd::{Held, Place};
+use crate::cwd::{Held, WorkDir};
 use crate::description::{Description, NEXT_ID, Parts, Taken};
 use crate::mount::Mount;
 use crate::stop::Result;
@@ -53,12 +53,12 @@ impl Description {
     }
 }
 
-impl Place {
+impl WorkDir {
     /// The mount and the inode of a working directory that lies in a mount.
     pub fn inside(&self) -> Option<(&Arc<Mount>, Ino)> {
         match self {
-            Place::Inside(Held(here)) => Some((&here.mount, here.node.ino())),
-            Place::Outside(_) => None,
+            WorkDir::Inside(Held(here)) => Some((&here.mount, here.node.ino())),
+            WorkDir::Outside(_) => None,
         }
     }
 }
@@ -90,7 +90,7 @@ impl Client {
 
     /// Makes the directory `ino` of `mount` the working directory, and takes over its lookup count.
     pub fn take_over_cwd(&self, task: &Task, mount: &Arc<Mount>, ino: Ino) {
-        task.set_cwd(Place::Inside(Held::new(adopt(mount, ino, FileKind::Directory))));
+        task.set_cwd(WorkDir::Inside(Held::new(adopt(mount, ino, FileKind::Directory))));
     }
 
     /// The next id of an open file. No open file of this process has it or a higher one.

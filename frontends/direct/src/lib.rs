@@ -50,7 +50,7 @@ pub use asynchronous::{Callback, Pending};
 pub use attributes::{Owner, Stat, Times};
 pub use client::{Client, MountArgs, MountInfo, Options, Protected};
 pub use credentials::{Credentials, cap};
-pub use cwd::Place;
+pub use cwd::WorkDir;
 pub use data::IoFlags;
 pub use description::{Arena, Description, OpenCells};
 pub use descriptors::{Descriptors, FdFlags, Opened};

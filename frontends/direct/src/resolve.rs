@@ -15,7 +15,7 @@ use defuse_probe::Op;
 use crate::access::{self, Access};
 use crate::client::Client;
 use crate::credentials::{Credentials, cap};
-use crate::cwd::Place;
+use crate::cwd::WorkDir;
 use crate::mount::Mount;
 use crate::node::Node;
 use crate::rest::PATH_MAX;
@@ -171,8 +171,8 @@ impl Client {
         };
         match at {
             At::Cwd => task.with_cwd(|cwd| match cwd {
-                Place::Inside(held) => run(&held.0, NormalPath::new(path)?),
-                Place::Outside(_) => None,
+                WorkDir::Inside(held) => run(&held.0, NormalPath::new(path)?),
+                WorkDir::Outside(_) => None,
             }),
             At::Dir(dir) => run(dir.here(), NormalPath::new(path)?),
             At::Itself(_) | At::Path(_) => None,

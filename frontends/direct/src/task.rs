@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 use defuse_fs::{Caller, Context, Errno, Groups, LockOwner};
 
 use crate::credentials::{Credentials, cap};
-use crate::cwd::Place;
+use crate::cwd::WorkDir;
 
 /// A process, or a thread with its own credentials. Every call takes one. Changes take effect with
 /// the next call, and reading takes no lock.
@@ -26,13 +26,13 @@ pub struct Task {
 struct Process {
     umask: AtomicU32,
     file_size_limit: AtomicU64,
-    cwd: ArcSwap<Place>,
+    cwd: ArcSwap<WorkDir>,
 }
 
 impl Task {
     /// Creates a task with these credentials and working directory, the umask 022, and no file size
     /// limit.
-    pub fn new(credentials: Credentials, cwd: Place) -> Self {
+    pub fn new(credentials: Credentials, cwd: WorkDir) -> Self {
         let process = Process {
             umask: AtomicU32::new(0o022),
             file_size_limit: AtomicU64::new(u64::MAX),
@@ -65,7 +65,7 @@ impl Task {
     pub fn of_this_process() -> Result<Self, Errno> {
         let cwd = std::env::current_dir().map_err(Errno::from)?;
         let cwd = std::os::unix::ffi::OsStringExt::into_vec(cwd.into_os_string());
-        let task = Task::new(Credentials::of_this_process()?, Place::Outside(cwd));
+        let task = Task::new(Credentials::of_this_process()?, WorkDir::Outside(cwd));
         task.set_umask(process_umask().unwrap_or(0o022));
         let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize);
         task.set_file_size_limit(limit.current);
@@ -121,17 +121,17 @@ impl Task {
     }
 
     /// The working directory.
-    pub fn cwd(&self) -> Arc<Place> {
+    pub fn cwd(&self) -> Arc<WorkDir> {
         self.process.cwd.load_full()
     }
 
     /// Calls `run` with the working directory. It takes no reference count.
-    pub(crate) fn with_cwd<T>(&self, run: impl FnOnce(&Place) -> T) -> T {
+    pub(crate) fn with_cwd<T>(&self, run: impl FnOnce(&WorkDir) -> T) -> T {
         run(&self.process.cwd.load())
     }
 
     /// Replaces the working directory. [`Client::chdir`](crate::Client::chdir) does the checks.
-    pub fn set_cwd(&self, place: Place) {
+    pub fn set_cwd(&self, place: WorkDir) {
         self.process.cwd.store(Arc::new(place));
     }
 

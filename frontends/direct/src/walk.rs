@@ -8,7 +8,7 @@ use defuse_probe::Op;
 use crate::access::{self, Access};
 use crate::client::Client;
 use crate::credentials::Credentials;
-use crate::cwd::Place;
+use crate::cwd::WorkDir;
 use crate::description::Description;
 use crate::mount::{Mount, Spot};
 use crate::node::Node;
@@ -140,8 +140,8 @@ impl<'a> Walk<'a> {
     fn begin_at(&mut self, task: &Task, at: At<'_>) -> Result<()> {
         match at {
             At::Cwd => match &*task.cwd() {
-                Place::Inside(held) => self.begin_in(held.0.clone()),
-                Place::Outside(path) => self.at = Position::Outside(trimmed(path)),
+                WorkDir::Inside(held) => self.begin_in(held.0.clone()),
+                WorkDir::Outside(path) => self.at = Position::Outside(trimmed(path)),
             },
             At::Dir(dir) => {
                 if !dir.here().node.is_dir() {

@@ -54,7 +54,7 @@ impl Rings {
     }
 
     /// Counts a connection of `uid`; `None` beyond the limits.
-    fn admit(&self, uid: u32) -> Option<Place> {
+    fn admit(&self, uid: u32) -> Option<Counted> {
         let mut users = lock(&self.users);
         let all: usize = users.values().sum();
         let own = users.get(&uid).copied().unwrap_or(0);
@@ -62,7 +62,7 @@ impl Rings {
             return None;
         }
         users.insert(uid, own + 1);
-        Some(Place { uid, users: Arc::clone(&self.users) })
+        Some(Counted { uid, users: Arc::clone(&self.users) })
     }
 }
 
@@ -88,12 +88,12 @@ fn offer(offer: Offer) -> Vec<u8> {
 }
 
 /// A counted connection.
-struct Place {
+struct Counted {
     uid: u32,
     users: Arc<Mutex<HashMap<u32, usize>>>,
 }
 
-impl Drop for Place {
+impl Drop for Counted {
     fn drop(&mut self) {
         let mut users = lock(&self.users);
         if let Some(own) = users.get_mut(&self.uid) {
@@ -108,7 +108,7 @@ impl Drop for Place {
 struct RingLine {
     messages: Arc<dyn Line>,
     desk: Arc<Desk<Memory>>,
-    _place: Place,
+    _place: Counted,
 }
 
 impl RingLine {

@@ -15,7 +15,7 @@ use zerocopy::FromBytes;
 
 use defuse_connection::{Connection, Credentials, Legacy, Limits, Quotas, Service};
 
-use defuse_session::{Answer, Client, Handler, SharedMemory};
+use defuse_session::{Answer, ClientHooks, Handler, SharedMemory};
 
 use crate::peer::Peer;
 use defuse_wire::abi::{self, Opcode};
@@ -133,7 +133,7 @@ impl World {
         let memory = Some(Arc::clone(&peer) as Arc<dyn SharedMemory>);
         let handler = Handler::new(
             Arc::clone(&peer) as Arc<dyn FileSystem>,
-            Client { memory, ..Client::default() },
+            ClientHooks { memory, ..ClientHooks::default() },
         );
         let inodes = if inodes.is_empty() { vec![Ino::ROOT] } else { inodes };
         self.players.push(Player { peer, handler, inodes, open });

@@ -13,7 +13,7 @@ use defuse_connection::{Connection, Credentials, Limits, PageSource, Quotas, Ser
 use defuse_fs::layer::Locking;
 use defuse_fs::{Errno, FileSystem, LockSupport};
 use defuse_probe::{Limited, Snapshot};
-use defuse_session::{Client, Line, Lines, Session, SessionOptions, SharedMemory, Statistics};
+use defuse_session::{ClientHooks, Line, Lines, Session, SessionOptions, SharedMemory, Statistics};
 use defuse_wire::vendor::{Names, Number};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
@@ -401,7 +401,7 @@ impl Shared {
             let fs = Arc::clone(peer) as Arc<dyn FileSystem>;
             let memory = Some(Arc::clone(peer) as Arc<dyn SharedMemory>);
             let groups = Arc::new(peer.connection.credentials().clone());
-            let client = Client { memory, groups: Some(groups) };
+            let client = ClientHooks { memory, groups: Some(groups) };
             let mut line: Arc<dyn Line> = Arc::new(MessageLine::new(Arc::new(socket)));
             if let Some(lines) = &self.options.lines {
                 line = lines.line(uid, line).map_err(|errno| errno.to_string())?;

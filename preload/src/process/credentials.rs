@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use defuse_direct::{Credentials, Place, Task};
+use defuse_direct::{Credentials, Task, WorkDir};
 
 use crate::machine::inside::{self, Inside};
 use crate::machine::{pid, sys, thread_exit};
@@ -94,7 +94,7 @@ pub fn kernel_cwd() -> Option<Vec<u8>> {
 /// The task of a process that has just begun, with one thread.
 pub fn task_at_start() -> Option<Task> {
     let cwd = kernel_cwd().unwrap_or_else(|| b"/".to_vec());
-    let task = Task::new(credentials()?, Place::Outside(cwd));
+    let task = Task::new(credentials()?, WorkDir::Outside(cwd));
     // There is no other way to ask for it but a file of /proc, which takes a hundred times as long.
     let umask = sys::plain(libc::SYS_umask, 0o077, 0, 0).ok()?;
     let _ = sys::plain(libc::SYS_umask, umask as u64, 0, 0);

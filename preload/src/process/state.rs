@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
-use defuse_direct::{Arena, Client, Mount, Options, Place, Protected, Task};
+use defuse_direct::{Arena, Client, Mount, Options, Protected, Task, WorkDir};
 use defuse_fs::{Errno, FileSystem};
 use defuse_preload_plan::{ForkPolicy, Inherited, RunPlan};
 
@@ -191,7 +191,7 @@ impl Process {
     /// The kernel's working directory becomes the program's.
     pub fn outside(&'static self) {
         if let Some(path) = credentials::kernel_cwd() {
-            self.task().set_cwd(Place::Outside(path));
+            self.task().set_cwd(WorkDir::Outside(path));
         }
     }
 }

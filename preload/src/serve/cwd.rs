@@ -1,6 +1,6 @@
 //! The working directory, the umask, and who the process is.
 
-use defuse_direct::Place;
+use defuse_direct::WorkDir;
 use defuse_fs::Errno;
 
 use crate::machine::sys;
@@ -62,8 +62,8 @@ pub fn getcwd(call: &Call<'_>) -> Served {
 pub fn path(process: &'static Process) -> Option<Vec<u8>> {
     let task = process.task();
     match &*task.cwd() {
-        Place::Outside(path) => Some(path.clone()),
-        Place::Inside(_) => process.client.getcwd(task).ok(),
+        WorkDir::Outside(path) => Some(path.clone()),
+        WorkDir::Inside(_) => process.client.getcwd(task).ok(),
     }
 }
 

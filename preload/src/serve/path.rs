@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::sync::{Arc, OnceLock};
 
-use defuse_direct::{At, Outside, Place};
+use defuse_direct::{At, Outside, WorkDir};
 use defuse_fs::Errno;
 
 use crate::machine::{pid, sys};
@@ -153,7 +153,7 @@ fn magic<'a>(process: &'static Process, path: &'a [u8]) -> Option<Target<'a>> {
                 return None;
             }
             if let Some(rest) = rest.strip_prefix(b"cwd").filter(|r| r.is_empty() || r[0] == b'/') {
-                let inside = matches!(&*process.task().cwd(), Place::Inside(_));
+                let inside = matches!(&*process.task().cwd(), WorkDir::Inside(_));
                 let rest = rest.strip_prefix(b"/").unwrap_or(rest);
                 let path = if rest.is_empty() { b"." } else { rest };
                 return inside.then_some(Target { start: Start::Cwd, path, magic: true });

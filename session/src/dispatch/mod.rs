@@ -79,7 +79,7 @@ pub trait SharedMemory: Send + Sync {
 
 /// A client in the kernel's place, which may lie about the process that calls.
 #[derive(Clone, Default)]
-pub struct Client {
+pub struct ClientHooks {
     /// The memory of files that it maps; `None` where it cannot map any.
     pub memory: Option<Arc<dyn SharedMemory>>,
     /// The groups of those for whom it acts; `None` where nobody knows them.
@@ -92,7 +92,7 @@ pub(crate) enum Peer {
     /// The kernel, which vouches for the callers. Backing files are registered with the device.
     Kernel(Arc<OwnedFd>),
     /// A client in the kernel's place.
-    Client(Client),
+    Client(ClientHooks),
 }
 
 /// The outcome of a request, for statistics.
@@ -138,7 +138,7 @@ impl Dispatcher {
         let acls_ignored = options.default_permissions && !negotiated.uses(abi::FUSE_POSIX_ACL);
         let (device, groups, memory) = match peer {
             Peer::Kernel(device) => (Some(device), Arc::new(OfProcesses) as Arc<dyn Groups>, None),
-            Peer::Client(Client { memory, groups }) => {
+            Peer::Client(ClientHooks { memory, groups }) => {
                 (None, groups.unwrap_or_else(|| Arc::new(Unknown)), memory)
             }
         };

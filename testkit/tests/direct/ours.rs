@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use defuse_direct::{
-    Access, At, Client, Credentials, Description, How, MountArgs, Options, Owner, Place, Resolve,
-    Result, Stat, Stop, Task, Times,
+    Access, At, Client, Credentials, Description, How, MountArgs, Options, Owner, Resolve, Result,
+    Stat, Stop, Task, Times, WorkDir,
 };
 use defuse_fs::{FileKind, FileSystem, RenameFlags, SetTime, SetXattrFlags, Timestamp, Xattr};
 
@@ -22,10 +22,10 @@ pub fn run(mounts: &[Mounted], who: &Credentials, ops: &[Op]) -> (Vec<String>, S
             prepare(&client, mounted.target);
         }
     }
-    let task = Task::new(who.clone(), Place::Outside(b"/".to_vec()));
+    let task = Task::new(who.clone(), WorkDir::Outside(b"/".to_vec()));
     task.set_umask(0o022);
     let how = How { flags: 0o200000, ..How::default() };
-    let top = Task::new(Credentials::user(0, 0, &[]), Place::Outside(b"/".to_vec()));
+    let top = Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
     let root = client.open(&top, At::Cwd, b"t:/r", how).unwrap();
     let mut ours = Ours { client: &client, task: &task, root: &root, files: Vec::new() };
     let answers = ops.iter().map(|op| ours.step(op)).collect();
@@ -47,7 +47,7 @@ pub struct Mounted {
 }
 
 fn prepare(client: &Client, target: &str) {
-    let top = Task::new(Credentials::user(0, 0, &[]), Place::Outside(b"/".to_vec()));
+    let top = Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
     top.set_umask(0);
     for item in ITEMS {
         let path = format!("{target}/r/{}", item.path);

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use defuse_direct::{At, Client, Credentials, Description, How, MountArgs, Place, Task};
+use defuse_direct::{At, Client, Credentials, Description, How, MountArgs, Task, WorkDir};
 use defuse_fs::FileSystem;
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{IoUring, Session, SessionOptions};
@@ -70,7 +70,7 @@ pub fn each<F: FileSystem + 'static>(
 fn in_process(fs: Arc<dyn FileSystem>, test: impl FnOnce(&dyn Fn() -> Open)) {
     let client = Arc::new(Client::new(defuse_direct::Options::default()));
     client.mount(b"a:", fs, &MountArgs::default()).unwrap();
-    let outside = Place::Outside(b"/".to_vec());
+    let outside = WorkDir::Outside(b"/".to_vec());
     let task = Arc::new(Task::new(Credentials::user(0, 0, &[]), outside));
     test(&|| {
         let how = How { flags: RDWR | libc::O_CREAT as u32, mode: 0o600, ..How::default() };

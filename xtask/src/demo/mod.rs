@@ -6,7 +6,7 @@
 //! so the kernel's cache of a mount is cold at first and fills from program to program, as in
 //! normal use. Targets take turns for each program.
 
-mod place;
+mod dir;
 mod programs;
 mod report;
 mod statistics;
@@ -20,7 +20,7 @@ use anyhow::{Result, bail};
 use crate::children::Children;
 use crate::command;
 use crate::packages::{self, Tool};
-use place::Place;
+use dir::DemoDir;
 use programs::{Job, PROGRAMS};
 use report::{Measured, Report};
 
@@ -91,7 +91,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     let begun = Instant::now();
     let children = Children::watch_signals()?;
     let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
-    let mut place = Place::new(&dir, program)?;
+    let mut place = DemoDir::new(&dir, program)?;
     let tree = tree::copy(&children, &place, args.size * 1_000_000)?;
     println!("{tree}");
     let mut report = Report::default();
@@ -114,7 +114,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
 fn run_round(
     round: usize,
     children: &Children,
-    place: &mut Place,
+    place: &mut DemoDir,
     report: &mut Report,
 ) -> Result<()> {
     for profile in profiles() {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::place::Place;
+use super::dir::DemoDir;
 use crate::children::{Children, Printed};
 use crate::command;
 
@@ -42,7 +42,7 @@ pub struct Job<'a> {
     /// Running time of its programs.
     pub elapsed: Duration,
     children: &'a Children,
-    place: &'a Place,
+    place: &'a DemoDir,
     target: &'static str,
     /// The shared directory, as programs of the target see it.
     root: PathBuf,
@@ -57,7 +57,11 @@ pub struct Job<'a> {
 
 impl<'a> Job<'a> {
     /// Creates a job on a target.
-    pub fn new(children: &'a Children, place: &'a Place, target: &'static str) -> Result<Job<'a>> {
+    pub fn new(
+        children: &'a Children,
+        place: &'a DemoDir,
+        target: &'static str,
+    ) -> Result<Job<'a>> {
         let root = place.root(target);
         let own = root.join("own").join(target);
         let real_own = place.real_root(target).join("own").join(target);

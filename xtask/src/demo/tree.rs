@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::place::Place;
+use super::dir::DemoDir;
 use crate::children::Children;
 
 /// Size in bytes of the part that git uses.
@@ -44,7 +44,7 @@ impl fmt::Display for Tree {
 
 /// Copies the largest available tree, up to `limit` bytes, to `tree` in the source, and a part of
 /// it to `subset`.
-pub fn copy(children: &Children, place: &Place, limit: u64) -> Result<Tree> {
+pub fn copy(children: &Children, place: &DemoDir, limit: u64) -> Result<Tree> {
     let largest = candidates().into_iter().max_by_key(|dir| measure(dir).bytes.min(limit));
     let from = largest.context("neither cargo's sources nor /usr/include are there")?;
     let (tree, subset) = (place.source().join("tree"), place.source().join("subset"));

@@ -8,7 +8,7 @@ use super::{Engine, LOADS, Slots, lock};
 use crate::content::Content;
 use crate::format::BLOCK;
 use crate::format::inode::{Data, Decoded, Inode};
-use crate::format::slot::{self, Found, Place};
+use crate::format::slot::{self, Found, SlotIdentity};
 use crate::io::GATHERED;
 use crate::names::Kept;
 use crate::store::{StoreError, failed};
@@ -29,7 +29,7 @@ impl Engine {
         })
     }
 
-    fn places(&self, inos: &[u64]) -> Vec<Option<Place>> {
+    fn places(&self, inos: &[u64]) -> Vec<Option<SlotIdentity>> {
         match &self.store {
             Slots::Store(store) => store.places(inos),
             Slots::Frozen(frozen) => frozen.places(inos),
@@ -56,14 +56,15 @@ impl Engine {
     fn read_places(
         &self,
         inos: &[u64],
-        places: &[Option<Place>],
+        places: &[Option<SlotIdentity>],
     ) -> Result<Vec<Option<Inode>>, StoreError> {
-        let mut order: Vec<(usize, Place)> = Vec::with_capacity(inos.len());
+        let mut order: Vec<(usize, SlotIdentity)> = Vec::with_capacity(inos.len());
         order.extend(places.iter().enumerate().filter_map(|(at, place)| Some((at, (*place)?))));
         order.sort_unstable_by_key(|(_, place)| place.block);
         let mut found = vec![None; inos.len()];
         let mut line = lock(&self.line);
-        let neighbours = |a: &(usize, Place), b: &(usize, Place)| a.1.block + 1 == b.1.block;
+        let neighbours =
+            |a: &(usize, SlotIdentity), b: &(usize, SlotIdentity)| a.1.block + 1 == b.1.block;
         for run in order.chunk_by(neighbours).flat_map(|run| run.chunks(GATHERED)) {
             let mut bytes = vec![0; run.len() * BLOCK];
             line.read(run[0].1.block, &mut bytes).map_err(failed("read an inode"))?;
@@ -75,7 +76,7 @@ impl Engine {
     }
 }
 
-fn decode(bytes: &[u8], place: &Place, ino: u64) -> Option<Inode> {
+fn decode(bytes: &[u8], place: &SlotIdentity, ino: u64) -> Option<Inode> {
     match slot::decode(bytes, place) {
         Found::Whole(identity, body) if identity.ino == ino => match Inode::decode(body)? {
             Decoded::Whole(inode) if matches!(inode.data, Data::Inline(_) | Data::Target(_)) => {

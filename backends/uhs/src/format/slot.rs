@@ -31,7 +31,7 @@ pub(crate) enum Kind {
 
 /// Facts about the file system that every slot repeats, so that no other bytes pass for a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct SlotIdentity {
     /// That of the superblock.
     pub(crate) uuid: [u8; 16],
     /// The key of the chunk, a random number that files cannot know.
@@ -78,7 +78,7 @@ impl Identity {
         Identity { kind, ino, stamp, group, index, count, durable, body_len: 0, body_crc: 0 }
     }
 
-    fn encode(&self, place: &Place) -> Vec<u8> {
+    fn encode(&self, place: &SlotIdentity) -> Vec<u8> {
         let kind = match self.kind {
             Kind::Inode => 1,
             Kind::Removals => 2,
@@ -93,14 +93,14 @@ impl Identity {
         out.finish()
     }
 
-    fn decode(bytes: &[u8], place: &Place) -> Option<Identity> {
+    fn decode(bytes: &[u8], place: &SlotIdentity) -> Option<Identity> {
         let (checked, crc) = bytes.split_at_checked(IDENTITY - 4)?;
         if crc32c::crc32c(checked).to_le_bytes() != crc {
             return None;
         }
         let mut from = Reader::new(checked);
         let (magic, kind, form, _) = (from.u32()?, from.u8()?, from.u8()?, from.u16()?);
-        let found = Place { uuid: from.uuid()?, key: from.u64()?, block: from.u64()? };
+        let found = SlotIdentity { uuid: from.uuid()?, key: from.u64()?, block: from.u64()? };
         let kind = match kind {
             1 => Kind::Inode,
             2 => Kind::Removals,
@@ -135,7 +135,7 @@ impl Identity {
 /// # Panics
 ///
 /// When the body has more than [`BODY`] bytes.
-pub(crate) fn encode(mut identity: Identity, body: &[u8], place: &Place, out: &mut [u8]) {
+pub(crate) fn encode(mut identity: Identity, body: &[u8], place: &SlotIdentity, out: &mut [u8]) {
     assert!(body.len() <= BODY, "a body of {} bytes fits into no slot", body.len());
     identity.body_len = body.len() as u32;
     identity.body_crc = crc32c::crc32c(body);
@@ -159,7 +159,7 @@ pub(crate) fn damaged_body<'a>(slot: &'a [u8], identity: &Identity) -> &'a [u8] 
 }
 
 /// Looks at the 4 KiB that lie at `place`.
-pub(crate) fn decode<'a>(bytes: &'a [u8], place: &Place) -> Found<'a> {
+pub(crate) fn decode<'a>(bytes: &'a [u8], place: &SlotIdentity) -> Found<'a> {
     let head = Identity::decode(&bytes[..IDENTITY], place);
     let tail = Identity::decode(&bytes[BLOCK - IDENTITY..], place);
     match (head, tail) {
@@ -191,7 +191,7 @@ pub(crate) fn removed(body: &[u8]) -> Vec<u64> {
 mod tests {
     use super::*;
 
-    const PLACE: Place = Place { uuid: [7; 16], key: 99, block: 1234 };
+    const PLACE: SlotIdentity = SlotIdentity { uuid: [7; 16], key: 99, block: 1234 };
 
     fn identity() -> Identity {
         let (kind, ino, stamp) = (Kind::Inode, 5, 77);
@@ -220,9 +220,9 @@ mod tests {
     fn a_slot_of_another_place_key_or_file_system_is_none() {
         let bytes = slot(b"x");
         for place in [
-            Place { block: 1235, ..PLACE },
-            Place { key: 98, ..PLACE },
-            Place { uuid: [8; 16], ..PLACE },
+            SlotIdentity { block: 1235, ..PLACE },
+            SlotIdentity { key: 98, ..PLACE },
+            SlotIdentity { uuid: [8; 16], ..PLACE },
         ] {
             assert_eq!(decode(&bytes, &place), Found::Nothing);
         }

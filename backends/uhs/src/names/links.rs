@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use defuse_fs::{Errno, Name, Result, Timestamp};
 
 use super::index::Part;
-use super::make::Place;
+use super::make::LockedName;
 use super::order::Rid;
 use super::record::{Record, Time};
 use super::{Names, list};
@@ -21,7 +21,7 @@ impl Names {
         let mut part = self.index.write(key);
         let rid = self.find(&part, key, parent, name).ok_or(Errno::ENOENT)?;
         let now = Timestamp::now();
-        let place = Place { parent, name, dir: &dir, entries: &mut entries, key };
+        let place = LockedName { parent, name, dir: &dir, entries: &mut entries, key };
         let gone = self.drop_name(handle, place, &mut part, (rid, now), false)?;
         drop(part);
         self.names_changed(parent, &dir, now);
@@ -62,7 +62,7 @@ impl Names {
             }
             child.dead.store(true, Ordering::Release);
             let now = Timestamp::now();
-            let place = Place { parent, name, dir: &dir, entries: &mut entries, key };
+            let place = LockedName { parent, name, dir: &dir, entries: &mut entries, key };
             let gone = self.drop_name(handle, place, &mut part, (rid, now), true)?;
             drop(part);
             self.names_changed(parent, &dir, now);
@@ -77,7 +77,7 @@ impl Names {
     pub(super) fn drop_name(
         &self,
         handle: &Handle<'_>,
-        place: Place<'_>,
+        place: LockedName<'_>,
         part: &mut Part,
         (rid, now): (Rid, Timestamp),
         of_dir: bool,

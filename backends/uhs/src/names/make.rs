@@ -43,7 +43,7 @@ pub(super) struct Above {
 }
 
 /// A directory with its lock, and the part of the index for a name in it.
-pub(super) struct Place<'a> {
+pub(super) struct LockedName<'a> {
     pub(super) parent: u64,
     pub(super) name: &'a [u8],
     pub(super) dir: &'a Directory,
@@ -141,7 +141,7 @@ impl Names {
         if self.find(&part, key, parent, name).is_some() {
             return Err(Errno::EEXIST);
         }
-        let place = Place { parent, name, dir: &above.dir, entries: &mut entries, key };
+        let place = LockedName { parent, name, dir: &above.dir, entries: &mut entries, key };
         let entry = self.make_at(handle, place, &mut part, &above, making)?;
         drop(part);
         self.names_changed(parent, &above.dir, Timestamp::now());
@@ -152,7 +152,7 @@ impl Names {
     pub(super) fn make_at(
         &self,
         handle: &Handle<'_>,
-        place: Place<'_>,
+        place: LockedName<'_>,
         part: &mut Part,
         above: &Above,
         making: Making<'_>,

@@ -7,7 +7,7 @@ use defuse_fs::posix::rename::{Lineage, check_flags, check_kinds, child_towards}
 use defuse_fs::{Errno, FileKind, Ino, Name, NewNode, RenameFlags, Result, Timestamp};
 
 use super::index::{Key, Two};
-use super::make::{Making, Place};
+use super::make::{LockedName, Making};
 use super::order::{Order, Rid};
 use super::record::{Directory, Record, Time, link_bytes};
 use super::{Kept, LINK_MAX, Names, list};
@@ -136,7 +136,7 @@ impl Names {
                     }
                     let entries = locked.entries(to.parent);
                     let (parent, name, dir, key) = (to.parent, to.name, &*to.dir, to.key);
-                    let place = Place { parent, name, dir, entries, key };
+                    let place = LockedName { parent, name, dir, entries, key };
                     let of_dir = target.dir.is_some();
                     let part = parts.part(to.key);
                     gone.extend(self.drop_name(handle, place, part, (target.rid, now), of_dir)?);
@@ -277,7 +277,7 @@ impl Names {
         let making = Making { node, target: None, keeps_sgid: true, opens: false, sure: true };
         let entries = locked.entries(from.parent);
         let (parent, name, dir, key) = (from.parent, from.name, &*from.dir, from.key);
-        let place = Place { parent, name, dir, entries, key };
+        let place = LockedName { parent, name, dir, entries, key };
         // Nobody opens a whiteout. Without attributes it needs a slot and nothing more.
         let mut above = self.above(parent)?;
         above.default_acl = None;

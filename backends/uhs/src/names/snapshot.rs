@@ -65,7 +65,7 @@ pub(crate) struct Told {
 
 /// A name on its way into its directory.
 #[derive(Clone, Copy)]
-struct Place {
+struct Pending {
     parent: u64,
     stamp: u64,
     rid: Rid,
@@ -76,7 +76,7 @@ struct Place {
 #[derive(Default)]
 struct Found {
     slots: Told,
-    places: [Vec<Place>; PARTS],
+    places: [Vec<Pending>; PARTS],
     runs: Vec<Run>,
     dirs: Vec<u64>,
     full: Vec<Loaded>,
@@ -297,7 +297,7 @@ impl Names {
         }
         let rid = self.records.insert_new(record)?;
         found.slots.live.push((short.ino, short.slot));
-        let place = Place {
+        let place = Pending {
             parent: short.parent,
             stamp: short.stamp,
             rid,
@@ -325,14 +325,14 @@ impl Names {
         self.add_loaded(ino, inode, records);
         let rid = self.records.place_of(ino).ok()?;
         for link in links {
-            let place = Place { parent: link.parent, stamp: link.stamp, rid, is_dir };
+            let place = Pending { parent: link.parent, stamp: link.stamp, rid, is_dir };
             self.take_name(place, &link.name, found)?;
         }
         Some(())
     }
 
     /// Enters a name into the index, and keeps it for its directory.
-    fn take_name(&self, place: Place, name: &[u8], found: &mut Found) -> Option<()> {
+    fn take_name(&self, place: Pending, name: &[u8], found: &mut Found) -> Option<()> {
         let key = self.index.key(place.parent, name);
         let mut part = self.index.write(key);
         if self.find(&part, key, place.parent, name).is_some() {
@@ -344,7 +344,7 @@ impl Names {
     }
 
     /// Enters names into their directories. No other thread has names of these.
-    fn fill_directories(&self, mut places: Vec<Place>) -> Option<()> {
+    fn fill_directories(&self, mut places: Vec<Pending>) -> Option<()> {
         // There are long runs in order already.
         places.sort_by_key(|place| (place.parent, place.stamp));
         for entries in places.chunk_by(|a, b| a.parent == b.parent) {

@@ -28,7 +28,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use defuse_block::{Blocking, Device, Errno, FRAME, Kind as Op};
 
 use crate::commit::{Change, Groups, NoSlots, Rules};
-use crate::format::slot::{self, Identity, Kind, Place};
+use crate::format::slot::{self, Identity, Kind, SlotIdentity};
 use crate::format::superblock::{CHUNKS, Chunk, Superblock};
 use crate::format::{NUMBERS, UNIT_BLOCKS};
 
@@ -282,7 +282,7 @@ impl Store {
     }
 
     /// Another slot for a write of `group` to `block` that failed.
-    fn elsewhere(&self, group: u64, block: u64) -> Result<(u64, Place), StoreError> {
+    fn elsewhere(&self, group: u64, block: u64) -> Result<(u64, SlotIdentity), StoreError> {
         let mut state = self.lock();
         let mut other = state.groups.elsewhere(group, block);
         if other == Err(NoSlots::UntilMentioned) {

@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 
 use super::{Stage, Store, Survey};
 use crate::format::UNIT_BLOCKS;
-use crate::format::slot::Place;
+use crate::format::slot::SlotIdentity;
 use crate::format::superblock::{Chunk, Superblock};
 
 /// The places of slots, by block.
@@ -25,13 +25,13 @@ impl Places {
     /// # Panics
     ///
     /// When no chunk has this block.
-    pub(super) fn at(&self, block: u64) -> Place {
+    pub(super) fn at(&self, block: u64) -> SlotIdentity {
         let unit = block / UNIT_BLOCKS;
         let after = self.chunks.partition_point(|chunk| u64::from(chunk.first_unit) <= unit);
         let chunk = after.checked_sub(1).map(|at| self.chunks[at]);
         let holds = |chunk: &Chunk| unit < u64::from(chunk.first_unit) + u64::from(chunk.units);
         match chunk.filter(holds) {
-            Some(chunk) => Place { uuid: self.uuid, key: chunk.key, block },
+            Some(chunk) => SlotIdentity { uuid: self.uuid, key: chunk.key, block },
             None => panic!("block {block} is no slot"),
         }
     }
@@ -40,7 +40,7 @@ impl Places {
 impl Store {
     /// The places of the slots that count of these inodes, which are written. They stay as they are as long
     /// as a later call says the same.
-    pub(crate) fn places(&self, inos: &[u64]) -> Vec<Option<Place>> {
+    pub(crate) fn places(&self, inos: &[u64]) -> Vec<Option<SlotIdentity>> {
         let mut state = self.lock();
         while state.stages.values().any(|stage| *stage == Stage::Writing) && self.check().is_ok() {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -64,7 +64,7 @@ impl Frozen {
     }
 
     /// The places of the slots of these inodes.
-    pub(crate) fn places(&self, inos: &[u64]) -> Vec<Option<Place>> {
+    pub(crate) fn places(&self, inos: &[u64]) -> Vec<Option<SlotIdentity>> {
         inos.iter().map(|ino| self.blocks.get(ino).map(|block| self.places.at(*block))).collect()
     }
 }

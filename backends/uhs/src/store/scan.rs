@@ -9,7 +9,7 @@ use super::copies::superblock;
 use super::error::{StoreError, failed};
 use super::slots;
 use crate::commit::{Recovered, Rules, Scanned, recover};
-use crate::format::slot::{self, Found, Place};
+use crate::format::slot::{self, Found, SlotIdentity};
 use crate::format::superblock::{Chunk, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 
@@ -94,14 +94,14 @@ impl Survey {
     }
 
     /// The place of the slot at `block`; `None` where no chunk has it.
-    pub(crate) fn place(&self, block: u64) -> Option<Place> {
+    pub(crate) fn place(&self, block: u64) -> Option<SlotIdentity> {
         let unit = block / UNIT_BLOCKS;
         let holds = |chunk: &&Chunk| {
             let first = u64::from(chunk.first_unit);
             (first..first + u64::from(chunk.units)).contains(&unit)
         };
         let chunk = self.superblock.chunks.iter().find(holds)?;
-        Some(Place { uuid: self.superblock.uuid, key: chunk.key, block })
+        Some(SlotIdentity { uuid: self.superblock.uuid, key: chunk.key, block })
     }
 
     /// The bodies of the inodes that count, by number.
@@ -223,7 +223,7 @@ impl<'a> Scanner<'a> {
         let Piece { block, key, .. } = piece;
         let part = &mut self.part;
         for (block, bytes) in (block..).zip(bytes.chunks_exact(BLOCK)) {
-            let place = Place { uuid: self.superblock.uuid, key, block };
+            let place = SlotIdentity { uuid: self.superblock.uuid, key, block };
             let found = slot::decode(bytes, &place);
             if let Found::Whole(identity, body) = &found
                 && identity.kind == slot::Kind::Inode

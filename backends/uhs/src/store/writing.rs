@@ -5,7 +5,7 @@ use defuse_block::{Done, FRAME, Kind};
 use super::lanes::Lane;
 use crate::commit::Group;
 use crate::format::BLOCK;
-use crate::format::slot::{self, Identity, Place, body_of};
+use crate::format::slot::{self, Identity, SlotIdentity, body_of};
 
 /// Slots of one device write at most: 1 MiB.
 pub(super) const GATHERED: usize = 256;
@@ -40,7 +40,7 @@ impl Writing {
         mut lane: Lane,
         mut group: Group,
         fua: bool,
-        place: impl Fn(u64) -> Place,
+        place: impl Fn(u64) -> SlotIdentity,
     ) -> Writing {
         group.writes.sort_unstable_by_key(|write| write.block);
         let (mut runs, mut reaped) = (Vec::new(), Vec::new());

@@ -23,7 +23,7 @@ use serde::Serialize;
 use crate::check::Work;
 use crate::interrupt::Interrupt;
 use crate::kernel::{KernelStages, Watch};
-use crate::mount::{Mount, Place};
+use crate::mount::{MountPaths, StudyMount};
 use crate::options::{Config, Kind};
 use crate::process::{Process, Start};
 use crate::report::median;
@@ -237,29 +237,29 @@ impl Stand<'_> {
     fn measured(&mut self, config: &Config) -> Result<Run> {
         let source = self.copy();
         let mountpoint = self.work.path().join("mnt");
-        let place = Place {
+        let place = MountPaths {
             source: &source,
             mountpoint: &mountpoint,
             program: &self.options.program,
             work: self.work.path(),
             groups: &[],
         };
-        let mount = Mount::start(config, &place)?;
+        let mount = StudyMount::start(config, &place)?;
         let root = if mount.is_some() { &mountpoint } else { &source };
-        let watch = match mount.as_ref().and_then(Mount::connection) {
+        let watch = match mount.as_ref().and_then(StudyMount::connection) {
             Some(connection) => self.kernel.watch(connection)?,
             None => Watch::default(),
         };
-        let before = mount.as_ref().map(Mount::snapshot).transpose()?.flatten();
+        let before = mount.as_ref().map(StudyMount::snapshot).transpose()?.flatten();
         let daemon_before = mount.as_ref().map(|mount| cpu::Threads::of(mount.pid()));
         let mut run = self.command(root)?;
-        let after = mount.as_ref().map(Mount::snapshot).transpose()?.flatten();
+        let after = mount.as_ref().map(StudyMount::snapshot).transpose()?.flatten();
         if let (Some(mount), Some(before)) = (&mount, daemon_before) {
             run.daemon_ns = cpu::Threads::of(mount.pid()).since(&before);
         }
         run.kernel = watch.end()?.snapshot;
         run.daemon = after.zip(before).map(|(after, before)| after.since(&before));
-        mount.map_or(Ok(()), Mount::end)?;
+        mount.map_or(Ok(()), StudyMount::end)?;
         Ok(run)
     }
 

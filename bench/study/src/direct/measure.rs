@@ -215,7 +215,7 @@ impl Round<'_> {
             }
             let asked =
                 member.mount.filter(|_| case.table == Table::Writes && member.target == MOUNT);
-            let requests = |stage: &[crate::mount::Mount]| {
+            let requests = |stage: &[crate::mount::StudyMount]| {
                 asked.map(|place| requests(&stage[place])).transpose()
             };
             let before = requests(&stage.mounts)?;
@@ -255,7 +255,7 @@ impl Round<'_> {
 }
 
 /// Number of READ and WRITE requests to a daemon.
-fn requests(mount: &crate::mount::Mount) -> Result<u64> {
+fn requests(mount: &crate::mount::StudyMount) -> Result<u64> {
     let Some(snapshot) = mount.snapshot()? else { bail!("a mount of defuse has no statistics") };
     let count = |op| snapshot.get(op).map_or(0, |stats| stats.latency.count);
     Some(count(Request::READ) + count(Request::WRITE)).context("no requests")

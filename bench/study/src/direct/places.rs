@@ -13,7 +13,7 @@ use super::results::{Lower, Target};
 use super::workers::Worker;
 use crate::check::Work;
 use crate::device::Device;
-use crate::mount::{Mount, Place};
+use crate::mount::{MountPaths, StudyMount};
 use crate::options::{Config, Kind};
 
 /// The lower file system itself.
@@ -66,7 +66,7 @@ pub struct Stage {
     /// The client on a passthrough, and on a file system that does nothing.
     pub client: Group,
     /// The mounts.
-    pub mounts: Vec<Mount>,
+    pub mounts: Vec<StudyMount>,
     device: Device,
     ram: Tmpfs,
     _work: Work,
@@ -216,17 +216,17 @@ impl Build<'_> {
         config: &Config,
         data: &Path,
         lower: Lower,
-        mounts: &mut Vec<Mount>,
+        mounts: &mut Vec<StudyMount>,
     ) -> Result<Member> {
         let mountpoint = self.work.join(format!("{target}-{}", lower.name()));
-        let place = Place {
+        let place = MountPaths {
             source: data,
             mountpoint: &mountpoint,
             program: self.program,
             work: self.work,
             groups: &[],
         };
-        let mount = Mount::start(config, &place)
+        let mount = StudyMount::start(config, &place)
             .with_context(|| format!("{target} on {}", lower.name()))?;
         let mount = mount.context("nothing was mounted")?;
         let pid = mount.pid().to_string();

@@ -1,6 +1,6 @@
 //! The statements of a workload file as written, with unresolved variables.
 
-use super::Place;
+use super::Position;
 
 /// A piece of a quoted string.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -8,7 +8,7 @@ pub enum Part {
     /// Plain text.
     Text(String),
     /// The value of a variable.
-    Variable(String, Place),
+    Variable(String, Position),
 }
 
 /// A value as written.
@@ -23,13 +23,13 @@ pub enum Value {
     /// A variable.
     Variable(String),
     /// Two numbers and an operator, as in older versions of the language.
-    Arithmetic(Box<[(Value, Place); 2]>, Operator),
+    Arithmetic(Box<[(Value, Position); 2]>, Operator),
     /// `randvar(...)`.
     RandomVariable(Vec<Attribute>),
     /// `cvar(...)`.
     CustomVariable(Vec<Attribute>),
     /// The table of a tabular random variable: rows of percent, lower and upper bound.
-    Table(Vec<[(Value, Place); 3]>),
+    Table(Vec<[(Value, Position); 3]>),
 }
 
 /// An arithmetic operator.
@@ -51,9 +51,9 @@ pub struct Attribute {
     /// The name; that of a local variable begins with `$`.
     pub name: String,
     /// Position of the name.
-    pub place: Place,
+    pub place: Position,
     /// The value and its position.
-    pub value: Option<(Value, Place)>,
+    pub value: Option<(Value, Position)>,
 }
 
 /// `flowop KIND attributes`.
@@ -62,7 +62,7 @@ pub struct FlowopUse {
     /// The kind of flowop.
     pub kind: String,
     /// Position of its name.
-    pub place: Place,
+    pub place: Position,
     /// Its attributes.
     pub attributes: Vec<Attribute>,
 }
@@ -71,7 +71,7 @@ pub struct FlowopUse {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ThreadDefinition {
     /// Position of its start.
-    pub place: Place,
+    pub place: Position,
     /// Its attributes.
     pub attributes: Vec<Attribute>,
     /// The flowops that it repeats.
@@ -100,7 +100,7 @@ pub enum Command {
         /// Its value.
         value: Value,
         /// Position of the value.
-        value_place: Place,
+        value_place: Position,
     },
     /// `set mode quit ...`.
     SetMode(QuitMode),
@@ -138,7 +138,7 @@ pub enum Command {
     /// `sleep N`.
     Sleep(Value),
     /// `run [N]`.
-    Run(Option<(Value, Place)>),
+    Run(Option<(Value, Position)>),
     /// `psrun [-N [M]]`.
     PeriodicRun {
         /// The period; negative if statistics restart in each period.
@@ -161,7 +161,7 @@ pub enum Command {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statement {
     /// Position of its start.
-    pub place: Place,
+    pub place: Position,
     /// The command.
     pub command: Command,
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A position in a workload file. Lines and columns (in characters) begin at 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct Position {
     /// The line.
     pub line: u32,
     /// The column.
@@ -17,7 +17,7 @@ pub struct Diagnostic {
     /// The name of the file, as the caller gave it.
     pub file: String,
     /// The position of the error.
-    pub place: Place,
+    pub place: Position,
     /// The text found there, or the error.
     pub found: String,
     /// The expected text, or the next step.
@@ -42,14 +42,14 @@ impl std::error::Error for Diagnostic {}
 /// An error without the name of its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mistake {
-    pub place: Place,
+    pub place: Position,
     pub found: String,
     pub expected: String,
     pub suggestion: Option<String>,
 }
 
 impl Mistake {
-    pub fn new(place: Place, found: impl Into<String>, expected: impl Into<String>) -> Self {
+    pub fn new(place: Position, found: impl Into<String>, expected: impl Into<String>) -> Self {
         Mistake { place, found: found.into(), expected: expected.into(), suggestion: None }
     }
 

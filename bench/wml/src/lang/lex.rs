@@ -1,6 +1,6 @@
 //! The lexer: from text to tokens.
 
-use super::Place;
+use super::Position;
 use super::ast::Part;
 use super::diagnostic::Mistake;
 
@@ -32,9 +32,9 @@ impl Token {
 type Result<T> = std::result::Result<T, Mistake>;
 
 /// All tokens of `text`, with `End` as the last.
-pub fn tokens(text: &str) -> Result<Vec<(Token, Place)>> {
+pub fn tokens(text: &str) -> Result<Vec<(Token, Position)>> {
     let mut lexer =
-        Lexer { rest: text.chars().collect(), at: 0, place: Place { line: 1, column: 1 } };
+        Lexer { rest: text.chars().collect(), at: 0, place: Position { line: 1, column: 1 } };
     let mut found = Vec::new();
     loop {
         let (token, place) = lexer.next()?;
@@ -49,7 +49,7 @@ pub fn tokens(text: &str) -> Result<Vec<(Token, Place)>> {
 struct Lexer {
     rest: Vec<char>,
     at: usize,
-    place: Place,
+    place: Position,
 }
 
 impl Lexer {
@@ -61,7 +61,7 @@ impl Lexer {
         let next = self.peek()?;
         self.at += 1;
         if next == '\n' {
-            self.place = Place { line: self.place.line + 1, column: 1 };
+            self.place = Position { line: self.place.line + 1, column: 1 };
         } else {
             self.place.column += 1;
         }
@@ -89,7 +89,7 @@ impl Lexer {
         }
     }
 
-    fn next(&mut self) -> Result<(Token, Place)> {
+    fn next(&mut self) -> Result<(Token, Position)> {
         self.skip_blanks();
         let place = self.place;
         let Some(first) = self.peek() else { return Ok((Token::End, place)) };
@@ -116,7 +116,7 @@ impl Lexer {
         Ok((token, place))
     }
 
-    fn number(&mut self, place: Place) -> Result<Token> {
+    fn number(&mut self, place: Position) -> Result<Token> {
         let negative = self.peek() == Some('-');
         if negative {
             self.advance();
@@ -140,7 +140,7 @@ impl Lexer {
     }
 
     /// `$name`, `$(name)` (of the environment) or `${name}` (of Filebench itself).
-    fn variable(&mut self, place: Place) -> Result<String> {
+    fn variable(&mut self, place: Position) -> Result<String> {
         self.advance();
         let open = self.peek().filter(|c| matches!(c, '(' | '{'));
         if open.is_some() {
@@ -168,7 +168,7 @@ impl Lexer {
         }
     }
 
-    fn quoted(&mut self, place: Place) -> Result<Vec<Part>> {
+    fn quoted(&mut self, place: Position) -> Result<Vec<Part>> {
         self.advance();
         let (mut parts, mut text) = (Vec::new(), String::new());
         loop {
@@ -242,8 +242,8 @@ mod tests {
     #[test]
     fn comments_end_with_their_line_and_places_are_counted() {
         let found = tokens("# a comment\n  run 60 # another\n").unwrap();
-        assert_eq!(found[0], (Token::Word("run".into()), Place { line: 2, column: 3 }));
-        assert_eq!(found[1], (Token::Integer(60), Place { line: 2, column: 7 }));
+        assert_eq!(found[0], (Token::Word("run".into()), Position { line: 2, column: 3 }));
+        assert_eq!(found[1], (Token::Integer(60), Position { line: 2, column: 7 }));
         assert_eq!(found.len(), 3);
     }
 

@@ -6,5 +6,5 @@ mod lex;
 mod parse;
 pub mod schema;
 
-pub use diagnostic::{Diagnostic, Place};
+pub use diagnostic::{Diagnostic, Position};
 pub use parse::{parse, parse_assignment};

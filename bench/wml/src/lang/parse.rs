@@ -6,7 +6,7 @@ use super::ast::{
 use super::diagnostic::Mistake;
 use super::lex::{Token, tokens};
 use super::schema::{self, Schema};
-use super::{Diagnostic, Place};
+use super::{Diagnostic, Position};
 
 type Result<T> = std::result::Result<T, Mistake>;
 
@@ -54,7 +54,7 @@ pub fn parse_assignment(text: &str) -> std::result::Result<(String, Value), Diag
         (Some(Statement { command: Command::Set { name, value, .. }, .. }), true) => {
             Ok((name, value))
         }
-        _ => Err(Mistake::new(Place::default(), "found more than a value", "NAME=VALUE")),
+        _ => Err(Mistake::new(Position::default(), "found more than a value", "NAME=VALUE")),
     };
     statements(&whole).and_then(one).map_err(|mistake| mistake.in_file(&format!("-D {text}")))
 }
@@ -71,7 +71,7 @@ fn statements(text: &str) -> Result<Vec<Statement>> {
 }
 
 struct Parser {
-    tokens: Vec<(Token, Place)>,
+    tokens: Vec<(Token, Position)>,
     at: usize,
 }
 
@@ -80,7 +80,7 @@ impl Parser {
         &self.tokens[self.at].0
     }
 
-    fn place(&self) -> Place {
+    fn place(&self) -> Position {
         self.tokens[self.at].1
     }
 
@@ -178,7 +178,7 @@ impl Parser {
         Ok(if word.starts_with("file") { "files" } else { "processes" })
     }
 
-    fn enable(&mut self, place: Place) -> Result<Command> {
+    fn enable(&mut self, place: Position) -> Result<Command> {
         match self.one_of(&["lathist", "multi"])? {
             "lathist" => Ok(Command::LatencyHistogram),
             _ => Err(several_clients(place, "enable multi")),
@@ -351,7 +351,7 @@ impl Parser {
         Ok(Value::Table(rows))
     }
 
-    fn cell(&mut self) -> Result<(Value, Place)> {
+    fn cell(&mut self) -> Result<(Value, Position)> {
         let place = self.place();
         match self.peek() {
             Token::Integer(_) | Token::Variable(_) => Ok((self.value()?, place)),
@@ -482,7 +482,7 @@ impl Parser {
     }
 }
 
-fn several_clients(place: Place, what: &str) -> Mistake {
+fn several_clients(place: Position, what: &str) -> Mistake {
     let expected = "a workload of one machine: several clients are not supported";
     Mistake::new(place, format!("found `{what}`"), expected)
 }

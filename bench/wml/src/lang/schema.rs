@@ -1,6 +1,6 @@
 //! The attributes of each statement, as tables, so that messages can suggest similar names.
 
-use super::Place;
+use super::Position;
 use super::diagnostic::Mistake;
 
 /// The attributes of one kind of statement.
@@ -19,7 +19,7 @@ impl Schema {
         self.names.iter().find(|row| row.contains(&written)).map(|row| row[0])
     }
 
-    pub fn unknown(&self, written: &str, place: Place) -> Mistake {
+    pub fn unknown(&self, written: &str, place: Position) -> Mistake {
         let known = || self.names.iter().flat_map(|row| row.iter().copied());
         let list: Vec<&str> = self.names.iter().map(|row| row[0]).collect();
         let expected = format!("an attribute of {}: {}", self.of, list.join(", "));

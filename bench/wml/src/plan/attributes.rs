@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::variables::{Known, Variables};
-use crate::lang::Place;
+use crate::lang::Position;
 use crate::lang::ast::Attribute;
 use crate::lang::diagnostic::Mistake;
 use crate::random::{Amount, RandomVariable};
@@ -15,7 +15,7 @@ pub(super) struct Attributes<'a> {
     pub list: &'a [Attribute],
     pub variables: &'a Variables,
     /// Position of the statement, for missing attributes.
-    pub place: Place,
+    pub place: Position,
 }
 
 impl Attributes<'_> {
@@ -24,7 +24,7 @@ impl Attributes<'_> {
     }
 
     /// The position of `name`, or of the statement.
-    pub fn place_of(&self, name: &str) -> Place {
+    pub fn place_of(&self, name: &str) -> Position {
         let found = self.find(name);
         found.map_or(self.place, |found| found.value.as_ref().map_or(found.place, |(_, at)| *at))
     }

@@ -8,7 +8,7 @@ use super::variables::{Known, Variables};
 use super::{Action, FilesetPlan, Plan, RunPlan, Scaling, ThreadPlan, scale};
 use crate::lang::ast::{Attribute, Command, QuitMode, Statement, ThreadDefinition, Value};
 use crate::lang::diagnostic::{Mistake, closest};
-use crate::lang::{self, Diagnostic, Place};
+use crate::lang::{self, Diagnostic, Position};
 use crate::random::{Amount, Generator, generator};
 
 type Result<T> = std::result::Result<T, Mistake>;
@@ -103,7 +103,7 @@ fn given(
             let expected = if set.is_empty() { "no variable".into() } else { set.join(", ") };
             return Err(Diagnostic {
                 file: format!("-D {text}"),
-                place: Place { line: 1, column: 1 },
+                place: Position { line: 1, column: 1 },
                 found: format!("the file does not set ${name}"),
                 expected: format!("one that it sets: {expected}"),
                 suggestion: closest(&name, set.iter().copied()),
@@ -122,7 +122,7 @@ struct RunState {
 }
 
 struct ProcessDefinition {
-    place: Place,
+    place: Position,
     attributes: Vec<Attribute>,
     threads: Vec<ThreadDefinition>,
 }
@@ -130,7 +130,7 @@ struct ProcessDefinition {
 struct FilesetDefinition {
     name: String,
     single: bool,
-    place: Place,
+    place: Position,
     attributes: Vec<Attribute>,
 }
 
@@ -192,7 +192,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn statement(&mut self, command: &Command, place: Place) -> Result<()> {
+    fn statement(&mut self, command: &Command, place: Position) -> Result<()> {
         match command {
             Command::Set { name, value, value_place } => {
                 let value = self.given.get(name).unwrap_or(value);
@@ -244,7 +244,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn seconds(&self, value: &Value, place: Place) -> Result<u64> {
+    fn seconds(&self, value: &Value, place: Position) -> Result<u64> {
         match self.variables.resolve(value, place)? {
             Known::Integer(seconds) if (0..=1 << 31).contains(&seconds) => Ok(seconds as u64),
             other => Err(Mistake::new(place, format!("found {}", other.describe()), "seconds")),
@@ -254,7 +254,7 @@ impl Builder<'_> {
     fn fileset_name(
         &self,
         single: bool,
-        place: Place,
+        place: Position,
         attributes: &[Attribute],
         earlier: &[FilesetDefinition],
     ) -> Result<FilesetDefinition> {
@@ -351,7 +351,7 @@ impl Builder<'_> {
         })
     }
 
-    fn add_run(&mut self, seconds: u64, period: u64, resets: bool, place: Place) -> Result<()> {
+    fn add_run(&mut self, seconds: u64, period: u64, resets: bool, place: Position) -> Result<()> {
         if self.processes.is_empty() {
             let expected = "`define process` above";
             return Err(Mistake::new(place, "there is no process to run", expected));

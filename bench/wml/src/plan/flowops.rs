@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::attributes::Attributes;
 use super::variables::Variables;
 use super::{FlowopPlan, Kind, Number, OpenFlags, StatisticsRow};
-use crate::lang::Place;
+use crate::lang::Position;
 use crate::lang::ast::{Attribute, FlowopUse};
 use crate::lang::diagnostic::Mistake;
 use crate::random::Amount;
@@ -77,7 +77,7 @@ pub(super) struct Flowops {
     pub rows: Vec<StatisticsRow>,
     pub random: Vec<Amount>,
     /// Targets by name, which can be resolved only when all flowops are known.
-    pub wanted: Vec<(usize, String, Place)>,
+    pub wanted: Vec<(usize, String, Position)>,
 }
 
 impl Flowops {
@@ -262,7 +262,7 @@ impl Flowops {
         Ok(())
     }
 
-    fn targets(&self, step: &FlowopPlan, name: &str, place: Place) -> Result<Vec<usize>> {
+    fn targets(&self, step: &FlowopPlan, name: &str, place: Position) -> Result<Vec<usize>> {
         let kind = match step.kind {
             Kind::Wakeup => Some("block"),
             Kind::SemPost => Some("semblock"),
@@ -356,7 +356,7 @@ fn check_descriptors(steps: &[FlowopPlan], opened: &[usize], uses: &[FlowopUse])
             || matches!(step.kind, Kind::CloseFile | Kind::Fsync);
         if by_descriptor && step.fileset.is_none() && !opened.contains(&step.fd) {
             let place = uses.iter().map(|one| one.place).find(|place| place.line == step.line);
-            let place = place.unwrap_or(Place { line: step.line, column: 1 });
+            let place = place.unwrap_or(Position { line: step.line, column: 1 });
             let found = format!("nothing opens descriptor {} of `{}`", step.fd, step.name);
             return Err(Mistake::new(
                 place,

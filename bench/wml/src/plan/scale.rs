@@ -1,7 +1,7 @@
 //! Scales a workload by a factor, and checks sizes that depend on each other.
 
 use super::{Action, FilesetPlan, FlowopPlan, Kind, Number, Plan};
-use crate::lang::Place;
+use crate::lang::Position;
 use crate::lang::diagnostic::Mistake;
 use crate::random::{Amount, RandomVariable};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl MemoryShare {
 pub(super) fn apply(plan: &mut Plan, factor: f64) -> Result<(), Mistake> {
     if !(factor.is_finite() && factor > 0.0) {
         let found = format!("the scale {factor}");
-        return Err(Mistake::new(Place::default(), found, "a factor above 0, such as 0.001"));
+        return Err(Mistake::new(Position::default(), found, "a factor above 0, such as 0.001"));
     }
     check_sizes(plan)?;
     plan.scaling.factor = factor;
@@ -224,7 +224,7 @@ fn check_sizes(plan: &Plan) -> Result<(), Mistake> {
 
 fn misfit(step: &FlowopPlan, set: &FilesetPlan, memsize: u64) -> Option<Mistake> {
     let Number::Fixed(iosize) = step.iosize else { return None };
-    let place = Place { line: step.line, column: 1 };
+    let place = Position { line: step.line, column: 1 };
     if memsize > 0 && iosize > memsize && (step.kind.reads() || step.kind.writes()) {
         let found = format!("iosize of `{}` is {iosize}", step.name);
         return Some(Mistake::new(place, found, format!("at most memsize, which is {memsize}")));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rand_distr::{Exp, Gamma, LogNormal, Normal, Triangular, Uniform, Weibull};
 
-use crate::lang::Place;
+use crate::lang::Position;
 use crate::lang::ast::{Attribute, Operator, Part, Value};
 use crate::lang::diagnostic::Mistake;
 use crate::random::{RandomVariable, Shape};
@@ -47,7 +47,7 @@ impl Variables {
         self.values.keys().map(String::as_str)
     }
 
-    fn get(&self, name: &str, place: Place) -> Result<Known> {
+    fn get(&self, name: &str, place: Position) -> Result<Known> {
         if let Some(inner) = name.strip_prefix('(').and_then(|name| name.strip_suffix(')')) {
             return std::env::var(inner).map(Known::Text).map_err(|_| {
                 let found = format!("there is no {inner} in the environment");
@@ -65,7 +65,7 @@ impl Variables {
     }
 
     /// Evaluates `value` with the current variables.
-    pub fn resolve(&self, value: &Value, place: Place) -> Result<Known> {
+    pub fn resolve(&self, value: &Value, place: Position) -> Result<Known> {
         match value {
             Value::Integer(number) => Ok(Known::Integer(*number)),
             Value::Boolean(flag) => Ok(Known::Boolean(*flag)),
@@ -84,8 +84,8 @@ impl Variables {
         }
     }
 
-    fn arithmetic(&self, operands: &[(Value, Place); 2], operator: Operator) -> Result<i64> {
-        let integer = |(value, place): &(Value, Place)| match self.resolve(value, *place)? {
+    fn arithmetic(&self, operands: &[(Value, Position); 2], operator: Operator) -> Result<i64> {
+        let integer = |(value, place): &(Value, Position)| match self.resolve(value, *place)? {
             Known::Integer(number) => Ok(number),
             other => Err(Mistake::new(*place, format!("found {}", other.describe()), "a number")),
         };
@@ -136,7 +136,11 @@ impl Variables {
         }
     }
 
-    fn word<'a>(&self, attributes: &'a [Attribute], name: &str) -> Result<Option<(String, Place)>>
+    fn word<'a>(
+        &self,
+        attributes: &'a [Attribute],
+        name: &str,
+    ) -> Result<Option<(String, Position)>>
     where
         Self: 'a,
     {
@@ -154,7 +158,7 @@ impl Variables {
     }
 
     /// `randvar(type=uniform|gamma|tabular, ...)`. Parameters of gamma are in thousandths.
-    fn randvar(&self, attributes: &[Attribute], place: Place) -> Result<RandomVariable> {
+    fn randvar(&self, attributes: &[Attribute], place: Position) -> Result<RandomVariable> {
         let (kind, kind_place) =
             self.word(attributes, "type")?.unwrap_or_else(|| ("gamma".to_owned(), place));
         let min = self.number(attributes, "min")?.unwrap_or(0.0);
@@ -183,7 +187,7 @@ impl Variables {
         Ok(variable)
     }
 
-    fn table(&self, attributes: &[Attribute], place: Place) -> Result<Shape> {
+    fn table(&self, attributes: &[Attribute], place: Position) -> Result<Shape> {
         let table = attributes.iter().find(|attribute| attribute.name == "randtable");
         let Some((Value::Table(rows), place)) = table.and_then(|table| table.value.as_ref()) else {
             let found = "a tabular random variable without its table";
@@ -217,7 +221,7 @@ impl Variables {
     }
 
     /// `cvar(type=cvar-NAME, parameters=key:value;...)`.
-    fn cvar(&self, attributes: &[Attribute], place: Place) -> Result<RandomVariable> {
+    fn cvar(&self, attributes: &[Attribute], place: Position) -> Result<RandomVariable> {
         let Some((kind, kind_place)) = self.word(attributes, "type")? else {
             return Err(Mistake::new(place, "a custom variable without a type", "type=cvar-..."));
         };
@@ -246,7 +250,7 @@ const CUSTOM: &[(&str, &[(&str, f64)])] = &[
     ("cvar-weibull", &[("shape", 1.0), ("scale", 1.0)]),
 ];
 
-fn shape(kind: &str, kind_place: Place, text: &str, place: Place) -> Result<Shape> {
+fn shape(kind: &str, kind_place: Position, text: &str, place: Position) -> Result<Shape> {
     let Some((_, defaults)) = CUSTOM.iter().find(|(name, _)| *name == kind) else {
         let names: Vec<&str> = CUSTOM.iter().map(|(name, _)| *name).collect();
         let mistake = Mistake::new(kind_place, format!("found `{kind}`"), names.join(", "));
@@ -278,12 +282,12 @@ fn shape(kind: &str, kind_place: Place, text: &str, place: Place) -> Result<Shap
     })
 }
 
-fn uniform(low: f64, high: f64, place: Place) -> Result<Shape> {
+fn uniform(low: f64, high: f64, place: Position) -> Result<Shape> {
     let spread = Uniform::new_inclusive(low, high).map_err(|error| impossible(place, &error))?;
     Ok(Shape::Uniform((low + high) / 2.0, spread))
 }
 
-fn impossible(place: Place, error: &dyn std::fmt::Display) -> Mistake {
+fn impossible(place: Position, error: &dyn std::fmt::Display) -> Mistake {
     Mistake::new(
         place,
         "found parameters that no distribution has",
@@ -292,7 +296,7 @@ fn impossible(place: Place, error: &dyn std::fmt::Display) -> Mistake {
 }
 
 /// The values of `key:value;key:value`, in the order of `defaults`.
-fn parameters(defaults: &[(&str, f64)], text: &str, place: Place) -> Result<Vec<f64>> {
+fn parameters(defaults: &[(&str, f64)], text: &str, place: Position) -> Result<Vec<f64>> {
     let mut numbers: Vec<f64> = defaults.iter().map(|(_, value)| *value).collect();
     for pair in text.split(';').filter(|pair| !pair.is_empty()) {
         let (key, value) = pair.split_once(':').unwrap_or((pair, ""));

@@ -26,7 +26,7 @@ pub(crate) use answers::Answers;
 pub(crate) use entry::Entry;
 pub(crate) use reply::Exchange;
 pub(crate) use ring::Ring;
-pub(crate) use support::{Plan, plan, refusal};
+pub(crate) use support::{RingPlan, plan, refusal};
 
 /// Makes the kernel send something to a queue. It gives requests that wait in a queue to an entry
 /// whose answer it takes, and never to one that is new.

@@ -11,7 +11,7 @@ use crate::options::{IoUring, SessionOptions};
 use defuse_wire::abi::{FUSE_OVER_IO_URING, InitIn};
 
 /// The begin of a session with rings.
-pub(crate) struct Plan {
+pub(crate) struct RingPlan {
     /// Queues: one for each processor that there may ever be.
     pub(crate) queues: usize,
     /// A ring that works, with which the kernel is told where the others do not.
@@ -25,7 +25,7 @@ pub(crate) fn plan(
     kernel: &InitIn,
     caps: &Caps,
     options: &SessionOptions,
-) -> (SessionOptions, Result<Option<Plan>, &'static str>) {
+) -> (SessionOptions, Result<Option<RingPlan>, &'static str>) {
     let mut options = options.clone();
     let offered = u64::from(kernel.flags2) << 32 & FUSE_OVER_IO_URING != 0;
     let off = options.disabled & FUSE_OVER_IO_URING != 0 || options.io_uring == IoUring::Off;
@@ -35,7 +35,7 @@ pub(crate) fn plan(
     let plan = workers(caps, &options).and_then(|(queues, workers)| {
         let probe = Ring::new(device, 4).map_err(refusal)?;
         options.workers = Some(workers);
-        Ok(Some(Plan { queues, probe }))
+        Ok(Some(RingPlan { queues, probe }))
     });
     if plan.is_err() {
         options.disabled |= FUSE_OVER_IO_URING;

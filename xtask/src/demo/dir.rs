@@ -10,20 +10,20 @@ use super::statistics::Requests;
 use crate::command;
 
 /// A temporary directory: `source` is mounted on each `mnt/PROFILE`.
-pub struct Place {
+pub struct DemoDir {
     dir: PathBuf,
     program: PathBuf,
     mounted: Vec<&'static str>,
 }
 
-impl Place {
+impl DemoDir {
     /// Creates a directory below `parent`; `program` is defuse.
-    pub fn new(parent: &Path, program: PathBuf) -> Result<Place> {
+    pub fn new(parent: &Path, program: PathBuf) -> Result<DemoDir> {
         // Without symbolic links, as in the table of mounts.
         let parent = parent.canonicalize().with_context(|| parent.display().to_string())?;
         let dir = tempfile::Builder::new().prefix("defuse-demo-").tempdir_in(&parent);
         let dir = dir.with_context(|| parent.display().to_string())?.keep();
-        let place = Place { dir, program, mounted: Vec::new() };
+        let place = DemoDir { dir, program, mounted: Vec::new() };
         fs::create_dir(place.source())?;
         fs::create_dir(place.path("mnt"))?;
         Ok(place)
@@ -128,7 +128,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for DemoDir {
     fn drop(&mut self) {
         if let Err(error) = self.clean_up() {
             eprintln!("xtask: {error:#}");
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_place_is_gone_when_it_is_dropped() {
-        let place = Place::new(&std::env::temp_dir(), "defuse".into()).unwrap();
+        let place = DemoDir::new(&std::env::temp_dir(), "defuse".into()).unwrap();
         let dir = place.path("");
         assert!(place.source().is_dir());
         drop(place);
