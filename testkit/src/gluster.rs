@@ -3,8 +3,6 @@
 //! The servers have a network, mounts and processes of their own (namespaces(7)). Any number of such sets
 //! exist side by side, nothing of them is visible from outside, and the kernel ends all of it with their first
 //! process. That process ends when its input does, so that not even SIGKILL of this one leaves anything.
-//!
-//! [`EXCLUSIONS`] lists the POSIX cases that cannot pass on a volume.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -131,79 +129,4 @@ impl Drop for Servers {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// A POSIX case that cannot pass on a volume. docs/conformance.md repeats it, and a test compares them.
-#[derive(Debug)]
-pub struct Exclusion {
-    /// The case.
-    pub case: &'static str,
-    /// It would wait for ever, so it is not started.
-    pub hangs: bool,
-    /// The reason, and how the client of GlusterFS fares.
-    pub reason: &'static str,
-}
-
-/// All exclusions.
-pub const EXCLUSIONS: &[Exclusion] = &[
-    Exclusion {
-        case: "attributes::chmod_sets_all_twelve_bits",
-        hangs: false,
-        reason: "A distributed volume marks files that move between bricks by set-group-id with the \
-                 sticky bit, and hides both bits of a file that has them. GlusterFS's own client fails \
-                 here, too.",
-    },
-    Exclusion {
-        case: "attributes::utimens_keeps_nanoseconds",
-        hangs: false,
-        reason: "The case sets a time before 1970. GlusterFS merges the times of several bricks by taking \
-                 the latest, beginning with 0, so that such a time may become 1970.",
-    },
-    Exclusion {
-        case: "attributes::utimens_sets_times_before_and_after_1970",
-        hangs: false,
-        reason: "A time before 1970 may become 1970, for the reason of utimens_keeps_nanoseconds. \
-                 GlusterFS's own client fails here, too.",
-    },
-    Exclusion {
-        case: "data::fallocate_lengthens_or_keeps_the_size",
-        hangs: false,
-        reason: "The servers allocate the space, but their answer has the number of blocks that the size \
-                 needs. GlusterFS's own client fails here, too.",
-    },
-    Exclusion {
-        case: "links::a_thousand_links_are_counted",
-        hangs: false,
-        reason: "A volume has at most 100 links of a file (storage.max-hardlinks). GlusterFS's own client \
-                 fails here, too.",
-    },
-    Exclusion {
-        case: "rename::a_replaced_file_that_is_open_lives_on",
-        hangs: false,
-        reason: "The file lives on, but its number of links stays 1, because the servers keep it under a \
-                 name of their own until it is closed. GlusterFS's own client fails here, too.",
-    },
-    Exclusion {
-        case: "xattrs::setting_moves_the_change_time",
-        hangs: false,
-        reason: "The servers do not move the change time for an extended attribute that they answer from \
-                 a cache. GlusterFS's own client fails here, too.",
-    },
-    Exclusion {
-        case: "permissions::a_set_user_id_file_of_root_keeps_the_bit_when_root_writes",
-        hangs: false,
-        reason: "The servers drop the bits at each write, whoever writes. GlusterFS's own client fails \
-                 here, too.",
-    },
-    Exclusion {
-        case: "locks::a_cycle_of_waits_gives_edeadlk",
-        hangs: true,
-        reason: "The servers do not look for circles of waits, so that both processes wait for ever. \
-                 GlusterFS's own client waits, too.",
-    },
-];
-
-/// The exclusion of a case.
-pub fn exclusion(case: &str) -> Option<&'static Exclusion> {
-    EXCLUSIONS.iter().find(|exclusion| exclusion.case == case)
 }

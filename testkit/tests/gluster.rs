@@ -9,9 +9,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
-use defuse_testkit::gluster::{EXCLUSIONS, HOST, Servers, exclusion, why_not};
+use defuse_testkit::gluster::{HOST, Servers, why_not};
 use defuse_testkit::mounted::{self, Mount, program};
 use defuse_testkit::posix;
+use defuse_testkit::suites::{self, Suite, exclusions, exercise};
 
 /// The only test with servers, because the POSIX cases must be alone in their process.
 #[test]
@@ -29,6 +30,7 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
             "dist" => timed("git", || git_keeps_a_repository(mount.path())),
             _ => timed("sqlite3", || sqlite_commits(mount.path())),
         }
+        timed("exercisers", || random_operations_match_their_model(mount.path(), volume));
         timed("last write and unmount", || the_last_write_survives_an_unmount(mount));
         let mount = self::mount(&servers, volume, place.path());
         the_last_write_is_there(mount.path());
@@ -40,15 +42,25 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
     timed("errors", || errors_say_what_to_do(&servers));
 }
 
-/// The document lists the exclusions in the same words.
+/// The suites of others, with servers of their own, are run with `DEFUSE_FULL=1`.
 #[test]
-fn the_documentation_lists_every_exclusion() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/conformance.md");
-    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let page = words(&fs::read_to_string(page).unwrap());
-    for exclusion in EXCLUSIONS {
-        assert!(page.contains(exclusion.case), "{}", exclusion.case);
-        assert!(page.contains(&words(exclusion.reason)), "the reason of {}", exclusion.case);
+fn suites_of_others_fail_on_volumes_only_for_known_reasons() {
+    if std::env::var_os("DEFUSE_FULL").is_none() {
+        return;
+    }
+    if let Some(reason) = mounted::why_not().or_else(why_not) {
+        println!("skipped: {reason}");
+        return;
+    }
+    let mounts: Vec<_> = suites::VOLUMES.iter().filter(|it| !it.name.starts_with("run-")).collect();
+    for suite in [Suite::Pjdfstest, Suite::Fsx, Suite::File, Suite::Tree] {
+        if let Err(error) = suite.install() {
+            println!("skipped: {}: {error:#}", suite.name());
+            continue;
+        }
+        for row in suites::run(suite, &mounts, true, &mut |row| println!("{row}")).unwrap() {
+            assert!(row.unexpected.is_empty(), "{row}\n{:#?}", row.unexpected);
+        }
     }
 }
 
@@ -77,17 +89,29 @@ const MANY_NAMES: [&str; 5] = [
 
 fn posix_cases(dir: &Path, volume: &str) {
     let is_full = std::env::var_os("DEFUSE_FULL").is_some();
-    let left_out = |case: &str| match exclusion(case).filter(|found| found.hangs) {
-        Some(found) => Some(found.reason),
+    let config = format!("gluster-{volume}");
+    let left_out = |case: &str| match exclusions::hangs(Suite::Posix, &config, case) {
+        Some(reason) => Some(reason),
         None if is_full || volume == "dist" || !MANY_NAMES.contains(&case) => None,
         None => Some("it runs on the distributed volume"),
     };
     let report = posix::run_except(dir, "", &left_out);
     let failed = report.failed();
-    let unexpected: Vec<_> = failed.iter().filter(|case| exclusion(case).is_none()).collect();
+    let is_new = |case: &&&str| exclusions::reason(Suite::Posix, &config, case).is_none();
+    let unexpected: Vec<_> = failed.iter().filter(is_new).collect();
     assert!(unexpected.is_empty(), "{unexpected:?}\n{report}");
     let (passed, _, skipped) = report.counts();
     assert!(passed >= 170, "only {passed} passed and {skipped} skipped");
+}
+
+/// The longer ones are those of `conformance --configs 'gluster-*'`.
+fn random_operations_match_their_model(dir: &Path, volume: &str) {
+    let place = dir.join("exercise");
+    fs::create_dir(&place).unwrap();
+    let (what, count) = if volume == "dist" { ("tree", "300") } else { ("file", "600") };
+    let words = [what, "1", count, place.to_str().unwrap()].map(str::to_owned);
+    exercise::inside(&words).unwrap();
+    fs::remove_dir_all(&place).unwrap();
 }
 
 fn shell(dir: &Path, script: &str) -> String {

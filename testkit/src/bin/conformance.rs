@@ -8,10 +8,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use defuse_testkit::mounted;
 use defuse_testkit::suites::{
-    CONFIGS, Config, HEAD, RUNS, Row, SERVED, Suite, exercise, posix_cases, run,
+    CONFIGS, Config, HEAD, RUNS, Row, SERVED, Suite, VOLUMES, exercise, posix_cases, run,
 };
+use defuse_testkit::{gluster, mounted};
 
 const USAGE: &str = "usage: conformance [--quick] [--suite pjdfstest|fsx|posix|programs|file|tree]... \
                      [--configs NAME,NAME*...]";
@@ -96,14 +96,17 @@ fn configs(patterns: &[String]) -> Result<Vec<&'static Config>> {
         let names: Vec<&str> = all().map(|config| config.name).collect();
         bail!("there is no configuration {pattern}, but {}", names.join(", "));
     }
+    // Without GlusterFS, its configurations run only if they are named, and say what is missing.
+    let by_default = |config: &Config| !config.needs_servers() || gluster::why_not().is_none();
+    let is_named = |config: &Config| patterns.iter().any(|pattern| fits(config, pattern));
     let wanted = |config: &&Config| {
-        patterns.is_empty() || patterns.iter().any(|pattern| fits(config, pattern))
+        if patterns.is_empty() { by_default(config) } else { is_named(config) }
     };
     Ok(all().filter(wanted).collect())
 }
 
 fn all() -> impl Iterator<Item = &'static Config> {
-    CONFIGS.iter().chain(RUNS).chain(std::iter::once(&SERVED))
+    CONFIGS.iter().chain(RUNS).chain(std::iter::once(&SERVED)).chain(VOLUMES)
 }
 
 fn run_all(wanted: &Wanted) -> Result<bool> {

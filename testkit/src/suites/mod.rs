@@ -18,7 +18,7 @@ use anyhow::Result;
 
 use crate::mounted::has_rings;
 use stage::Backend;
-pub use stage::{CONFIGS, Config, NATIVE, RUNS, SERVED, Stage};
+pub use stage::{CONFIGS, Config, NATIVE, RUNS, SERVED, Stage, VOLUMES};
 
 /// A suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

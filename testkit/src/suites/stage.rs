@@ -1,12 +1,13 @@
 //! Configurations, and the mounts on which a suite runs.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
 use tempfile::TempDir;
 
+use crate::gluster::{HOST, Servers};
 use crate::mounted::{Ext4, Mount, program, scratch, succeed};
 
 /// The server of the files.
@@ -20,8 +21,11 @@ pub enum Backend {
     Memory,
     /// `defuse mount uhs:` of a new image.
     Uhs,
+    /// `defuse mount gluster:` of this volume, on servers of its own.
+    Gluster(&'static str),
     /// `defuse run` with this source, in which `SOURCE` stands for a directory of ext4, and `IMAGE` for
-    /// a new image of uhs. There is no mount; each program of a suite has the files in its own process.
+    /// a new image of uhs; `gluster:` has servers of its own. There is no mount; each program of a suite has
+    /// the files in its own process.
     Run(&'static str),
 }
 
@@ -40,7 +44,18 @@ const fn config(name: &'static str, backend: Backend, args: &'static [&'static s
     Config { name, backend, args }
 }
 
-use Backend::{Memory, Passthrough, Run, Uhs};
+impl Config {
+    /// True if it has servers of GlusterFS.
+    pub fn needs_servers(&self) -> bool {
+        match self.backend {
+            Gluster(_) => true,
+            Run(source) => source.starts_with("gluster:"),
+            _ => false,
+        }
+    }
+}
+
+use Backend::{Gluster, Memory, Passthrough, Run, Uhs};
 
 /// The reference.
 pub static NATIVE: Config = config("native", Backend::Native, &[]);
@@ -84,6 +99,14 @@ pub static RUNS: &[Config] = &[
 pub static SERVED: Config =
     config("run-passthrough-served", Run("passthrough:SOURCE"), &["--fork", "server"]);
 
+/// The configurations with servers of GlusterFS, which take seconds to start.
+pub static VOLUMES: &[Config] = &[
+    config("gluster-dist", Gluster("dist"), &[]),
+    config("gluster-repl", Gluster("repl"), &[]),
+    config("run-gluster-dist", Run("gluster://127.1.1.1/dist"), &[]),
+    config("run-gluster-repl", Run("gluster://127.1.1.1/repl"), &[]),
+];
+
 /// The path of the files of [`RUNS`], which does not exist for other programs.
 const TARGET: &str = "/defuse-suite";
 
@@ -104,6 +127,8 @@ pub struct Stage {
     lower: Option<Ext4>,
     /// The image of uhs.
     image: Option<PathBuf>,
+    /// The servers of a volume.
+    servers: Option<Servers>,
     // Dropped last, because the others are in it.
     place: TempDir,
 }
@@ -112,8 +137,17 @@ impl Stage {
     /// Mounts `config`.
     pub fn new(config: &'static Config) -> Result<Stage> {
         let place = scratch()?;
-        let mut stage = Stage { config, mount: None, run: None, lower: None, image: None, place };
+        let mut stage = Stage {
+            config,
+            mount: None,
+            run: None,
+            lower: None,
+            image: None,
+            servers: None,
+            place,
+        };
         match config.backend {
+            _ if config.needs_servers() => stage.servers = Some(Servers::start()?),
             Memory | Run("memory:") => {}
             Uhs | Run("uhs:IMAGE") => stage.image = Some(new_image(stage.place.path())?),
             _ => {
@@ -144,10 +178,23 @@ impl Stage {
                 text
             }
             (Uhs, _) => stage.source_of_image().unwrap_or_default(),
+            (Gluster(volume), _) => OsString::from(format!("gluster://{HOST}/{volume}")),
             _ => OsString::from("memory:"),
         };
-        stage.mount = Some(Mount::new(&source, stage.place.path(), config.args)?);
+        stage.mount = Some(stage.new_mount(&source)?);
         Ok(stage)
+    }
+
+    fn new_mount(&self, source: &OsStr) -> Result<Mount> {
+        let (place, args) = (self.place.path(), self.config.args);
+        match &self.servers {
+            Some(servers) => {
+                let inside = servers.inside();
+                let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
+                Mount::under(&inside, source, place, args)
+            }
+            None => Mount::new(source, place, args),
+        }
     }
 
     /// The served directory of ext4, if there is one.
@@ -176,15 +223,20 @@ impl Stage {
             text.push(source);
             text
         });
-        if let (false, Some(text)) = (self.is_in_process(), below.or(self.source_of_image())) {
-            self.mount = Some(Mount::new(&text, self.place.path(), self.config.args)?);
+        let volume = match self.config.backend {
+            Gluster(volume) => Some(OsString::from(format!("gluster://{HOST}/{volume}"))),
+            _ => None,
+        };
+        let text = below.or(self.source_of_image()).or(volume);
+        if let (false, Some(text)) = (self.is_in_process(), text) {
+            self.mount = Some(self.new_mount(&text)?);
         }
         Ok(())
     }
 
     /// True if the files outlive an unmount.
     pub fn is_durable(&self) -> bool {
-        self.source().is_some() || self.image.is_some()
+        self.source().is_some() || self.image.is_some() || self.servers.is_some()
     }
 
     /// Unmounts, and checks the image; `None` without one.
@@ -235,7 +287,11 @@ impl Stage {
     pub fn command(&self, name: &Path) -> Result<Command> {
         let Some(mount) = &self.run else { return Ok(Command::new(name)) };
         let mut command = Command::new("timeout");
-        command.args(["-s", "KILL", "300"]).arg(program()?).arg("run").args(self.config.args);
+        command.args(["-s", "KILL", "300"]);
+        if let Some(servers) = &self.servers {
+            command.args(servers.inside());
+        }
+        command.arg(program()?).arg("run").args(self.config.args);
         command.arg("--mount").arg(mount).arg("--").arg(name);
         Ok(command)
     }
