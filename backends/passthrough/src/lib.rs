@@ -11,6 +11,18 @@
 //! the source. It never follows a symbolic link of the source and walks by single components only,
 //! so no operation leaves the source, except into file systems mounted below it.
 //!
+//! # Decisions
+//!
+//! - An inode is identified by mount, number and birth time, which detects a reused number without
+//!   a system call; without birth times by a hash of the file handle. Without file handles, inodes
+//!   are found again by name (`reopen.rs`).
+//! - A thread acts as the caller (`creds.rs`), with the capabilities that override permission
+//!   checks, since the frontend has made them, but without CAP_FOWNER and CAP_SYS_RESOURCE. The
+//!   lower file system thus checks ownership on the actual file.
+//! - On ext4 a lookup makes no file handle. An inode is found there by number and generation, and
+//!   generation 0 matches any. The first open uses that for the path only, compares the birth time,
+//!   and learns the generation. This saves every lookup a second path walk.
+//!
 //! # System calls per operation
 //!
 //! The table is for file handles on ext4, xfs, btrfs, f2fs or tmpfs, with thread credentials
