@@ -6,10 +6,10 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use defuse_fs::{
-    Caller, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, Fallocate, File, FileKind,
-    FileSystem, Ino, InterruptToken, Lock, LockKind, LockOwner, LockRequest, LockType, LockWait,
-    Name, NewNode, OpenArgs, OpenFlags, RenameFlags, Result, SetAttr, SetTime, SetXattrFlags,
-    SliceSource, Timestamp, WriteArgs, WriteBuf, XattrName,
+    Caller, Caps, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, Fallocate, File,
+    FileKind, FileSystem, Ino, InterruptToken, Io, Lock, LockKind, LockOwner, LockRequest,
+    LockType, LockWait, Name, NewNode, OpenArgs, OpenFlags, RenameFlags, Result, SetAttr, SetTime,
+    SetXattrFlags, SliceSource, Timestamp, WriteArgs, WriteBuf, XattrName, delegate,
 };
 use defuse_memory::{Memory, Options};
 use defuse_remote::{Remote, RemoteOptions};
@@ -649,5 +649,93 @@ fn mapped_bytes_are_limited_for_a_user_and_for_all_users_together() {
         assert_eq!(map(OTHER, files[3]).2, Some(Errno::ENOMEM), "the limit of all users");
         first.0.unmap(&context(USER), first.1.ino).unwrap();
         assert_eq!(map(OTHER, files[3]).2, None);
+    });
+}
+
+/// A file system in memory that completes what was submitted on one thread, for all clients.
+struct OneThread {
+    inner: Memory,
+    work: std::sync::mpsc::Sender<Io>,
+}
+
+impl OneThread {
+    fn new() -> OneThread {
+        let (work, received) = std::sync::mpsc::channel::<Io>();
+        std::thread::spawn(move || received.into_iter().for_each(|io| io.finish(Ok(0))));
+        OneThread { inner: Memory::new(Options::default()), work }
+    }
+}
+
+impl FileSystem for OneThread {
+    delegate!(to inner, except caps, submit);
+
+    fn caps(&self) -> Caps {
+        Caps { submits: true, ..self.inner.caps() }
+    }
+
+    fn submit(&self, io: Io) {
+        let _ = self.work.send(io);
+    }
+}
+
+/// A request of FUSE on the root directory.
+fn raw_request(opcode: u32, unique: u64, body: &[u8]) -> Vec<u8> {
+    let len = 40 + body.len() as u32;
+    let header = [&len.to_ne_bytes()[..], &opcode.to_ne_bytes(), &unique.to_ne_bytes()].concat();
+    [&header[..], &1u64.to_ne_bytes(), &[0; 16], body].concat()
+}
+
+/// A connection of a client that does what it wants.
+fn raw_connection(path: &std::path::Path) -> OwnedFd {
+    use rustix::net::{
+        AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    };
+    let flags = SocketFlags::CLOEXEC;
+    let seqpacket = SocketType::SEQPACKET;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, seqpacket, flags, None).unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    let numbers = [7u32, 45, 0, u32::MAX].map(u32::to_ne_bytes).concat();
+    let init = raw_request(26, 2, &[numbers, vec![0; 48]].concat());
+    rustix::net::send(&socket, &init, SendFlags::empty()).unwrap();
+    let mut room = [0; 4096];
+    assert!(rustix::net::recv(&socket, &mut room[..], RecvFlags::empty()).unwrap().0 > 16);
+    socket
+}
+
+/// The thread that completed the operations of all clients waited for one that read no answers, and
+/// with it everyone.
+#[test]
+fn a_client_that_reads_no_answers_delays_nobody() {
+    const SYNCFS: u32 = 50;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let server = Server::bind(&path, Arc::new(OneThread::new()), ServerOptions::default()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.run());
+        let stuck = raw_connection(&path);
+        let mut refused = 0;
+        let mut unique = 4;
+        // The server takes requests until its own limits; then the socket is full in both directions.
+        while refused < 20 {
+            let message = raw_request(SYNCFS, unique, &[0; 8]);
+            match rustix::net::send(&stuck, &message, rustix::net::SendFlags::DONTWAIT) {
+                Ok(_) => (unique, refused) = (unique + 2, 0),
+                Err(_) => {
+                    refused += 1;
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                }
+            }
+            if unique > 200_000 {
+                break;
+            }
+        }
+        let other = connect(path.to_str().unwrap(), 0);
+        let (done, finished) = std::sync::mpsc::channel();
+        scope.spawn(move || done.send(other.syncfs(&context(0))));
+        let answer = finished.recv_timeout(std::time::Duration::from_secs(60));
+        // Ends the wait of the other client, if there is one.
+        drop(stuck);
+        server.shut_down();
+        answer.expect("the other client waits").unwrap();
     });
 }

@@ -248,7 +248,7 @@ impl Port for RingPort {
     fn send_whole(&self, message: &[u8]) -> Result<()> {
         match lane_of(number_of_reply(message)) {
             Some(lane) => self.answer(lane, number_of_reply(message), &[message]),
-            None => self.send(&[IoSlice::new(message)]),
+            None => self.messages.send_whole(message),
         }
     }
 

@@ -10,52 +10,45 @@ use defuse_session::{IoUring, Line, Port, ReplyPort, SessionOptions, SpliceLimit
 use defuse_wire::vendor::SOCKET_IO_MAX;
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
+use crate::unsent::{Unsent, send_beside};
+
 /// The socket of a client.
-pub(crate) struct MessageLine(Arc<OwnedFd>);
+pub(crate) struct MessageLine {
+    socket: Arc<OwnedFd>,
+    unsent: Arc<Unsent>,
+}
 
 impl MessageLine {
     pub(crate) fn new(socket: Arc<OwnedFd>) -> Self {
-        MessageLine(socket)
+        MessageLine { unsent: Unsent::new(Arc::clone(&socket)), socket }
+    }
+
+    fn port(&self, flags: RecvFlags) -> Arc<dyn Port> {
+        let (socket, unsent) = (Arc::clone(&self.socket), Arc::clone(&self.unsent));
+        Arc::new(MessagePort { socket, unsent, flags })
     }
 }
 
 impl Line for MessageLine {
     /// All workers share the socket.
     fn port(&self, _own: bool) -> Arc<dyn Port> {
-        Arc::new(MessagePort { socket: Arc::clone(&self.0), flags: RecvFlags::TRUNC })
+        MessageLine::port(self, RecvFlags::TRUNC)
     }
 
     fn port_without_waiting(&self) -> Result<Arc<dyn Port>> {
-        let flags = RecvFlags::TRUNC | RecvFlags::DONTWAIT;
-        Ok(Arc::new(MessagePort { socket: Arc::clone(&self.0), flags }))
+        Ok(MessageLine::port(self, RecvFlags::TRUNC | RecvFlags::DONTWAIT))
     }
 }
 
 struct MessagePort {
     socket: Arc<OwnedFd>,
+    unsent: Arc<Unsent>,
     flags: RecvFlags,
-}
-
-impl MessagePort {
-    fn send_beside(
-        &self,
-        parts: &[IoSlice<'_>],
-        beside: &mut SendAncillaryBuffer<'_, '_, '_>,
-    ) -> Result<()> {
-        loop {
-            // If the client has ended, that is an error and no signal.
-            match rustix::net::sendmsg(&self.socket, parts, beside, SendFlags::NOSIGNAL) {
-                // An answer must not be lost to the signal that interrupts its request.
-                Err(rustix::io::Errno::INTR) => {}
-                other => return other.map(drop).map_err(errno),
-            }
-        }
-    }
 }
 
 impl ReplyPort for MessagePort {
     fn send(&self, parts: &[IoSlice<'_>]) -> Result<()> {
-        self.send_beside(parts, &mut SendAncillaryBuffer::default())
+        self.unsent.send(parts)
     }
 }
 
@@ -71,12 +64,17 @@ impl Port for MessagePort {
         }
     }
 
+    fn send_whole(&self, message: &[u8]) -> Result<()> {
+        let nothing = &mut SendAncillaryBuffer::default();
+        send_beside(&self.socket, &[IoSlice::new(message)], nothing, SendFlags::empty())
+    }
+
     fn send_with(&self, message: &[u8], fd: BorrowedFd<'_>) -> Result<()> {
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut beside = SendAncillaryBuffer::new(&mut room);
         let fds = [fd];
         beside.push(SendAncillaryMessage::ScmRights(&fds));
-        self.send_beside(&[IoSlice::new(message)], &mut beside)
+        send_beside(&self.socket, &[IoSlice::new(message)], &mut beside, SendFlags::empty())
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

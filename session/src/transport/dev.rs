@@ -183,6 +183,7 @@ impl DevChannel {
             spin: None,
             reply: DevReply {
                 port: Arc::clone(&port),
+                later: false,
                 unique: 0,
                 short: AlignedBuf::new(0, SHORT),
                 buf: AlignedBuf::new(HEADER_LEN, limits.max_read.max(4096)),
@@ -320,6 +321,8 @@ impl Channel for DevChannel {
 
 struct DevReply {
     port: Arc<dyn Port>,
+    /// The answer comes from a thread that may not wait for the client.
+    later: bool,
     unique: u64,
     /// Header and body of short answers, within one page: the kernel pins every page that it copies
     /// from, which costs more than the copy.
@@ -346,7 +349,7 @@ impl DevReply {
         let (head, rest) = message.split_at_mut(HEADER_LEN);
         head.copy_from_slice(header.as_bytes());
         put_parts(rest, body);
-        self.port.send_whole(message)
+        pass(&*self.port, self.later, message)
     }
 
     /// Sends the header and the first `len` bytes of the buffer's data with one write.
@@ -354,7 +357,7 @@ impl DevReply {
         let header = self.header(len, 0);
         let message = self.buf.message_mut(HEADER_LEN + len);
         message[..HEADER_LEN].copy_from_slice(header.as_bytes());
-        self.port.send_whole(message)
+        pass(&*self.port, self.later, message)
     }
 
     /// Splices up to `len` bytes of `fd` behind a header that says `len`. A file that ends earlier
@@ -451,6 +454,7 @@ impl Reply for DevReply {
         Box::new(DevDeferred {
             reply: DevReply {
                 port: Arc::clone(&self.port),
+                later: true,
                 unique: self.unique,
                 short: AlignedBuf::unaligned(0, SHORT_DEFERRED),
                 buf,
@@ -588,6 +592,10 @@ impl WriteSource for DevDeferred {
         self.taken += if fits { count } else { return Err(Errno::EINVAL) };
         Ok(())
     }
+}
+
+fn pass(port: &dyn Port, later: bool, message: &[u8]) -> Result<()> {
+    if later { port.send(&[IoSlice::new(message)]) } else { port.send_whole(message) }
 }
 
 /// Copies the parts into `room` one after the other.

@@ -41,9 +41,11 @@ impl<'a> Message<'a> {
     }
 }
 
-/// The way to the client for messages that no request waits for, from any thread, at any time.
+/// The way to the client from any thread, at any time: for notifications, and answers that come
+/// later.
 pub trait ReplyPort: Send + Sync {
-    /// Sends a whole message; its header is in the first part.
+    /// Sends a whole message; its header is in the first part. It does not wait for a client that
+    /// reads nothing, because the thread may serve others.
     fn send(&self, parts: &[IoSlice<'_>]) -> Result<()>;
 }
 
@@ -57,7 +59,8 @@ pub trait Port: ReplyPort {
     /// the connection; any other ends the session.
     fn receive(&self, room: &mut [u8]) -> Result<usize>;
 
-    /// Sends one message that lies in one piece.
+    /// Sends one message that lies in one piece, from a worker of the session, which may wait for the
+    /// client.
     fn send_whole(&self, message: &[u8]) -> Result<()> {
         self.send(&[IoSlice::new(message)])
     }
