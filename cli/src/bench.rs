@@ -31,6 +31,7 @@ pub struct BenchArgs {
 #[derive(Subcommand)]
 enum What {
     Direct(DirectArgs),
+    Eviction(EvictionArgs),
     Uhs(UhsArgs),
 }
 
@@ -55,6 +56,24 @@ pub struct UhsArgs {
     #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
     work: PathBuf,
     /// Print the results as JSON instead of the table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Compare the policies of the cache of shared pages by their hit rates
+///
+/// Replays generated traces of one and of eight processes at five sizes of the cache: LRU, LFU, ARC, S3-FIFO, the
+/// formula E of the paper on UHSFS, and E as `defuse serve --shared` uses it. Hits count after the first fifth of a trace.
+/// The tables are in Markdown. Everything follows from the seed: no file is read, and no time is measured.
+#[derive(clap::Args)]
+pub struct EvictionArgs {
+    /// Uses in each trace, about
+    #[arg(long, value_name = "N", default_value_t = 400_000, value_parser = clap::value_parser!(u32).range(1000..=100_000_000))]
+    uses: u32,
+    /// The seed of the traces
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Print the results as JSON instead of the tables
     #[arg(long)]
     json: bool,
 }
@@ -112,8 +131,20 @@ pub struct WorkerArgs {
 pub fn run(args: &BenchArgs) -> Result {
     match &args.what {
         What::Direct(args) => run_direct(args),
+        What::Eviction(args) => run_eviction(args),
         What::Uhs(args) => run_uhs(args),
     }
+}
+
+fn run_eviction(args: &EvictionArgs) -> Result {
+    let uses = args.uses as usize;
+    let results = defuse_bench_cache::run(uses, args.seed, &mut |line| warn(&line));
+    if !args.json {
+        return print(&results.table());
+    }
+    let mut value = serde_json::to_value(&results).map_err(Failure::failed)?;
+    value["goals"] = serde_json::to_value(results.goals()).map_err(Failure::failed)?;
+    print(&format!("{value}\n"))
 }
 
 fn run_uhs(args: &UhsArgs) -> Result {

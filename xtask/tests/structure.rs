@@ -211,7 +211,7 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
             "frontends" | "trace" => &["fs", "probe"],
             // Workloads know a file system through its contract at most.
             "workloads" => &["fs"],
-            "measure" | "block" | "ring" => &[],
+            "measure" | "block" | "ring" | "cache" => &[],
             "nvme" => &["block"],
             "study" => &["probe", "trace", "workloads", "measure"],
             "composer" => continue,

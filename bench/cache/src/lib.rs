@@ -1,0 +1,36 @@
+//! Hit rates of the policies of `cache/` on generated traces, at five sizes of the cache.
+//!
+//! Everything follows from a seed. No file system takes part, and no time is measured.
+
+#![forbid(unsafe_code)]
+
+mod random;
+mod replay;
+mod results;
+mod traces;
+
+pub use replay::{Replayed, replay};
+pub use results::{Cell, Goal, Results};
+pub use traces::{Overlap, Step, Trace, all};
+
+use defuse_cache::Kind;
+
+/// The sizes of the cache, in thousandths of the bytes of the trace.
+pub const SIZES: [u64; 5] = [10, 25, 50, 100, 250];
+
+/// Replays all traces of about so many uses each, with all policies. `say` gets a line for each trace.
+pub fn run(uses: usize, seed: u64, say: &mut dyn FnMut(String)) -> Results {
+    let mut results = Results { uses, seed, cells: Vec::new() };
+    for trace in all(uses, seed) {
+        say(format!("{}: {} uses", trace.name, trace.steps.len()));
+        for thousandths in SIZES {
+            let capacity = (trace.bytes * thousandths / 1000).max(1);
+            for (policy, kind) in Kind::ALL {
+                let replayed = replay(&trace, kind, capacity, seed);
+                let (trace, overlap) = (trace.name, trace.overlap);
+                results.cells.push(Cell { trace, overlap, thousandths, policy, replayed });
+            }
+        }
+    }
+    results
+}

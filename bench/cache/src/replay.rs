@@ -1,0 +1,44 @@
+//! A trace, and a policy.
+
+use defuse_cache::Kind;
+use serde::Serialize;
+
+use crate::traces::{Step, Trace};
+
+/// The outcome.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Replayed {
+    /// Uses that count: those after the first fifth of the trace, in which the cache fills.
+    pub uses: u64,
+    /// Uses of extents in the cache.
+    pub hits: u64,
+}
+
+impl Replayed {
+    /// Hits in percent of the uses.
+    pub fn percent(&self) -> f64 {
+        self.hits as f64 * 100.0 / self.uses.max(1) as f64
+    }
+}
+
+/// Replays a trace with a cache of so many bytes.
+pub fn replay(trace: &Trace, kind: Kind, capacity: u64, seed: u64) -> Replayed {
+    let mut policy = kind.make(capacity, seed);
+    let (mut replayed, mut evicted) = (Replayed::default(), Vec::new());
+    let warm = trace.steps.len() / 5;
+    for (number, step) in trace.steps.iter().enumerate() {
+        match *step {
+            Step::Use(extent) => {
+                let hit = policy.access(extent, &mut evicted);
+                evicted.clear();
+                let counts = number >= warm;
+                replayed.uses += u64::from(counts);
+                replayed.hits += u64::from(counts && hit);
+            }
+            Step::Gone(key) => {
+                policy.remove(key);
+            }
+        }
+    }
+    replayed
+}

@@ -1,0 +1,120 @@
+//! Hit rates, the goals, and their table.
+
+use std::fmt::Write as _;
+
+use defuse_cache::Kind;
+use serde::Serialize;
+
+use crate::replay::Replayed;
+use crate::traces::Overlap;
+
+/// Percent by which E may be below the best on a trace.
+const BELOW: f64 = 2.0;
+/// The policy that the goals are about.
+const E: &str = "e";
+/// The policies that it is compared with.
+const OTHERS: [&str; 4] = ["lru", "lfu", "arc", "s3-fifo"];
+
+/// The hit rate of one policy.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Cell {
+    /// The trace.
+    pub trace: &'static str,
+    /// If processes use the same files.
+    pub overlap: Overlap,
+    /// The size of the cache, in thousandths of the bytes of the trace.
+    pub thousandths: u64,
+    /// The policy.
+    pub policy: &'static str,
+    /// The hits.
+    pub replayed: Replayed,
+}
+
+/// All hit rates.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Results {
+    /// Uses of each trace, about.
+    pub uses: usize,
+    /// The seed of the traces.
+    pub seed: u64,
+    /// The figures.
+    pub cells: Vec<Cell>,
+}
+
+/// E beside LRU, LFU, ARC and S3-FIFO, on one trace.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Goal {
+    /// The trace.
+    pub trace: &'static str,
+    /// If processes use the same files.
+    pub overlap: Overlap,
+    /// E against the best of the others at the size where it is least, in percent of that one.
+    pub worst: f64,
+    /// The mean over all sizes.
+    pub mean: f64,
+    /// Without overlap: nowhere below the best by more than 2 %. With overlap: better in the mean, and nowhere below
+    /// by more than 2 %.
+    pub is_met: bool,
+}
+
+impl Results {
+    /// The hit rates of one trace at one size, in percent, by policy.
+    fn row(&self, trace: &str, thousandths: u64) -> impl Fn(&str) -> f64 {
+        let here = |cell: &&Cell| cell.trace == trace && cell.thousandths == thousandths;
+        let all: Vec<Cell> = self.cells.iter().filter(here).cloned().collect();
+        move |policy| {
+            let found = all.iter().find(|cell| cell.policy == policy);
+            found.map_or(0.0, |cell| cell.replayed.percent())
+        }
+    }
+
+    fn traces(&self) -> Vec<(&'static str, Overlap)> {
+        let mut traces: Vec<_> = self.cells.iter().map(|cell| (cell.trace, cell.overlap)).collect();
+        traces.dedup();
+        traces
+    }
+
+    /// The goals, by trace.
+    pub fn goals(&self) -> Vec<Goal> {
+        let goal = |(trace, overlap)| {
+            // Relative to the best, so that a low rate cannot hide a large loss.
+            let ratios: Vec<f64> = crate::SIZES
+                .iter()
+                .map(|&size| {
+                    let rate = self.row(trace, size);
+                    let best = OTHERS.iter().map(|other| rate(other)).fold(0.0, f64::max);
+                    if best == 0.0 { 0.0 } else { (rate(E) / best - 1.0) * 100.0 }
+                })
+                .collect();
+            let worst = ratios.iter().copied().fold(f64::MAX, f64::min);
+            let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
+            let is_met = worst >= -BELOW && (overlap == Overlap::None || mean > 0.0);
+            Goal { trace, overlap, worst, mean, is_met }
+        };
+        self.traces().into_iter().map(goal).collect()
+    }
+
+    /// The tables, in Markdown.
+    pub fn table(&self) -> String {
+        let names = Kind::ALL.map(|(name, _)| name);
+        let mut text = format!("| trace | cache | {} |\n|---|---|", names.join(" | "));
+        text.push_str(&"---|".repeat(names.len()));
+        text.push('\n');
+        for (trace, _) in self.traces() {
+            for thousandths in crate::SIZES {
+                let rate = self.row(trace, thousandths);
+                let rates: Vec<String> =
+                    names.iter().map(|name| format!("{:.1}", rate(name))).collect();
+                let size = thousandths as f64 / 10.0;
+                let _ = writeln!(text, "| {trace} | {size} % | {} |", rates.join(" | "));
+            }
+        }
+        text.push_str("\n| trace | E against the best of the others: least | mean | goal |\n|---|---|---|---|\n");
+        for goal in self.goals() {
+            let met = if goal.is_met { "met" } else { "not met" };
+            let Goal { trace, worst, mean, .. } = goal;
+            let _ = writeln!(text, "| {trace} | {worst:+.1} % | {mean:+.1} % | {met} |");
+        }
+        text
+    }
+}

@@ -1,0 +1,112 @@
+//! The traces.
+
+mod mixes;
+mod users;
+
+use defuse_cache::{Extent, Key};
+use fastrand::Rng;
+use serde::Serialize;
+
+/// An extent of files that are larger.
+const EXTENT: u64 = 64 << 10;
+/// Processes of the traces with several.
+const USERS: u32 = 8;
+
+/// The uses of several processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Overlap {
+    /// One process, or several that share nothing.
+    None,
+    /// Processes use the same files in part.
+    Shared,
+}
+
+/// An event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// A use of an extent.
+    Use(Extent),
+    /// An extent of a file that is removed.
+    Gone(Key),
+}
+
+/// A sequence of events.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    /// The name, which says what happens.
+    pub name: &'static str,
+    /// If processes use the same files.
+    pub overlap: Overlap,
+    /// The bytes of which cache sizes are parts: those of all files that are used again.
+    pub bytes: u64,
+    /// The events.
+    pub steps: Vec<Step>,
+}
+
+/// All traces, of about so many uses each.
+pub fn all(uses: usize, seed: u64) -> Vec<Trace> {
+    let makers: [fn(&mut Maker); 14] = [
+        users::zipf_flat,
+        users::zipf_steep,
+        users::shifting,
+        users::scans,
+        users::looping,
+        users::loops_of_lengths,
+        users::eight_apart,
+        users::common_quarter,
+        users::common_half,
+        users::common_most,
+        users::passes,
+        users::one_tree,
+        mixes::webserver,
+        mixes::varmail,
+    ];
+    let made = |(number, make): (usize, &fn(&mut Maker))| {
+        let mut maker = Maker::new(uses, seed.wrapping_add(number as u64));
+        make(&mut maker);
+        maker.trace
+    };
+    makers.iter().enumerate().map(made).collect()
+}
+
+/// A trace that is being made.
+struct Maker {
+    rng: Rng,
+    uses: usize,
+    trace: Trace,
+}
+
+impl Maker {
+    fn new(uses: usize, seed: u64) -> Maker {
+        let steps = Vec::with_capacity(uses);
+        let trace = Trace { name: "", overlap: Overlap::None, bytes: 0, steps };
+        Maker { rng: Rng::with_seed(seed), uses, trace }
+    }
+
+    fn is_short(&self) -> bool {
+        self.trace.steps.len() < self.uses
+    }
+
+    /// Uses extent `index` of a file, of 64 KiB.
+    fn uses(&mut self, user: u32, file: u64, index: u64) {
+        self.uses_of_size(user, Key::new(file, index), EXTENT);
+    }
+
+    fn uses_of_size(&mut self, user: u32, key: Key, size: u64) {
+        self.trace.steps.push(Step::Use(Extent { key, size, user }));
+    }
+
+    fn user(&mut self) -> u32 {
+        self.rng.u32(..USERS)
+    }
+
+    /// The number of extents of a trace: each is used 16 times on average.
+    fn extents(&self) -> u64 {
+        (self.uses as u64 / 16).max(64)
+    }
+
+    fn named(&mut self, name: &'static str, overlap: Overlap, extents: u64) {
+        (self.trace.name, self.trace.overlap) = (name, overlap);
+        self.trace.bytes = extents * EXTENT;
+    }
+}

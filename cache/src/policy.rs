@@ -1,0 +1,65 @@
+//! The trait of all policies.
+
+/// The name of an extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    /// The file.
+    pub file: u64,
+    /// The number of the extent in the file.
+    pub index: u64,
+}
+
+impl Key {
+    /// The extent of this number in this file.
+    pub const fn new(file: u64, index: u64) -> Key {
+        Key { file, index }
+    }
+}
+
+/// A use of an extent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// The extent.
+    pub key: Key,
+    /// Its size in bytes, which is the same at each use.
+    pub size: u64,
+    /// The number of the process that uses it. Policies tell 64 apart: numbers that are equal modulo 64 are one.
+    pub user: u32,
+}
+
+impl Extent {
+    /// True if a cache of so many bytes can hold it.
+    pub(crate) fn fits(&self, capacity: u64) -> bool {
+        (1..=capacity).contains(&self.size)
+    }
+}
+
+/// Extents that may not leave, at which an eviction looks at most.
+pub const TRIES: usize = 16;
+
+/// Decides which extents stay in a cache of so many bytes.
+pub trait Policy: Send {
+    /// Uses an extent. Returns true if it was in the cache. Otherwise it is now, and those that left for it are
+    /// added to `evicted`. An extent that is larger than the cache, or empty, does not
+    /// enter.
+    fn access(&mut self, extent: Extent, evicted: &mut Vec<Key>) -> bool;
+
+    /// Evicts one extent that `may_leave`, the least valuable. Looks at no more than [`TRIES`] extents that may not;
+    /// then, and where there is none, returns `None`.
+    fn evict(&mut self, may_leave: &dyn Fn(Key) -> bool) -> Option<Key>;
+
+    /// Takes an extent out, as if it had never been there. Returns false if it was not.
+    fn remove(&mut self, key: Key) -> bool;
+
+    /// True if the extent is in the cache.
+    fn contains(&self, key: Key) -> bool;
+
+    /// The bytes in the cache. Never more than the capacity.
+    fn bytes(&self) -> u64;
+
+    /// The most bytes.
+    fn capacity(&self) -> u64;
+
+    /// The extents that are remembered, in the cache or not; a bound of the policy's own memory.
+    fn remembered(&self) -> usize;
+}
