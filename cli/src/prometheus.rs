@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use defuse_probe::{BUCKETS, Histogram, OpStats, Snapshot};
+use defuse_probe::{BUCKETS, FigureStats, FigureUnit, Histogram, OpStats, Snapshot};
 use defuse_trace::Connection;
 
 const SECONDS: &str = "defuse_request_seconds";
@@ -37,7 +37,24 @@ pub fn text(connection: &Connection, snapshot: &Snapshot) -> String {
         head(&mut text, &name, "gauge", "A number of the daemon; see docs/statistics.md.");
         let _ = writeln!(text, "{name}{{{common}}} {value}");
     }
+    for figure in &snapshot.figures {
+        figure_line(&mut text, &common, figure);
+    }
     text
+}
+
+/// A figure of the file system. As Prometheus has it, names say the base unit, and that of counters `total`.
+fn figure_line(text: &mut String, common: &str, figure: &FigureStats) {
+    let FigureStats { name, value, unit, total } = figure;
+    let (suffix, value) = match unit {
+        FigureUnit::Count => ("", value.to_string()),
+        FigureUnit::Bytes => ("_bytes", value.to_string()),
+        FigureUnit::Nanoseconds => ("_seconds", seconds(*value)),
+    };
+    let (end, kind) = if *total { ("_total", "counter") } else { ("", "gauge") };
+    let name = format!("defuse_fs_{name}{suffix}{end}");
+    head(text, &name, kind, "A figure of the file system; see docs/statistics.md.");
+    let _ = writeln!(text, "{name}{{{common}}} {value}");
 }
 
 fn head(text: &mut String, name: &str, kind: &str, help: &str) {
@@ -75,6 +92,7 @@ mod tests {
     use super::*;
     use std::collections::{BTreeMap, BTreeSet};
 
+    use defuse_fs::Figure;
     use defuse_probe::{Op, Recorder, Stage};
     use defuse_trace::FuseMount;
 
@@ -88,6 +106,13 @@ mod tests {
         cells.add_bytes(Op::WRITE, 4096);
         let mut snapshot = recorder.snapshot();
         snapshot.gauges.insert("workers".into(), 2);
+        snapshot.figures = [
+            Figure::count("groups", 12).since_start(),
+            Figure::bytes("dirty", 4096),
+            Figure::nanoseconds("waited", 1_500_000_000).since_start(),
+        ]
+        .map(FigureStats::from)
+        .into();
         let mount = FuseMount {
             connection: 43,
             mount_point: "/mnt/a \"b\\\nc".into(),
@@ -182,5 +207,12 @@ mod tests {
         assert_eq!((count("0.000002047").as_str(), count("+Inf").as_str()), ("3", "5"));
         assert_eq!((seconds(0), seconds(1_500_000_000)), ("0".into(), "1.5".into()));
         assert!(text.contains("defuse_workers{connection=\"43\""));
+        for (name, value) in [("groups_total", "12"), ("dirty_bytes", "4096")] {
+            let begin = format!("defuse_fs_{name}{{connection=\"43\",");
+            let line = text.lines().find(|line| line.starts_with(&begin)).unwrap();
+            assert!(line.ends_with(&format!("}} {value}")), "{line}");
+        }
+        assert!(text.contains("# TYPE defuse_fs_dirty_bytes gauge"));
+        assert!(text.contains("# TYPE defuse_fs_waited_seconds_total counter"));
     }
 }

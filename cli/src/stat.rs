@@ -160,6 +160,7 @@ impl<'a> Source<'a> {
             snapshot.ops.extend(user.ops);
             snapshot.ops.sort_by_key(|stats| (stats.stage, stats.op));
             snapshot.gauges = user.gauges;
+            snapshot.figures = user.figures;
         }
         if snapshot.ops.iter().all(|stats| stats.stage != Stage::Total) {
             self.notes.push("no request ended during this time".to_owned());

@@ -60,6 +60,30 @@ fn an_image_is_made_mounted_and_has_its_files_at_the_next_mount() {
 }
 
 #[test]
+fn stat_shows_the_figures_of_the_file_system_in_every_format() {
+    let Some(place) = with_image() else { return };
+    place.ok(&["mount", "uhs:img", "mnt"]);
+    fs::write(place.path("mnt/file"), vec![7; 1 << 20]).unwrap();
+    File::open(place.path("mnt/file")).unwrap().sync_all().unwrap();
+    let table = place.ok(&["stat", "mnt"]);
+    let line = table.lines().find(|line| line.starts_with("device_written ")).unwrap();
+    assert!(line.ends_with("iB"), "{line}");
+    let json: serde_json::Value = serde_json::from_str(&place.ok(&["stat", "--json"])).unwrap();
+    let figures = json["figures"].as_array().unwrap();
+    let value = |name: &str| {
+        let figure = figures.iter().find(|figure| figure["name"] == name).unwrap();
+        figure["value"].as_u64().unwrap()
+    };
+    assert!(value("groups") >= 1 && value("device_flushes") >= 1);
+    assert!(value("device_written") >= 1 << 20);
+    assert_eq!((value("space"), value("dirty")), (32 << 20, 0));
+    let text = place.ok(&["stat", "mnt", "--prometheus"]);
+    assert!(text.contains("# TYPE defuse_fs_groups_total counter"), "{text}");
+    assert!(text.contains("# TYPE defuse_fs_dirty_bytes gauge"), "{text}");
+    place.ok(&["umount", "mnt"]);
+}
+
+#[test]
 fn mkfs_makes_a_file_of_the_size_and_allocates_it_unless_it_is_to_be_sparse() {
     let place = Place::new();
     place.ok(&["mkfs", "uhs", "full", "--size", "16M"]);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::{
-    AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File,
+    AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
     FileSystem, Ino, Io, IoOp, IoctlArgs, IoctlReply, Lifecycle, Lock, LockAnswer, LockKind,
     LockOwner, LockRequest, LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags,
     Opened, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr,
@@ -33,6 +33,11 @@ impl<F: FileSystem> FileSystem for Connection<F> {
 
     fn detached(&self) -> Result<()> {
         self.behind.unchecked().detached()
+    }
+
+    /// They tell of all users, and are for whoever runs the server: the server asks the file system itself.
+    fn figures(&self) -> Vec<Figure> {
+        Vec::new()
     }
 
     fn lifecycle(&self) -> Option<&dyn Lifecycle> {

@@ -91,6 +91,7 @@ impl FileSystem for Giving {
         out.push_with(item, || self.entry().ok());
         Ok(())
     }
+    fn figures(&self) -> Vec<Figure> { vec![Figure::count("secrets", 1)] }
     fn forget(&self, _: Ino, lookups: u64) { self.lookups.fetch_sub(lookups as i64, Ordering::Relaxed); }
     fn release(&self, _: &Context<'_>, _: File, _: ReleaseArgs) -> Result<()> {
         self.opens.fetch_sub(1, Ordering::Relaxed);
@@ -238,6 +239,16 @@ fn context(uid: u32) -> Context<'static> {
 
 fn reached(fs: &Giving) -> BTreeSet<&'static str> {
     std::mem::take(&mut *fs.calls.lock().unwrap()).into_iter().map(Method::name).collect()
+}
+
+/// They tell of what other users do.
+#[test]
+fn no_client_sees_the_figures_of_the_file_system() {
+    let fs = Arc::new(Giving::default());
+    assert_eq!(fs.figures().len(), 1);
+    for uid in [0, 5] {
+        assert_eq!(connection(&fs, uid).figures(), []);
+    }
 }
 
 const OTHERS: File = File { ino: Ino(77), fh: Fh(1) };
@@ -392,6 +403,7 @@ fn each_method_of_the_contract_is_written_and_checked() {
         "negative_valid_for",
         "attached",
         "detached",
+        "figures",
         "lifecycle",
         "statfs",
         "syncfs",

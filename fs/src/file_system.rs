@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{
-    AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, Ino, Io,
-    IoOp, IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest, LockWait, Name, NewNode,
-    NormalPath, Notify, OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf, ReleaseArgs,
-    RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf,
-    Xattr, XattrName,
+    AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
+    Ino, Io, IoOp, IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest, LockWait, Name,
+    NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf,
+    ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs,
+    WriteBuf, Xattr, XattrName,
 };
 
 /// A file system: inodes, and operations on them.
@@ -78,6 +78,15 @@ pub trait FileSystem: Send + Sync {
     /// process.
     fn detached(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// Figures of the file system about itself for its operator, such as requests to its device or memory
+    /// in use, each name once. A frontend shows them with its own statistics, at any time between `attached`
+    /// and `detached` and afterwards, from any thread. Must not wait for a device or a network.
+    ///
+    /// They concern all users of the file system. A layer for a client that is not the operator returns none.
+    fn figures(&self) -> Vec<Figure> {
+        Vec::new()
     }
 
     // ---- names ----------------------------------------------------------------------------

@@ -14,6 +14,7 @@
 mod buf;
 mod context;
 mod errno;
+mod figures;
 mod file_system;
 mod io;
 pub mod layer;
@@ -33,6 +34,7 @@ pub use buf::{
 };
 pub use context::{Caller, Context, Groups, InterruptToken, Interrupted};
 pub use errno::{Errno, Result};
+pub use figures::{Figure, Unit};
 pub use file_system::FileSystem;
 pub use io::{Completion, Io, IoOp};
 pub use lifecycle::Lifecycle;

@@ -123,6 +123,7 @@ impl Recorder {
             span_ns: self.shared.started.elapsed().as_nanos() as u64,
             ops,
             gauges: Default::default(),
+            figures: Vec::new(),
         }
     }
 }

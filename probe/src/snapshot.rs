@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use defuse_fs::{Figure, FileSystem, Unit};
 use serde::{Deserialize, Serialize};
 
 use crate::{Histogram, Op, Stage};
@@ -20,6 +22,45 @@ pub struct Snapshot {
     /// Gauges of the frontend, such as its workers: current, idle, started, retired, max.
     #[serde(default)]
     pub gauges: BTreeMap<String, u64>,
+    /// Figures of the file system about itself, in its order.
+    #[serde(default)]
+    pub figures: Vec<FigureStats>,
+}
+
+/// A figure of a file system; see [`defuse_fs::Figure`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FigureStats {
+    /// The name.
+    pub name: String,
+    /// The value, in `unit`.
+    pub value: u64,
+    /// The unit.
+    pub unit: FigureUnit,
+    /// The number only grows.
+    pub total: bool,
+}
+
+/// The unit of a [`FigureStats`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FigureUnit {
+    /// How many.
+    Count,
+    /// Bytes.
+    Bytes,
+    /// Nanoseconds.
+    Nanoseconds,
+}
+
+impl From<Figure> for FigureStats {
+    fn from(Figure { name, value, unit, total }: Figure) -> Self {
+        let unit = match unit {
+            Unit::Count => FigureUnit::Count,
+            Unit::Bytes => FigureUnit::Bytes,
+            Unit::Nanoseconds => FigureUnit::Nanoseconds,
+        };
+        FigureStats { name: name.to_owned(), value, unit, total }
+    }
 }
 
 /// The measurements of one operation in one stage.
@@ -37,6 +78,19 @@ pub struct OpStats {
 }
 
 impl Snapshot {
+    /// Adds the figures of a file system; none after a panic.
+    #[must_use]
+    pub fn with_figures(mut self, fs: &dyn FileSystem) -> Self {
+        let figures = catch_unwind(AssertUnwindSafe(|| fs.figures())).unwrap_or_default();
+        self.figures.extend(figures.into_iter().map(FigureStats::from));
+        self
+    }
+
+    /// The figure with this name.
+    pub fn figure(&self, name: &str) -> Option<&FigureStats> {
+        self.figures.iter().find(|figure| figure.name == name)
+    }
+
     /// The operation `op` as seen in user space; `None` if it did not occur.
     pub fn get(&self, op: Op) -> Option<&OpStats> {
         self.get_stage(Stage::User, op)
@@ -47,8 +101,8 @@ impl Snapshot {
         self.ops.iter().find(|stats| stats.stage == stage && stats.op == op)
     }
 
-    /// The measurements since `earlier`, a snapshot of the same recorder. Gauges have their current
-    /// values.
+    /// The measurements since `earlier`, a snapshot of the same recorder. Gauges, and figures that are no
+    /// totals, have their current values.
     pub fn since(&self, earlier: &Snapshot) -> Snapshot {
         let ops = self.ops.iter().filter_map(|stats| {
             let Some(before) = earlier.get_stage(stats.stage, stats.op) else {
@@ -59,16 +113,22 @@ impl Snapshot {
             let nothing = latency.count == 0 && bytes == 0;
             (!nothing).then_some(OpStats { latency, bytes, ..stats.clone() })
         });
+        let figures = self.figures.iter().map(|figure| {
+            let before = earlier.figure(&figure.name).filter(|_| figure.total);
+            let value = figure.value.saturating_sub(before.map_or(0, |before| before.value));
+            FigureStats { value, ..figure.clone() }
+        });
         Snapshot {
             started_unix_ms: self.started_unix_ms + earlier.span_ns / 1_000_000,
             span_ns: self.span_ns.saturating_sub(earlier.span_ns),
             ops: ops.collect(),
             gauges: self.gauges.clone(),
+            figures: figures.collect(),
         }
     }
 
-    /// Adds the measurements of another session. Gauges are added, and the duration is the longer
-    /// one.
+    /// Adds the measurements of another session. Gauges and figures are added, and the duration is the
+    /// longer one.
     pub fn merge(&mut self, other: &Snapshot) {
         self.started_unix_ms = match self.started_unix_ms {
             0 => other.started_unix_ms,
@@ -87,6 +147,12 @@ impl Snapshot {
         }
         for (name, value) in &other.gauges {
             *self.gauges.entry(name.clone()).or_default() += value;
+        }
+        for figure in &other.figures {
+            match self.figures.iter_mut().find(|own| own.name == figure.name) {
+                Some(own) => own.value = own.value.saturating_add(figure.value),
+                None => self.figures.push(figure.clone()),
+            }
         }
     }
 
@@ -123,6 +189,17 @@ impl fmt::Display for Snapshot {
         }
         for (name, value) in &self.gauges {
             writeln!(f, "{name:<18} {value:>10}")?;
+        }
+        if !self.figures.is_empty() {
+            writeln!(f)?;
+        }
+        for FigureStats { name, value, unit, .. } in &self.figures {
+            let shown = match unit {
+                FigureUnit::Count => value.to_string(),
+                FigureUnit::Bytes => Bytes(*value).to_string(),
+                FigureUnit::Nanoseconds => Duration(*value).to_string(),
+            };
+            writeln!(f, "{name:<30} {shown:>12}")?;
         }
         Ok(())
     }
@@ -191,7 +268,10 @@ mod tests {
         cells.record(Op::LOOKUP, 900, false);
         let mut snapshot = recorder.snapshot();
         snapshot.gauges.insert("workers".into(), 2);
+        snapshot.figures.push(Figure::bytes("dirty", 4096).into());
+        snapshot.figures.push(Figure::nanoseconds("waited", 7).since_start().into());
         let json = serde_json::to_string(&snapshot).unwrap();
+        assert!(json.contains(r#"{"name":"dirty","value":4096,"unit":"bytes","total":false}"#));
         assert_eq!(serde_json::from_str::<Snapshot>(&json).unwrap(), snapshot);
         assert!(json.contains(r#""op":"WRITE","stage":"user","bytes":4096"#), "{json}");
     }
@@ -216,6 +296,21 @@ mod tests {
     }
 
     #[test]
+    fn totals_of_a_period_are_differences_and_states_are_those_of_its_end() {
+        let of = |total, state| {
+            let total = Figure::count("groups", total).since_start();
+            let figures = [total, Figure::bytes("dirty", state)].map(FigureStats::from);
+            Snapshot { figures: figures.into(), ..Snapshot::default() }
+        };
+        assert_eq!(of(9, 100).since(&of(7, 300)).figures, of(2, 100).figures);
+        assert_eq!(of(9, 100).since(&Snapshot::default()).figures, of(9, 100).figures);
+        let mut both = of(9, 100);
+        both.merge(&of(1, 1));
+        both.merge(&Snapshot::default());
+        assert_eq!(both.figures, of(10, 101).figures);
+    }
+
+    #[test]
     fn the_table_has_the_expected_text() {
         let mut snapshot = Snapshot { span_ns: 12_340_000_000, ..Snapshot::default() };
         let mut latency = Histogram::default();
@@ -224,6 +319,9 @@ mod tests {
         }
         snapshot.ops.push(OpStats { op: Op::READ, stage: Stage::User, bytes: 12288, latency });
         snapshot.gauges.insert("workers".into(), 2);
+        snapshot.figures.push(Figure::count("groups", 12).since_start().into());
+        snapshot.figures.push(Figure::bytes("dirty", 0).into());
+        snapshot.figures.push(Figure::bytes("device_written", 8192).since_start().into());
         let expected = "\
 12.34 s measured
 
@@ -231,6 +329,10 @@ user                    count   errors      mean       p50       p99       max  
 READ                        3        0    1.5 us    1.5 us    1.5 us    1.5 us  100.0%   12.0 KiB
 
 workers                     2
+
+groups                                   12
+dirty                                     -
+device_written                      8.0 KiB
 ";
         assert_eq!(snapshot.to_string(), expected);
     }

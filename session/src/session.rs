@@ -185,7 +185,7 @@ pub struct Statistics {
 }
 
 impl Statistics {
-    /// The statistics so far, with the numbers of workers as gauges.
+    /// The statistics so far, with the numbers of workers as gauges and the figures of the file system.
     pub fn snapshot(&self) -> Snapshot {
         let mut snapshot = self.shared.dispatcher.recorder.snapshot();
         let counts = self.shared.pool.counts();
@@ -199,7 +199,7 @@ impl Statistics {
             ("workers_retired", counts.retired),
         ];
         snapshot.gauges.extend(gauges.map(|(name, value)| (name.to_string(), value)));
-        snapshot
+        snapshot.with_figures(&*self.shared.dispatcher.fs)
     }
 }
 

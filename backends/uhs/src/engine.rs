@@ -7,6 +7,7 @@
 
 mod commit;
 mod data;
+mod figures;
 mod files;
 mod lost;
 
@@ -14,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use defuse_block::{Blocking, Device};
+use defuse_block::{Blocking, Counted, Device};
 use defuse_fs::{Entry, Errno, Name, Result, SetXattrFlags, XattrName};
 
 use crate::Options;
@@ -27,6 +28,7 @@ use crate::names::{Names, Problem};
 use crate::store::{self, Frozen, Store, StoreError, survey};
 pub(crate) use commit::Extent;
 use commit::Waiting;
+use figures::Reads;
 
 /// Contents that are looked at when one more is listed.
 const LOOKS: usize = 4;
@@ -53,6 +55,9 @@ pub(crate) struct Engine {
     waiting: Mutex<Waiting>,
     line: Mutex<Blocking>,
     io: Io,
+    /// The way of all I/O.
+    device: Arc<Counted>,
+    reads: Reads,
     /// Whoever reads the content of an inode from its slot has the turn of its number.
     loads: [Mutex<()>; LOADS],
     /// Contents with pages that the device does not take.
@@ -104,6 +109,8 @@ impl Engine {
         rules: Rules,
         random: fastrand::Rng,
     ) -> Result<(Engine, Vec<Problem>), StoreError> {
+        let counted = Arc::new(Counted::new(device));
+        let device = Arc::clone(&counted) as Arc<dyn Device>;
         let superblock = store::superblock(&*device)?;
         let (survey, names, pool, problems) = match load::restore(&*device, &superblock) {
             Some((survey, names, pool)) => (survey, names, pool, Vec::new()),
@@ -135,6 +142,8 @@ impl Engine {
             waiting: Mutex::default(),
             line: Mutex::new(line),
             io,
+            device: counted,
+            reads: Reads::default(),
             loads: Default::default(),
             stuck: Mutex::default(),
             refused: AtomicBool::new(false),

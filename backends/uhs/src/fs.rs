@@ -9,11 +9,11 @@ use std::time::Duration;
 use defuse_block::Device;
 use defuse_fs::locks::LockQueue;
 use defuse_fs::{
-    Attr, CacheMode, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, FileKind,
-    FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name, NewNode,
-    NormalPath, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags,
-    Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr,
-    XattrName,
+    Attr, CacheMode, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
+    FileKind, FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name,
+    NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs,
+    RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf,
+    Xattr, XattrName,
 };
 
 use crate::commit::Rules;
@@ -154,6 +154,10 @@ impl FileSystem for Uhs {
             locks: LockSupport::Either,
             ..Caps::default()
         }
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        self.engine.figures()
     }
 
     fn attached(&self, _: Arc<dyn Notify>) {

@@ -72,8 +72,23 @@ pub(crate) struct Space {
     roomy: [Set; ROOMS.len()],
     free_blocks: u64,
     free_units: u32,
+    slot_units: u32,
+    full_units: u32,
     /// The unit that took the last small block of no neighbour.
     cursor: usize,
+}
+
+/// Units by their class, and free blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Units {
+    pub(crate) free: u64,
+    pub(crate) slots: u64,
+    pub(crate) full: u64,
+    /// Those with blocks in use and free ones.
+    pub(crate) small: u64,
+    pub(crate) free_blocks: u64,
+    /// Free blocks of those.
+    pub(crate) small_free_blocks: u64,
 }
 
 impl Space {
@@ -91,6 +106,8 @@ impl Space {
             roomy: std::array::from_fn(|_| Set::new(count)),
             free_blocks: u64::from(units) * UNIT_BLOCKS,
             free_units: units,
+            slot_units: 0,
+            full_units: 0,
             cursor: 0,
         }
     }
@@ -110,20 +127,25 @@ impl Space {
         self.free_units
     }
 
+    /// The units of each class.
+    pub(crate) fn units(&self) -> Units {
+        let [free, slots, full] =
+            [self.free_units, self.slot_units, self.full_units].map(u64::from);
+        let small = self.units.len() as u64 - free - slots - full;
+        let free_blocks = self.free_blocks;
+        let small_free_blocks = free_blocks - free * UNIT_BLOCKS;
+        Units { free, slots, full, small, free_blocks, small_free_blocks }
+    }
+
     /// The classes of units: name, units, free blocks in them.
     pub(crate) fn classes(&self) -> [(&'static str, u64, u64); 4] {
-        let mut classes = [("free", 0, 0), ("slots", 0, 0), ("full", 0, 0), ("small blocks", 0, 0)];
-        for (unit, room) in self.units.iter().zip(&self.room) {
-            let (at, free) = match *unit {
-                FREE => (0, u64::from(*room)),
-                SLOTS => (1, 0),
-                FULL => (2, 0),
-                _ => (3, u64::from(*room)),
-            };
-            classes[at].1 += 1;
-            classes[at].2 += free;
-        }
-        classes
+        let units = self.units();
+        [
+            ("free", units.free, units.free * UNIT_BLOCKS),
+            ("slots", units.slots, 0),
+            ("full", units.full, 0),
+            ("small blocks", units.small, units.small_free_blocks),
+        ]
     }
 
     /// Marks `count` units from `first` on as those of slots.
@@ -138,6 +160,7 @@ impl Space {
             self.free.remove(unit);
         }
         self.free_units -= count;
+        self.slot_units += count;
         self.free_blocks -= u64::from(count) * UNIT_BLOCKS;
     }
 
@@ -270,7 +293,9 @@ impl Space {
         let left = if used { room - count } else { room + count };
         self.room[unit] = left as u16;
         self.free_blocks = self.free_blocks + u64::from(left) - u64::from(room);
-        self.units[unit] = self.place(old, left, bits);
+        let new = self.place(old, left, bits);
+        self.units[unit] = new;
+        self.full_units = self.full_units + u32::from(new == FULL) - u32::from(old == FULL);
         self.list(unit, room, left);
     }
 

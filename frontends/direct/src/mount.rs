@@ -131,13 +131,14 @@ impl Mount {
         &self.core.recorder
     }
 
-    /// The statistics so far, with the number of cached names and of users as gauges.
+    /// The statistics so far, with the number of cached names and of users as gauges, and the figures of the
+    /// file system.
     pub fn statistics(&self) -> Snapshot {
         let mut snapshot = self.core.recorder.snapshot();
         snapshot.gauges.insert("names_cached".to_owned(), self.names.len() as u64);
         let users = self.users.load(Ordering::Relaxed) as u64;
         snapshot.gauges.insert("users".to_owned(), users);
-        snapshot
+        snapshot.with_figures(&*self.core.fs)
     }
 
     /// The capabilities that the file system declared.

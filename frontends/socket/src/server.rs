@@ -272,14 +272,15 @@ impl Server {
         lock(&self.shared.clients).connections.len()
     }
 
-    /// The statistics of all connections, including ended ones.
+    /// The statistics of all connections, including ended ones, and the figures of the file system.
     pub fn snapshot(&self) -> Snapshot {
         let clients = lock(&self.shared.clients);
         let mut all = clients.past.clone().unwrap_or_default();
         for statistics in clients.connections.values().flat_map(|one| &one.statistics) {
             all.merge(&statistics.snapshot());
         }
-        all
+        drop(clients);
+        all.with_figures(&*self.shared.fs)
     }
 }
 

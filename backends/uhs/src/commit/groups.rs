@@ -147,6 +147,11 @@ impl Groups {
         self.live.get(&ino).copied()
     }
 
+    /// Slots that may be overwritten.
+    pub(crate) fn free_slots(&self) -> usize {
+        self.slots.free()
+    }
+
     /// The newest group that is durable.
     pub(crate) fn newest_durable(&self) -> u64 {
         self.durable

@@ -143,6 +143,11 @@ impl Slots {
         Some(found)
     }
 
+    /// Slots that may be overwritten, as far as that was looked up.
+    pub(crate) fn free(&self) -> usize {
+        self.free
+    }
+
     /// True where [`take`](Slots::take) finds so many slots when `durable` is that group.
     pub(crate) fn has(&self, count: usize, durable: u64) -> bool {
         let freed = self.freed.range(..=durable).flat_map(|(_, blocks)| blocks);

@@ -176,6 +176,11 @@ impl Pool {
         self.memory().map(|memory| &memory.region)
     }
 
+    /// Frames in use, and from which number on pages that are on the device are dropped.
+    pub(crate) fn frames_in_use(&self) -> (usize, usize) {
+        self.memory().map_or((0, 0), |memory| (memory.in_use(), memory.limit))
+    }
+
     /// Takes up to `count` neighbouring frames, at the cost of pages that are on the device. `None` where
     /// all frames hold pages that are not, or that somebody uses.
     pub(crate) fn frames(&self, count: usize) -> Option<Frames> {

@@ -220,6 +220,16 @@ impl Pool {
         Some((first, count))
     }
 
+    /// Blocks that are promised, and those that are free once groups are durable.
+    pub(crate) fn set_aside(&self) -> (u64, u64) {
+        (self.promised.load(Ordering::Relaxed), self.waiting.load(Ordering::Relaxed))
+    }
+
+    /// Slots, and further chunks of them that there can be.
+    pub(crate) fn slots(&self) -> (u64, u64) {
+        (self.slots.load(Ordering::Relaxed), self.chunks.load(Ordering::Relaxed))
+    }
+
     /// Blocks that were set aside are taken, or are not needed.
     pub(crate) fn unpromise(&self, count: u64) {
         self.promised.fetch_sub(count, Ordering::Relaxed);

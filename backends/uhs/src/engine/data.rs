@@ -70,16 +70,22 @@ impl Engine {
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
         let mut fetched = Fetched::default();
+        let mut in_memory = true;
         loop {
             let mut held = lock(content);
             fetched.fill(&mut held, &self.pool);
-            if held.missing(at, len as u64).is_empty() {
+            let wanted = held.missing(at, len as u64).len();
+            if wanted == 0 {
                 held.has_read(at, len as u64);
+                if in_memory { &self.reads.hits } else { &self.reads.misses }.add(1);
                 return out.with_limit(len, |out| held.read(at, out));
             }
             let ahead = held.ahead(at, len as u64, self.options.cache_pages);
             let missing = held.missing(at, len as u64 + ahead);
             drop(held);
+            in_memory = false;
+            self.reads.fetched.add(wanted as u64);
+            self.reads.ahead.add((missing.len() - wanted) as u64);
             self.fetch(&missing, &mut fetched)?;
         }
     }

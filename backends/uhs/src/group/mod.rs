@@ -18,6 +18,7 @@ use crate::names::{Encoded, Names, WithRecords};
 use crate::space::Run;
 
 pub(crate) use gate::{Closed, Gate, Handle};
+pub(crate) use sync::number_of_thread;
 
 /// Everything that a group writes.
 #[derive(Default)]

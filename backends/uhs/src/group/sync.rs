@@ -8,7 +8,7 @@ pub(super) use shuttle::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLoc
 
 /// A number that few threads share.
 #[cfg(not(feature = "shuttle"))]
-pub(super) fn number_of_thread() -> usize {
+pub(crate) fn number_of_thread() -> usize {
     use std::sync::atomic::{AtomicUsize, Ordering};
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static NUMBER: usize = NEXT.fetch_add(1, Ordering::Relaxed));
@@ -16,6 +16,6 @@ pub(super) fn number_of_thread() -> usize {
 }
 
 #[cfg(feature = "shuttle")]
-pub(super) fn number_of_thread() -> usize {
+pub(crate) fn number_of_thread() -> usize {
     shuttle::current::me().into()
 }

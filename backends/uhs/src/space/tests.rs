@@ -45,6 +45,11 @@ fn runs_never_overlap_and_empty_units_are_free_again() {
             let empty = |unit: u64| used.range(unit * 512..(unit + 1) * 512).next().is_none();
             let free = (0..20).filter(|unit| !(3..5).contains(unit) && empty(*unit)).count();
             assert_eq!(space.free_units(), free as u32);
+            let count = |unit: u64| used.range(unit * 512..(unit + 1) * 512).count();
+            let full = (0..20).filter(|unit| count(*unit) == 512).count() as u64;
+            let units = space.units();
+            assert_eq!((units.full, units.slots), (full, 2));
+            assert_eq!(units.small, 18 - full - free as u64);
             assert!(free >= 1, "a unit is kept");
         }
         assert_eq!(blocks(&held), used);

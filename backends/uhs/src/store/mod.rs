@@ -22,7 +22,7 @@ mod turns;
 mod writing;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use defuse_block::{Blocking, Device, Errno, FRAME, Kind as Op};
@@ -68,6 +68,24 @@ pub(crate) struct Store {
     failed: AtomicBool,
     /// A slot could not be written, and lies elsewhere: a part of it may be in its old place.
     replaced: AtomicBool,
+    slots_written: AtomicU64,
+    superblocks: AtomicU64,
+    /// The newest group when this mount began.
+    begun: u64,
+}
+
+/// How far a store has come since its mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Groups that were closed.
+    pub(crate) groups: u64,
+    /// Those of them that would not survive a power failure.
+    pub(crate) not_durable: u64,
+    pub(crate) slots_written: u64,
+    /// Slots that may be overwritten.
+    pub(crate) slots_free: u64,
+    /// Versions of the superblock.
+    pub(crate) superblocks: u64,
 }
 
 struct State {
@@ -152,6 +170,9 @@ impl Store {
             rules,
             failed: AtomicBool::new(false),
             replaced: AtomicBool::new(false),
+            slots_written: AtomicU64::new(0),
+            superblocks: AtomicU64::new(1),
+            begun: found.durable,
         })
     }
 
@@ -217,6 +238,7 @@ impl Store {
                     let alone = state.stages.is_empty() && group.writes.len() == 1;
                     let fua = now && alone && self.device.facts().fua;
                     state.stages.insert(group.number, Stage::Writing);
+                    self.slots_written.fetch_add(group.writes.len() as u64, Ordering::Relaxed);
                     let places = Places::of(&state.superblock);
                     drop(state);
                     let lane = self.noted(self.lanes.take(), "open a queue")?;
@@ -414,6 +436,19 @@ impl Store {
         self.lock().groups.newest_durable()
     }
 
+    /// How far it has come.
+    pub(crate) fn progress(&self) -> Progress {
+        let state = self.lock();
+        let newest = state.groups.newest();
+        Progress {
+            groups: newest - self.begun,
+            not_durable: newest - state.groups.newest_durable(),
+            slots_written: self.slots_written.load(Ordering::Relaxed),
+            slots_free: state.groups.free_slots() as u64,
+            superblocks: self.superblocks.load(Ordering::Relaxed),
+        }
+    }
+
     /// Slots of all chunks, and the chunks that there can still be.
     pub(crate) fn slots(&self) -> (u64, u64) {
         let superblock = &self.lock().superblock;
@@ -488,6 +523,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let mut superblock = state.superblock.clone();
         superblock.epoch += 1;
+        self.superblocks.fetch_add(1, Ordering::Relaxed);
         change(&mut superblock);
         let line = Blocking::new(&*self.device).map_err(failed("open a queue"));
         line.and_then(|mut line| write_superblock(&mut line, &superblock))

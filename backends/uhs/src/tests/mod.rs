@@ -4,6 +4,7 @@ mod ahead;
 mod crash;
 mod damage;
 mod faults;
+mod figures;
 mod full;
 mod golden;
 mod lost;

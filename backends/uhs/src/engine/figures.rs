@@ -1,0 +1,128 @@
+//! Figures for the operator (docs/statistics.md).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use defuse_block::Counters;
+use defuse_fs::Figure;
+
+use super::{Engine, Slots, lock};
+use crate::format::BLOCK;
+use crate::group::number_of_thread;
+use crate::store::Progress;
+
+/// Lanes of a tally. More threads share them.
+const LANES: usize = 16;
+
+/// A count that many threads add to, so that their processors share no cache line.
+#[derive(Default)]
+pub(super) struct Tally([Lane; LANES]);
+
+#[derive(Default)]
+#[repr(align(128))]
+struct Lane(AtomicU64);
+
+impl Tally {
+    pub(super) fn add(&self, count: u64) {
+        self.0[number_of_thread() % LANES].0.fetch_add(count, Ordering::Relaxed);
+    }
+
+    fn sum(&self) -> u64 {
+        self.0.iter().map(|lane| lane.0.load(Ordering::Relaxed)).sum()
+    }
+}
+
+/// Counts of reads.
+#[derive(Default)]
+pub(super) struct Reads {
+    /// Parts of up to 1 MiB that were in memory.
+    pub(super) hits: Tally,
+    /// Those for which something was read from the device.
+    pub(super) misses: Tally,
+    /// Pages that were read because somebody wanted them.
+    pub(super) fetched: Tally,
+    /// Pages that were read before somebody wanted them.
+    pub(super) ahead: Tally,
+}
+
+impl Engine {
+    /// Figures of this file system, each name once. Nothing waits for the device.
+    pub(crate) fn figures(&self) -> Vec<Figure> {
+        let mut figures = Vec::with_capacity(48);
+        if let Slots::Store(store) = &self.store {
+            figures.extend(of_groups(&store.progress()));
+        }
+        figures.push(Figure::count("read_only", self.is_read_only().into()));
+        figures.push(Figure::count("files_stuck", lock(&self.stuck).len() as u64));
+        figures.extend(of_device(&self.device.counters()));
+        figures.extend(self.of_memory());
+        figures.extend(self.of_space());
+        figures
+    }
+
+    fn of_memory(&self) -> Vec<Figure> {
+        let bytes = |name, pages: usize| Figure::bytes(name, (pages * BLOCK) as u64);
+        let count = |name, tally: &Tally| Figure::count(name, tally.sum()).since_start();
+        let read =
+            |name, tally: &Tally| Figure::bytes(name, tally.sum() * BLOCK as u64).since_start();
+        let (used, limit) = self.pool.frames_in_use();
+        vec![
+            bytes("dirty", self.pool.dirty()),
+            bytes("dirty_limit", self.options.dirty_pages),
+            bytes("cache_used", used),
+            bytes("cache_limit", limit),
+            count("cache_hits", &self.reads.hits),
+            count("cache_misses", &self.reads.misses),
+            read("cache_fetched", &self.reads.fetched),
+            read("cache_read_ahead", &self.reads.ahead),
+            Figure::count("contents_idle", lock(&self.idle).len() as u64),
+        ]
+    }
+
+    fn of_space(&self) -> Vec<Figure> {
+        let blocks = |name, blocks: u64| Figure::bytes(name, blocks * BLOCK as u64);
+        let units = self.pool.space().units();
+        let (promised, waiting) = self.pool.set_aside();
+        let (slots, chunks) = self.pool.slots();
+        vec![
+            Figure::count("inodes", self.pool.inodes().load(Ordering::Relaxed)),
+            Figure::count("slots", slots),
+            Figure::count("slot_chunks_left", chunks),
+            Figure::count("units_free", units.free),
+            Figure::count("units_of_slots", units.slots),
+            Figure::count("units_full", units.full),
+            Figure::count("units_of_small_blocks", units.small),
+            blocks("space", self.pool.counts().0),
+            blocks("space_free", units.free_blocks),
+            blocks("space_free_in_small_blocks", units.small_free_blocks),
+            blocks("space_promised", promised),
+            blocks("space_waiting_for_groups", waiting),
+        ]
+    }
+}
+
+fn of_groups(progress: &Progress) -> Vec<Figure> {
+    vec![
+        Figure::count("groups", progress.groups).since_start(),
+        Figure::count("groups_not_durable", progress.not_durable),
+        Figure::count("slots_written", progress.slots_written).since_start(),
+        Figure::count("slots_free", progress.slots_free),
+        Figure::count("superblocks_written", progress.superblocks).since_start(),
+    ]
+}
+
+fn of_device(counters: &Counters) -> Vec<Figure> {
+    let count = |name, value| Figure::count(name, value).since_start();
+    let bytes = |name, value| Figure::bytes(name, value).since_start();
+    vec![
+        count("device_reads", counters.reads),
+        bytes("device_read", counters.read_bytes),
+        count("device_writes", counters.writes),
+        bytes("device_written", counters.written_bytes),
+        count("device_durable_writes", counters.fua_writes),
+        count("device_flushes", counters.flushes),
+        count("device_discards", counters.discards),
+        bytes("device_discarded", counters.discarded_bytes),
+        count("device_errors", counters.errors),
+        Figure::count("device_in_flight", counters.in_flight),
+    ]
+}
