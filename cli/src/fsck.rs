@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use defuse_fs::source::Checked;
+use defuse_fs::source::{Checked, Newest};
 use serde_json::{Map, Value, json};
 
 use crate::error::{self, Failure, Result, print};
@@ -30,16 +30,41 @@ pub struct FsckArgs {
     /// Repair all errors; nothing that can be read is deleted
     #[arg(long)]
     repair: bool,
+    /// Keep or undo the newest changes if parts of them cannot be read, so that nobody knows if they were
+    /// complete; without this, nothing is repaired then
+    #[arg(long, requires = "repair", value_enum)]
+    newest: Option<Choice>,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
+}
+
+/// See [`Newest`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Choice {
+    /// Keep what can be read of them
+    Keep,
+    /// Undo them
+    Undo,
+}
+
+impl From<Choice> for Newest {
+    fn from(choice: Choice) -> Self {
+        match choice {
+            Choice::Keep => Newest::Keep,
+            Choice::Undo => Newest::Undo,
+        }
+    }
 }
 
 /// Checks the image, and prints the findings. Returns the exit code.
 pub fn run(args: &FsckArgs) -> Result<u8> {
     let image = paths::image(&args.image);
     let opened = images::open(&image, args.repair)?;
-    let repairs = if args.repair { opened.repair()? } else { Vec::new() };
+    let repairs = match args.repair {
+        true => opened.repair(args.newest.map(Newest::from))?,
+        false => Vec::new(),
+    };
     let checked = opened.check()?;
     match args.json {
         true => print(&format!("{:#}\n", as_json(&image, &repairs, &checked)))?,

@@ -48,7 +48,7 @@ pub fn image(script: &[u8]) {
     let Ok(report) = check(&device) else {
         // It shows the copies of the superblock, at least.
         assert!(tables(&*device, None).is_ok(), "nothing is shown");
-        assert!(repair(&device, random()).is_err(), "a repair of what cannot be checked");
+        assert!(repair(&device, None, random()).is_err(), "a repair of what cannot be checked");
         return;
     };
     for ino in [None, Some(1), Some(2), Some(4)] {
@@ -59,7 +59,7 @@ pub fn image(script: &[u8]) {
         walk(&fs);
     }
     // It may have no space for what is to be written.
-    let Ok(_) = repair(&device, random()) else { return };
+    let Ok(_) = repair(&device, None, random()) else { return };
     let again = check(&device).map(|report| report.problems);
     assert_eq!(again, Ok(Vec::new()), "{:?} were repaired", report.problems);
     let options = Options { read_only: false, ..options };

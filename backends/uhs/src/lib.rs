@@ -36,7 +36,7 @@ pub use fs::Uhs;
 pub use fuzzed::{image as fuzz_image, snapshot as fuzz_snapshot};
 pub use kind::KIND;
 pub use names::Problem;
-pub use repair::{Repair, repair};
+pub use repair::{Doubt, Repair, Written, repair};
 pub use store::StoreError;
 
 /// Options of a [`Uhs`].

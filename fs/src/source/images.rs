@@ -43,8 +43,9 @@ pub trait Image {
     ///
     /// # Errors
     ///
-    /// See [`Image`].
-    fn repair(&self) -> Result<Vec<String>>;
+    /// See [`Image`]. Where nobody can know if the newest changes were complete, because parts of them cannot be
+    /// read, the error says what they are, and nothing is written unless `newest` decides.
+    fn repair(&self, newest: Option<Newest>) -> Result<Vec<String>>;
 
     /// Makes the file system larger. A power failure leaves the old size or the new one, and all files.
     ///
@@ -61,6 +62,15 @@ pub trait Image {
     ///
     /// [`Error::Failed`](super::Error::Failed) if there is no such inode; see [`Image`] for others.
     fn dump(&self, ino: Option<u64>) -> Result<Vec<Table>>;
+}
+
+/// The fate of the newest changes in a repair, where nobody can know if they were complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Newest {
+    /// All that can be read of them stays, as if they had been complete.
+    Keep,
+    /// They are undone, as if they had not been.
+    Undo,
 }
 
 /// The properties of a new file system.

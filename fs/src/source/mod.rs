@@ -11,7 +11,7 @@ mod images;
 mod value;
 
 pub use frontend::{Frontend, Granted, Locks, Threads};
-pub use images::{Cell, Checked, Grown, Growth, Image, Images, NewImage, Table};
+pub use images::{Cell, Checked, Grown, Growth, Image, Images, NewImage, Newest, Table};
 pub use value::{Value, Word, bytes, seconds};
 
 use std::ffi::OsStr;

@@ -12,8 +12,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use defuse_block::{Access, Device, Errno, File, OpenError, OpenFile, driver_of};
-use defuse_fs::source::{Checked, Error, Grown, Growth, Image, Images, NewImage, Result, Table};
+use defuse_fs::source::{
+    Checked, Error, Grown, Growth, Image, Images, NewImage, Newest, Result, Table,
+};
 
+use crate::format::BLOCK;
 use crate::format::superblock::Unusable;
 use crate::{Options, StoreError, Uhs, check, repair};
 
@@ -65,8 +68,9 @@ impl Image for Opened {
         })
     }
 
-    fn repair(&self) -> Result<Vec<String>> {
-        let repairs = repair(&self.device, random()).map_err(|error| self.unusable(&error))?;
+    fn repair(&self, newest: Option<Newest>) -> Result<Vec<String>> {
+        let repairs = repair(&self.device, newest, random());
+        let repairs = repairs.map_err(|error| self.unusable(&error))?;
         Ok(repairs.iter().map(ToString::to_string).collect())
     }
 
@@ -106,7 +110,21 @@ fn random() -> fastrand::Rng {
 /// The device that a driver of this program has for `image`; `None` for a path.
 fn driven(image: &Path, access: Access) -> Result<Option<Arc<dyn Device>>> {
     let Some((driver, name)) = driver_of(image.as_os_str()) else { return Ok(None) };
-    (driver.open)(name, access).map(Some).map_err(Error::Failed)
+    let device = (driver.open)(name, access).map_err(Error::Failed)?;
+    fits_blocks(image, &*device)?;
+    Ok(Some(device))
+}
+
+/// Fails for a device with larger blocks than those of a file system. Smaller ones are gathered.
+fn fits_blocks(image: &Path, device: &dyn Device) -> Result<()> {
+    match device.facts().block_size {
+        bytes if bytes as usize == BLOCK => Ok(()),
+        bytes => Err(Error::Failed(format!(
+            "{} has blocks of {bytes} bytes (`blockdev --getss`), and uhs takes devices with blocks of \
+             512 to {BLOCK}: format the device with such blocks, or use an image file on it",
+            image.display()
+        ))),
+    }
 }
 
 /// Opens a device of a driver, or a file with the device in it.
@@ -125,6 +143,7 @@ fn device(file: &OpenFile, image: &Path) -> Result<Arc<dyn Device>> {
     if !device.is_direct() {
         log::info!("{}: no direct I/O here: it goes through the page cache", image.display());
     }
+    fits_blocks(image, &device)?;
     Ok(Arc::new(device))
 }
 
@@ -178,6 +197,10 @@ fn unusable(image: &Path, device: &dyn Device, error: &StoreError) -> Error {
                 "{shown} has {has} bytes and its file system {wants}: it was cut short; restore the rest"
             )
         }
+        StoreError::Doubtful(doubt) => format!(
+            "{shown}: {doubt}\nNothing was changed. `defuse fsck --repair --newest keep {shown}` keeps what can \
+             be read of these changes, and `--newest undo` undoes them; copy the image first if it matters"
+        ),
         other => format!("{shown}: {other}"),
     };
     Error::Failed(text)
@@ -202,7 +225,11 @@ mod tests {
         open: |name, _| {
             static DISK: OnceLock<Ram> = OnceLock::new();
             let disk = DISK.get_or_init(|| Ram::new(4096, 8192)).clone();
-            if name == "disk" { Ok(Arc::new(disk)) } else { Err(format!("there is no {name}")) }
+            match name {
+                "disk" => Ok(Arc::new(disk)),
+                "large-blocks" => Ok(Arc::new(Ram::new(8192, 4096))),
+                name => Err(format!("there is no {name}")),
+            }
         },
     };
 
@@ -230,5 +257,25 @@ mod tests {
         drop(open(disk, Options { commit: None, ..Options::default() }).unwrap());
         let other = ImageFiles.open(Path::new("uhs-test:other"), false);
         assert!(error(other.map(drop)).contains("there is no other"));
+    }
+
+    /// A block of the file system is written whole or torn at a sector, and never shares a block of the device.
+    #[test]
+    fn a_device_with_larger_blocks_is_refused_with_its_size() {
+        add_driver(&DRIVER);
+        let image = Path::new("uhs-test:large-blocks");
+        let new = NewImage { force: true, root_perm: 0o755, ..NewImage::default() };
+        let errors = [
+            ImageFiles.make(image, &new).unwrap_err(),
+            ImageFiles.open(image, true).map(drop).unwrap_err(),
+            open(image, Options::default()).map(drop).unwrap_err(),
+        ];
+        for error in errors {
+            assert!(error.to_string().contains("has blocks of 8192 bytes"), "{error}");
+        }
+        // Also without a path.
+        let device: Arc<dyn Device> = Arc::new(Ram::new(8192, 4096));
+        let opened = Uhs::open(device, Options::default(), random());
+        assert_eq!(opened.map(drop), Err(StoreError::BlockSize(8192)));
     }
 }

@@ -5,6 +5,7 @@
 //! go through groups, so that a repair survives a power failure at any moment and may be run again.
 
 mod claims;
+mod doubt;
 mod mend;
 mod report;
 
@@ -13,6 +14,7 @@ use std::sync::Arc;
 
 use defuse_block::{Blocking, Device};
 use defuse_fs::Timestamp;
+use defuse_fs::source::Newest;
 
 use crate::commit::{Change, Rules};
 use crate::format::inode::{Data, Decoded, HEAD, Inode, Pointer, spill};
@@ -21,8 +23,9 @@ use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::load::records;
 use crate::space::{Run, Space};
-use crate::store::{Store, StoreError, Survey, failed, survey};
+use crate::store::{Store, StoreError, Survey, failed, survey_and_see};
 use claims::Claims;
+pub use doubt::{Doubt, Written};
 use mend::{Mender, Patient};
 pub use report::Repair;
 
@@ -37,10 +40,15 @@ const READ_TIMES: u8 = 4;
 ///
 /// # Errors
 ///
-/// See [`StoreError`]: no superblock can be used, there is no space for what must be written, or the device
-/// failed.
-pub fn repair(device: &Arc<dyn Device>, random: fastrand::Rng) -> Result<Vec<Repair>, StoreError> {
-    let survey = survey(&**device, Rules::ALL)?;
+/// See [`StoreError`]: no superblock can be used, there is no space for what must be written, the device
+/// failed, or somebody has to say by `newest` what becomes of groups that may have been complete
+/// ([`StoreError::Doubtful`]).
+pub fn repair(
+    device: &Arc<dyn Device>,
+    newest: Option<Newest>,
+    random: fastrand::Rng,
+) -> Result<Vec<Repair>, StoreError> {
+    let survey = decided(&**device, newest)?;
     let found = &survey.found;
     let mut line = Blocking::new(&**device).map_err(failed("open a queue"))?;
     let (patients, removed) = patients(&mut line, &survey);
@@ -83,6 +91,23 @@ pub fn repair(device: &Arc<dyn Device>, random: fastrand::Rng) -> Result<Vec<Rep
     store.flush()?;
     store.rest()?;
     Ok(repairs)
+}
+
+/// The slots of the device, with the groups that count. A mount voids groups that are not whole, because a power
+/// failure has interrupted them. A slot that cannot be read may be the one that is missing; then such a group may
+/// have been acknowledged.
+fn decided(device: &dyn Device, newest: Option<Newest>) -> Result<Survey, StoreError> {
+    let mut scan = Vec::new();
+    let survey = survey_and_see(device, Rules::ALL, |slots| scan = slots.to_vec())?;
+    let doubt = Doubt::of(&scan, survey.found.durable, &survey.unreadable);
+    match (doubt, newest) {
+        (None, _) | (_, Some(Newest::Undo)) => Ok(survey),
+        (Some(doubt), Some(Newest::Keep)) => Ok(survey.count_up_to(&scan, doubt.groups.1)),
+        (Some(mut doubt), None) => {
+            doubt.name(&scan, |block| survey.body(block));
+            Err(StoreError::Doubtful(doubt))
+        }
+    }
 }
 
 /// Writes inodes, and removal records for those that are `None`, as one durable group.

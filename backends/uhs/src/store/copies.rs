@@ -88,6 +88,9 @@ pub(crate) fn grow(device: &dyn Device, blocks: u64) -> Result<(), StoreError> {
 ///
 /// See [`StoreError`].
 pub(crate) fn superblock(device: &dyn Device) -> Result<Superblock, StoreError> {
+    if device.facts().block_size as usize != BLOCK {
+        return Err(StoreError::BlockSize(device.facts().block_size));
+    }
     let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
     read_superblock(&mut line, device.facts().blocks)
 }

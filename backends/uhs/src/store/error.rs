@@ -5,6 +5,7 @@ use std::fmt;
 use defuse_block::Errno;
 
 use crate::format::superblock::Unusable;
+use crate::repair::Doubt;
 
 /// A failure of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub enum StoreError {
     Lost,
     /// No unit is free for more inodes.
     Full,
+    /// Parts of the newest groups cannot be read, so that nobody knows if these groups were complete.
+    Doubtful(Doubt),
     /// A write or a flush has failed before, so that nobody knows what the device holds.
     Failed,
 }
@@ -59,6 +62,7 @@ impl fmt::Display for StoreError {
             }
             StoreError::Lost => f.write_str("an inode was overwritten by another program"),
             StoreError::Full => f.write_str("no space is left for inodes"),
+            StoreError::Doubtful(doubt) => write!(f, "{doubt}"),
             StoreError::Failed => {
                 f.write_str("the device failed before; nothing is written any more")
             }

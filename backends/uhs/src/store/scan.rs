@@ -93,6 +93,19 @@ impl Survey {
         Survey { superblock, found, unreadable: Vec::new(), parts: Vec::new() }
     }
 
+    /// The state of the same slots, `scan`, if the groups up to `group` count, whatever is missing of them.
+    pub(crate) fn count_up_to(self, scan: &[(u64, Scanned)], group: u64) -> Survey {
+        let mut found = recover(scan, self.superblock.durable.max(group), Rules::ALL);
+        found.next_ino = self.superblock.next_ino.max(found.next_ino);
+        Survey { found, ..self }
+    }
+
+    /// The body of the inode in a slot that is whole.
+    pub(crate) fn body(&self, block: u64) -> Option<&[u8]> {
+        let of = |part: &'_ Part| part.bodies.iter().find(|(_, at, _)| *at == block).cloned();
+        self.parts.iter().find_map(|part| of(part).map(|(.., range)| &part.bytes[range]))
+    }
+
     /// The place of the slot at `block`; `None` where no chunk has it.
     pub(crate) fn place(&self, block: u64) -> Option<SlotIdentity> {
         let unit = block / UNIT_BLOCKS;

@@ -145,7 +145,7 @@ fn examine(ram: &Ram) -> Option<(Vec<Repair>, Walk)> {
     let report = match check(&device(ram)) {
         Ok(report) => report,
         Err(StoreError::Unusable(_) | StoreError::Short { .. }) => {
-            assert!(open(ram.fork()).is_err() && repair(&device(ram), random()).is_err());
+            assert!(open(ram.fork()).is_err() && repair(&device(ram), None, random()).is_err());
             return None;
         }
         Err(error) => panic!("{error}"),
@@ -155,10 +155,10 @@ fn examine(ram: &Ram) -> Option<(Vec<Repair>, Walk)> {
     stroll(&fs);
     drop(fs);
     let mended = ram.fork();
-    let repairs = repair(&device(&mended), random()).unwrap();
+    let repairs = repair(&device(&mended), None, random()).unwrap();
     let again = check(&device(&mended)).unwrap();
     assert_eq!(again.problems, [], "after {repairs:?}, before {:?}", report.problems);
-    assert_eq!(repair(&device(&mended), random()).unwrap(), []);
+    assert_eq!(repair(&device(&mended), None, random()).unwrap(), []);
     let (fs, problems) = open(mended).unwrap();
     assert_eq!(problems, []);
     let found = stroll(&fs);
@@ -405,7 +405,7 @@ fn a_repair_survives_a_power_failure_at_any_moment() {
         }
         let sim = Sim::from_ram(&forged, seed);
         let device: Arc<dyn Device> = Arc::new(sim.clone());
-        let repairs = repair(&device, super::random()).unwrap();
+        let repairs = repair(&device, None, super::random()).unwrap();
         let mut cuts = sim.cuts();
         while let Some(cut) = cuts.next() {
             if repairs.is_empty() || random.u8(..4) > 0 {

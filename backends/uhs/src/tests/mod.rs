@@ -3,6 +3,7 @@
 mod ahead;
 mod crash;
 mod damage;
+mod doubt;
 mod faults;
 mod figures;
 mod full;

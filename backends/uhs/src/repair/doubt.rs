@@ -1,0 +1,195 @@
+//! Groups of which nobody knows if they were complete. Pure: nothing here does I/O.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use crate::commit::Scanned;
+use crate::format::inode::{Decoded, Inode};
+use crate::format::slot::{Identity, Kind};
+
+/// Changes that are shown one by one.
+const SHOWN: usize = 10;
+
+/// The newest groups, where slots that cannot be read may be those that they lack.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Doubt {
+    /// The first of these groups, and the last.
+    pub groups: (u64, u64),
+    /// Blocks that cannot be read.
+    pub unreadable: Vec<u64>,
+    /// Inodes that the groups write, as far as that is readable.
+    pub written: Vec<Written>,
+    /// Inodes that they remove.
+    pub removed: Vec<u64>,
+}
+
+/// An inode that a group writes.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Written {
+    /// The inode.
+    pub ino: u64,
+    /// The directory of its first name, and the name, if it has one and that is readable.
+    pub name: Option<(u64, Vec<u8>)>,
+}
+
+/// The slots of a group that were found.
+#[derive(Default)]
+struct Members {
+    whole: BTreeSet<u32>,
+    broken: BTreeSet<u32>,
+    count: u32,
+}
+
+impl Members {
+    /// Slots of which nothing was found.
+    fn missing(&self) -> usize {
+        let found = self.whole.union(&self.broken).count();
+        (self.count as usize).saturating_sub(found)
+    }
+
+    fn is_torn(&self) -> bool {
+        self.missing() == 0 && self.whole.len() < self.count as usize
+    }
+}
+
+impl Doubt {
+    /// The doubt about the slots `scan`, of which the groups up to `durable` count. `None` where no block is
+    /// unreadable, or where these are too few to complete the next group: a power failure has interrupted it.
+    pub(super) fn of(scan: &[(u64, Scanned)], durable: u64, unreadable: &[u64]) -> Option<Doubt> {
+        let newer = |identity: &&Identity| identity.group > durable;
+        let mut groups: BTreeMap<u64, Members> = BTreeMap::new();
+        for (_, scanned) in scan {
+            let (identities, whole) = match scanned {
+                Scanned::Whole(identity, _) => ([Some(identity), None], true),
+                Scanned::Broken(one, other) => ([Some(one), other.as_ref()], false),
+            };
+            for identity in identities.into_iter().flatten().filter(newer) {
+                let members = groups.entry(identity.group).or_default();
+                members.count = members.count.max(identity.count);
+                let of_kind = if whole { &mut members.whole } else { &mut members.broken };
+                of_kind.insert(identity.index);
+            }
+        }
+        let newest = *groups.keys().next_back()?;
+        let (mut left, mut last) = (unreadable.len(), durable);
+        for group in durable + 1..=newest {
+            // Of a group without a trace at least one slot is missing.
+            let missing = groups.get(&group).map_or(1, Members::missing);
+            // A slot that is torn was being written when the power failed.
+            if missing > left || groups.get(&group).is_some_and(Members::is_torn) {
+                break;
+            }
+            left -= missing;
+            // Of the others there is nothing to keep.
+            last = if groups.contains_key(&group) { group } else { last };
+        }
+        let unreadable = unreadable.to_vec();
+        let (written, removed) = (Vec::new(), Vec::new());
+        (last > durable).then_some(Doubt {
+            groups: (durable + 1, last),
+            unreadable,
+            written,
+            removed,
+        })
+    }
+
+    /// Adds what is readable of the groups. `body` returns that of the inode in a block.
+    pub(super) fn name<'a>(
+        &mut self,
+        scan: &[(u64, Scanned)],
+        body: impl Fn(u64) -> Option<&'a [u8]>,
+    ) {
+        let (first, last) = self.groups;
+        for (block, scanned) in scan {
+            let Scanned::Whole(identity, list) = scanned else { continue };
+            if !(first..=last).contains(&identity.group) {
+                continue;
+            }
+            match identity.kind {
+                Kind::Inode => {
+                    let inode = body(*block).and_then(Inode::decode);
+                    let links = inode.map(|decoded| match decoded {
+                        Decoded::Whole(inode) | Decoded::Outside { inode, .. } => inode.links,
+                    });
+                    let link = links.and_then(|links| links.into_iter().next());
+                    let name = link.map(|link| (link.parent, link.name));
+                    self.written.push(Written { ino: identity.ino, name });
+                }
+                Kind::Removals => self.removed.extend(list),
+                Kind::Nothing => {}
+            }
+        }
+        self.written.sort();
+        self.removed.sort_unstable();
+    }
+}
+
+impl fmt::Display for Doubt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (first, last) = self.groups;
+        let blocks: Vec<String> = self.unreadable.iter().take(SHOWN).map(u64::to_string).collect();
+        let more = if self.unreadable.len() > SHOWN { ", ..." } else { "" };
+        write!(
+            f,
+            "the newest changes (groups {first} to {last}) may have been complete and synced, or interrupted \
+             by a power failure: slots that they lack may lie in blocks that cannot be read ({}{more}). \
+             These changes can be read:",
+            blocks.join(", ")
+        )?;
+        let written = self.written.iter().map(|Written { ino, name }| match name {
+            Some((parent, name)) => {
+                format!("inode {ino}, \"{}\" in directory {parent}", name.escape_ascii())
+            }
+            None => format!("inode {ino}"),
+        });
+        let removed = self.removed.iter().map(|ino| format!("the removal of inode {ino}"));
+        let all = self.written.len() + self.removed.len();
+        for change in written.chain(removed).take(SHOWN) {
+            write!(f, "\n  {change}")?;
+        }
+        match all.saturating_sub(SHOWN) {
+            0 => Ok(()),
+            more => write!(f, "\n  and {more} more"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(group: u64, index: u32, count: u32) -> Identity {
+        let identity = Identity::new(Kind::Inode, 5, 77);
+        Identity { group, index, count, ..identity }
+    }
+
+    fn whole(group: u64, index: u32, count: u32) -> (u64, Scanned) {
+        (u64::from(index), Scanned::Whole(slot(group, index, count), Vec::new()))
+    }
+
+    fn groups(scan: &[(u64, Scanned)], unreadable: usize) -> Option<(u64, u64)> {
+        let blocks: Vec<u64> = (1000..).take(unreadable).collect();
+        Doubt::of(scan, 7, &blocks).map(|doubt| doubt.groups)
+    }
+
+    #[test]
+    fn a_group_is_in_doubt_if_unreadable_blocks_are_as_many_as_it_lacks() {
+        let scan = [whole(7, 0, 1), whole(8, 0, 3), whole(9, 0, 1), whole(10, 1, 2)];
+        assert_eq!(groups(&scan, 0), None);
+        assert_eq!(groups(&scan, 1), None, "two are missing");
+        assert_eq!(groups(&scan, 2), Some((8, 9)), "the one after them is whole");
+        assert_eq!(groups(&scan, 3), Some((8, 10)));
+        assert_eq!(groups(&scan[..1], 3), None, "there is nothing of it");
+    }
+
+    #[test]
+    fn a_torn_slot_is_a_power_failure_and_a_group_without_a_trace_lacks_a_slot() {
+        let torn = (81, Scanned::Broken(slot(8, 1, 2), None));
+        assert_eq!(groups(&[whole(8, 0, 2), torn.clone()], 5), None);
+        assert_eq!(groups(&[whole(8, 0, 3), torn], 1), Some((8, 8)));
+        assert_eq!(groups(&[whole(10, 0, 1)], 1), None);
+        assert_eq!(groups(&[whole(10, 0, 1)], 2), Some((8, 10)));
+        // Forged numbers take no time.
+        assert_eq!(groups(&[whole(u64::MAX >> 3, 0, 1)], 2), None);
+    }
+}
