@@ -6,6 +6,7 @@
 //! names does no I/O.
 
 mod commit;
+mod compact;
 mod data;
 mod figures;
 mod files;
@@ -28,6 +29,7 @@ use crate::names::{Names, Problem};
 use crate::store::{self, Frozen, Store, StoreError, survey};
 pub(crate) use commit::Extent;
 use commit::Waiting;
+use compact::Compaction;
 use figures::Reads;
 
 /// Contents that are looked at when one more is listed.
@@ -58,6 +60,7 @@ pub(crate) struct Engine {
     /// The way of all I/O.
     device: Arc<Counted>,
     reads: Reads,
+    compaction: Compaction,
     /// Whoever reads the content of an inode from its slot has the turn of its number.
     loads: [Mutex<()>; LOADS],
     /// Contents with pages that the device does not take.
@@ -144,6 +147,7 @@ impl Engine {
             io,
             device: counted,
             reads: Reads::default(),
+            compaction: Compaction::default(),
             loads: Default::default(),
             stuck: Mutex::default(),
             refused: AtomicBool::new(false),
@@ -178,10 +182,18 @@ impl Engine {
             self.leave(handle);
             result
         };
-        match once() {
-            Err(Errno::ENOSPC) if self.makes_space()? => once(),
-            result => result,
+        self.with_space(once)
+    }
+
+    /// Tries again where a commit makes space, and where a compaction does.
+    fn with_space<T>(&self, mut once: impl FnMut() -> Result<T>) -> Result<T> {
+        let mut result = once();
+        for makes_space in [Engine::makes_space, Engine::compact_now] {
+            if matches!(result, Err(Errno::ENOSPC)) && makes_space(self)? {
+                result = once();
+            }
         }
+        result
     }
 
     /// Commits where that may make space. False where it cannot.

@@ -8,6 +8,7 @@ mod set;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use bits::{BLOCKS, Bits};
@@ -15,6 +16,7 @@ use set::Set;
 
 use crate::format::UNIT_BLOCKS;
 use crate::format::inode::Extent;
+use crate::format::superblock::COPIES;
 
 /// A unit that nothing uses.
 const FREE: u32 = u32::MAX;
@@ -74,6 +76,8 @@ pub(crate) struct Space {
     free_units: u32,
     slot_units: u32,
     full_units: u32,
+    /// Units of small blocks that are being emptied: nobody takes blocks there as long as there are others.
+    closed: BTreeSet<usize>,
     /// The unit that took the last small block of no neighbour.
     cursor: usize,
 }
@@ -108,6 +112,7 @@ impl Space {
             free_units: units,
             slot_units: 0,
             full_units: 0,
+            closed: BTreeSet::new(),
             cursor: 0,
         }
     }
@@ -164,6 +169,21 @@ impl Space {
         self.free_blocks -= u64::from(count) * UNIT_BLOCKS;
     }
 
+    /// A unit of slots is free.
+    ///
+    /// # Panics
+    ///
+    /// When it holds anything else.
+    pub(crate) fn give_back(&mut self, unit: u32) {
+        let at = unit as usize;
+        assert!(self.units[at] == SLOTS, "only a unit of slots is given back");
+        self.units[at] = FREE;
+        self.free.insert(at);
+        self.slot_units -= 1;
+        self.free_units += 1;
+        self.free_blocks += UNIT_BLOCKS;
+    }
+
     /// The first `wanted` neighbouring units that are free, or else the most that there are: the first and
     /// their number.
     pub(crate) fn find_units(&self, wanted: u32) -> Option<(u32, u32)> {
@@ -216,7 +236,8 @@ impl Space {
             .or_else(|| near.and_then(|_| self.beside(after, count)))
             .or_else(|| self.roomy(count))
             .or_else(|| fresh(self))
-            .or_else(|| self.scraps(count))?;
+            .or_else(|| self.scraps(count))
+            .or_else(|| self.of_closed(count))?;
         let count = count.min(len);
         self.set((unit, from, from + count), true);
         Some(Run { block: unit as u64 * UNIT_BLOCKS + u64::from(from), count })
@@ -235,6 +256,7 @@ impl Space {
         let (unit, at) = ((block / UNIT_BLOCKS) as usize, (block % UNIT_BLOCKS) as u32);
         let bits = match *self.units.get(unit)? {
             FREE | SLOTS | FULL => return None,
+            _ if self.closed.contains(&unit) => return None,
             place => &self.bits[place as usize],
         };
         let here = bits.run_at(at);
@@ -247,6 +269,7 @@ impl Space {
         let enough = count.min(ROOMS[ROOMS.len() - 1]);
         let is_small = |unit: &u32| !matches!(*unit, FREE | SLOTS | FULL);
         let last = self.units.get(self.cursor).filter(|unit| is_small(unit));
+        let last = last.filter(|_| !self.closed.contains(&self.cursor));
         let last = last.filter(|_| u32::from(self.room[self.cursor]) >= enough);
         let least = ROOMS.partition_point(|room| *room < enough);
         let unit = last.map(|_| self.cursor).or_else(|| self.next_of(least..ROOMS.len()))?;
@@ -257,6 +280,65 @@ impl Space {
     fn scraps(&mut self, count: u32) -> Option<(usize, u32, u32)> {
         let unit = self.next_of(0..ROOMS.len())?;
         self.fit(unit, count)
+    }
+
+    /// Free blocks of a unit that is being emptied: what was promised must be there.
+    fn of_closed(&self, count: u32) -> Option<(usize, u32, u32)> {
+        let unit = *self.closed.iter().find(|unit| self.room[**unit] > 0)?;
+        let (from, len) = self.bits[self.units[unit] as usize].fit(count, 0)?;
+        Some((unit, from, len))
+    }
+
+    /// Up to `count` units of small blocks with the most free blocks, in order: each has `least` of them, what they
+    /// hold together is no more than `most` blocks and fits well into all others. Those of `without` are none.
+    pub(crate) fn emptiest(
+        &self,
+        count: usize,
+        (least, most): (u32, u64),
+        without: &BTreeSet<usize>,
+    ) -> Vec<usize> {
+        let kept = |unit: &usize| COPIES.iter().any(|copy| copy / UNIT_BLOCKS == *unit as u64);
+        let is_small = |unit: &usize| !matches!(self.units[*unit], FREE | SLOTS | FULL);
+        let all = (0..self.units.len()).filter(|unit| u32::from(self.room[*unit]) >= least);
+        let all = all.filter(|unit| is_small(unit) && !kept(unit) && !without.contains(unit));
+        let mut all: Vec<usize> = all.filter(|unit| !self.closed.contains(unit)).collect();
+        all.sort_unstable_by_key(|unit| (std::cmp::Reverse(self.room[*unit]), *unit));
+        let (mut held, mut room) = (0, self.units().small_free_blocks);
+        let fits = |unit: &usize| {
+            let free = u64::from(self.room[*unit]);
+            held += UNIT_BLOCKS - free;
+            room = room.saturating_sub(free);
+            held <= most && held <= room / 4 * 3
+        };
+        let mut chosen: Vec<usize> = all.into_iter().take(count).take_while(fits).collect();
+        chosen.sort_unstable();
+        chosen
+    }
+
+    /// All units of small blocks, in order.
+    #[cfg(test)]
+    pub(crate) fn small_units(&self) -> Vec<usize> {
+        let is_small = |unit: &usize| !matches!(self.units[*unit], FREE | SLOTS | FULL);
+        (0..self.units.len()).filter(is_small).collect()
+    }
+
+    /// Nobody takes blocks of these units of small blocks any more, as long as there are others.
+    pub(crate) fn close(&mut self, units: &[usize]) {
+        for unit in units.iter().copied() {
+            self.roomy.iter_mut().for_each(|set| set.remove(unit));
+            self.closed.insert(unit);
+        }
+    }
+
+    /// Ends that. Returns those that did not become free.
+    pub(crate) fn reopen(&mut self, units: &[usize]) -> Vec<usize> {
+        let left = units.iter().copied().filter(|unit| self.closed.remove(unit));
+        let left: Vec<usize> = left.collect();
+        for unit in left.iter().copied() {
+            // As one that was full until now.
+            self.list(unit, 0, u32::from(self.room[unit]));
+        }
+        left
     }
 
     /// A unit of one of these sets, of the last that has some.
@@ -321,6 +403,9 @@ impl Space {
 
     /// Moves a unit from the set for `room` free blocks to that for `left`.
     fn list(&mut self, unit: usize, room: u32, left: u32) {
+        if left == BLOCKS {
+            self.closed.remove(&unit);
+        }
         if (room == BLOCKS) != (left == BLOCKS) {
             match left {
                 BLOCKS => self.free.insert(unit),
@@ -334,7 +419,8 @@ impl Space {
         let (old, new) = (set(room).flatten(), set(left).flatten());
         if old != new {
             old.into_iter().for_each(|set| self.roomy[set].remove(unit));
-            new.into_iter().for_each(|set| self.roomy[set].insert(unit));
+            let open = new.filter(|_| !self.closed.contains(&unit));
+            open.into_iter().for_each(|set| self.roomy[set].insert(unit));
         }
     }
 }

@@ -142,6 +142,19 @@ impl Groups {
         self.slots.add(chunk);
     }
 
+    /// Units all of whose slots may be overwritten, up to as many as leave `keep` such slots.
+    pub(crate) fn empty_units(&mut self, keep: usize) -> Vec<u32> {
+        let reusable = self.reusable();
+        self.slots.empty_units(keep, reusable)
+    }
+
+    /// Takes in that a durable superblock lists one of those units no more: the copies that lay there are gone.
+    pub(crate) fn remove_unit(&mut self, unit: u32) {
+        for (block, ino) in self.slots.remove_unit(unit) {
+            self.forget_copy(ino, block);
+        }
+    }
+
     /// The block of the slot that counts of an inode.
     pub(crate) fn live(&self, ino: u64) -> Option<u64> {
         self.live.get(&ino).copied()
@@ -366,9 +379,13 @@ impl Groups {
 
     /// The copy of `ino` that lay at `block` is durably overwritten, perhaps by a newer one of its own.
     fn copy_is_gone(&mut self, ino: u64, block: u64) {
-        if self.slots.get(block).owner() == Some(ino) && self.slot_is_stale(ino, block) {
-            return;
+        if self.slots.get(block).owner() != Some(ino) || !self.slot_is_stale(ino, block) {
+            self.forget_copy(ino, block);
         }
+    }
+
+    /// No copy of `ino` lies at `block`.
+    fn forget_copy(&mut self, ino: u64, block: u64) {
         let Some(stale) = self.stale.get_mut(&ino) else { return };
         stale.retain(|other| *other != block);
         if !stale.is_empty() {

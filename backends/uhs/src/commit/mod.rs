@@ -36,6 +36,8 @@ pub(crate) struct Rules {
     pub(crate) mount_is_recorded: bool,
     /// A mount flushes before it records: what it read may lie in the cache of the device alone.
     pub(crate) mount_flushes_first: bool,
+    /// A unit of slots is out of the superblock before others use it.
+    pub(crate) units_leave_first: bool,
     /// Data is durable before an inode that points to it is written.
     pub(crate) data_is_first: bool,
     /// A block that a group freed is used again only when the group is durable.
@@ -64,6 +66,7 @@ impl Rules {
         void_slots_are_zeroed: true,
         mount_is_recorded: true,
         mount_flushes_first: true,
+        units_leave_first: true,
         data_is_first: true,
         blocks_wait_for_group: true,
         tails_move: true,

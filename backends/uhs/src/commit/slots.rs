@@ -8,6 +8,9 @@ use crate::format::superblock::Chunk;
 /// No inode.
 pub(super) const NOBODY: u64 = 0;
 
+/// Slots of a unit.
+const UNIT_SLOTS: usize = UNIT_BLOCKS as usize;
+
 /// Neighbouring free slots that are preferred to shorter runs.
 const LONG: usize = 64;
 
@@ -206,6 +209,39 @@ impl Slots {
         }
     }
 
+    /// Units all of whose slots may be overwritten when `durable` is the newest group that the device says is
+    /// durable, from the last on: up to as many as leave `keep` such slots.
+    pub(crate) fn empty_units(&mut self, keep: usize, durable: u64) -> Vec<u32> {
+        self.settle(durable);
+        let spare = self.free.saturating_sub(keep) / UNIT_SLOTS;
+        let empty = self.chunks.iter().rev().flat_map(|run| {
+            let units = run.free.chunks(UNIT_SLOTS / 64).enumerate().rev();
+            let empty = units.filter(|(_, words)| words.iter().all(|word| *word == u64::MAX));
+            empty.map(|(nth, _)| (run.first / UNIT_BLOCKS) as u32 + nth as u32)
+        });
+        empty.take(spare).collect()
+    }
+
+    /// Takes a unit out, all of whose slots may be overwritten. Returns its slots that hold a copy of an inode, each
+    /// with its owner.
+    pub(crate) fn remove_unit(&mut self, unit: u32) -> Vec<(u64, u64)> {
+        let first = u64::from(unit) * UNIT_BLOCKS;
+        let (chunk, at) = self.find_place(first);
+        let Run { first: begin, mut slots, mut free } = self.chunks.remove(chunk);
+        let (after, gone) = (slots.split_off(at + UNIT_SLOTS), slots.split_off(at));
+        let (free_after, _) = (free.split_off((at + UNIT_SLOTS) / 64), free.split_off(at / 64));
+        let rest = Run { first: first + UNIT_BLOCKS, slots: after, free: free_after };
+        let parts = [Run { first: begin, slots, free }, rest];
+        let parts = parts.into_iter().filter(|run| !run.slots.is_empty());
+        self.chunks.splice(chunk..chunk, parts);
+        self.free -= UNIT_SLOTS;
+        self.cursor = (0, 0);
+        let is_gone = |block: &u64| (first..first + UNIT_BLOCKS).contains(block);
+        self.freed.values_mut().for_each(|blocks| blocks.retain(|block| !is_gone(block)));
+        let owned = (first..).zip(gone).map(|(block, word)| (block, Slot::unpack(word).owner));
+        owned.filter(|(_, owner)| *owner != NOBODY).collect()
+    }
+
     /// The chunk of a block, and its place there.
     fn find_place(&self, block: u64) -> (usize, usize) {
         let after = self.chunks.partition_point(|run| run.first <= block);
@@ -277,6 +313,35 @@ mod tests {
         rest.sort_unstable();
         assert_eq!(rest, scattered);
         assert_eq!(slots.take(1, 5), None);
+    }
+
+    #[test]
+    fn a_unit_goes_when_all_its_slots_may_be_overwritten() {
+        let mut slots = slots(usize::MAX);
+        assert_eq!(slots.empty_units(0, 0), [9, 2, 1]);
+        assert_eq!((slots.empty_units(512, 0), slots.empty_units(1025, 0)), (vec![9, 2], vec![]));
+        live(&mut slots, &[9 * 512, 512, 1023]);
+        assert_eq!(slots.empty_units(0, 0), [2]);
+        slots.release(9 * 512, 4);
+        assert_eq!((slots.empty_units(0, 3), slots.empty_units(0, 4)), (vec![2], vec![9, 2]));
+        assert_eq!(slots.remove_unit(9), [(9 * 512, 7)]);
+        assert_eq!(slots.remove_unit(2), []);
+        // What is left is found, and nothing else.
+        slots.release(1023, 5);
+        let mut left = slots.take(511, 5).unwrap();
+        left.sort_unstable();
+        assert_eq!(left, (513..1024).collect::<Vec<u64>>());
+        assert_eq!(slots.take(1, 9), None);
+    }
+
+    #[test]
+    fn the_middle_of_a_chunk_goes() {
+        let mut slots = Slots::new(&[Chunk { first_unit: 4, units: 3, key: 1 }], usize::MAX);
+        slots.remove_unit(5);
+        let mut left = slots.take(1024, 0).unwrap();
+        left.sort_unstable();
+        assert_eq!(left, (4 * 512..5 * 512).chain(6 * 512..7 * 512).collect::<Vec<u64>>());
+        assert_eq!(slots.get(6 * 512).owner(), None);
     }
 
     #[test]

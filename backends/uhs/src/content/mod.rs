@@ -22,6 +22,7 @@ mod ahead;
 pub(crate) mod extents;
 mod frames;
 mod lost;
+mod moving;
 mod pages;
 mod place;
 pub(crate) mod pool;

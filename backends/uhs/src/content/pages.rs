@@ -257,7 +257,7 @@ impl Content {
 
     /// Makes sure that there will be a block for a page that is about to change. `moves` says that the
     /// one that it has must not be overwritten, because a durable inode uses it. `ENOSPC`.
-    fn promise(&mut self, pool: &Pool, page: u64, moves: bool) -> Result<()> {
+    pub(super) fn promise(&mut self, pool: &Pool, page: u64, moves: bool) -> Result<()> {
         let promised = self.promised.contains(&page);
         let moves = moves || self.is_shifted(pool, page);
         let extent = self.extents.at(page);
@@ -295,7 +295,7 @@ impl Content {
         self.pages.insert(page, new).is_none()
     }
 
-    fn set_dirty(&mut self, pool: &Pool, page: u64) {
+    pub(super) fn set_dirty(&mut self, pool: &Pool, page: u64) {
         if self.dirty.insert(page) {
             pool.page_is_dirty();
         }

@@ -32,6 +32,8 @@ pub(crate) struct Pool {
     promised: AtomicU64,
     /// Blocks that are free once groups are durable.
     waiting: AtomicU64,
+    /// Blocks that groups gave back.
+    released: AtomicU64,
     /// Inodes, slots, and chunks of slots that there can still be.
     inodes: AtomicU64,
     slots: AtomicU64,
@@ -57,6 +59,7 @@ impl Pool {
             bad: Mutex::default(),
             promised: AtomicU64::new(0),
             waiting: AtomicU64::new(0),
+            released: AtomicU64::new(0),
             inodes: AtomicU64::new(0),
             slots: AtomicU64::new(0),
             chunks: AtomicU64::new(0),
@@ -113,7 +116,7 @@ impl Pool {
     }
 
     /// Units that data leaves to slots: those that inodes need which have none yet, and some more.
-    pub(super) fn kept_units(&self, _: &Space) -> u32 {
+    pub(crate) fn kept_units(&self, _: &Space) -> u32 {
         let slots = self.slots.load(Ordering::Relaxed);
         let missing = self.inodes.load(Ordering::Relaxed).saturating_sub(slots);
         KEEP_UNITS + u32::try_from(missing.div_ceil(UNIT_BLOCKS)).unwrap_or(u32::MAX / 2)
@@ -292,5 +295,11 @@ impl Pool {
         freed.iter().for_each(|run| space.free(*run));
         let blocks = freed.iter().map(|run| u64::from(run.count)).sum();
         self.waiting.fetch_sub(blocks, Ordering::Relaxed);
+        self.released.fetch_add(blocks, Ordering::Relaxed);
+    }
+
+    /// Blocks that were given back since the mount.
+    pub(crate) fn released(&self) -> u64 {
+        self.released.load(Ordering::Relaxed)
     }
 }

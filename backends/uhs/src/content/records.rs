@@ -151,7 +151,7 @@ impl Content {
     }
 
     /// True where a block with records is one of these.
-    pub(super) fn has_records_at(&self, is: impl Fn(u64) -> bool) -> bool {
+    pub(crate) fn has_records_at(&self, is: impl Fn(u64) -> bool) -> bool {
         self.outside.runs.iter().any(|run| is(run.block))
     }
 

@@ -152,7 +152,7 @@ impl Engine {
         }
     }
 
-    fn fail(&self, error: &StoreError) -> Errno {
+    pub(super) fn fail(&self, error: &StoreError) -> Errno {
         self.read_only.store(true, Ordering::Relaxed);
         self.revive_stored();
         log::error!("uhs: {error}: nothing is written any more");
@@ -261,6 +261,7 @@ impl Engine {
             self.hurried.store(false, Ordering::Relaxed);
             // What failed was logged.
             let _ = self.commit(Extent::Everything);
+            self.compact_before_need();
             ended = lock(&self.ended);
         }
     }

@@ -239,15 +239,10 @@ impl Engine {
         need: impl Fn(&Content) -> Need,
         mut change: impl FnMut(&mut Content, &Handle<'_>, &mut Supply) -> Result<T>,
     ) -> Result<T> {
-        match self.try_change_content(content, &need, &mut change) {
-            Err(Errno::ENOSPC) if self.makes_space()? => {
-                self.try_change_content(content, &need, &mut change)
-            }
-            result => result,
-        }
+        self.with_space(|| self.try_change_content(content, &need, &mut change))
     }
 
-    fn try_change_content<T>(
+    pub(super) fn try_change_content<T>(
         &self,
         content: &Mutex<Content>,
         need: &impl Fn(&Content) -> Need,

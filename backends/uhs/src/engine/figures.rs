@@ -87,6 +87,11 @@ impl Engine {
             Figure::count("inodes", self.pool.inodes().load(Ordering::Relaxed)),
             Figure::count("slots", slots),
             Figure::count("slot_chunks_left", chunks),
+            Figure::count("compactions", self.compaction.rounds.sum()).since_start(),
+            Figure::count("compaction_units", self.compaction.units.sum()).since_start(),
+            Figure::count("units_of_slots_given_back", self.compaction.slot_units.sum())
+                .since_start(),
+            blocks("compaction_moved", self.compaction.pages.sum()).since_start(),
             Figure::count("units_free", units.free),
             Figure::count("units_of_slots", units.slots),
             Figure::count("units_full", units.full),

@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use defuse_fs::{Attr, Entry, Errno, FileKind, Ino, Result, Timestamp};
 
-use crate::content::{Content, Facts, Pool};
+use crate::content::{Content, Facts, Pool, Shared};
 use crate::engine::lock;
 use crate::format::BLOCK;
 use crate::format::inode::{Data, Extent, Moment};
@@ -379,6 +379,21 @@ impl Names {
             list(handle, changing.record);
             Ok(())
         })
+    }
+
+    /// Inodes that may have one of these blocks: those whose only extent has one, and all whose content is in
+    /// memory, with that.
+    pub(crate) fn owners(&self, meets: &dyn Fn(Run) -> bool) -> Vec<(u64, Option<Shared>)> {
+        let mut owners = Vec::new();
+        self.records.each(|record, _| match &record.body {
+            Body::Blocks(run) if meets((*run).into()) => owners.push((record.ino, None)),
+            Body::Live(live) => owners.push((record.ino, Some(Arc::clone(&live.content)))),
+            Body::Directory(dir) if record.has_extra => {
+                owners.push((record.ino, Some(Arc::clone(&dir.content))));
+            }
+            _ => {}
+        });
+        owners
     }
 
     /// Inodes, and how many more there can be.

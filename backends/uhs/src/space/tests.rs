@@ -110,3 +110,42 @@ fn a_block_is_found_without_a_walk_over_all_units() {
     println!("{} ns for a small block, a unit, and its end", start.elapsed().as_nanos() / rounds);
     assert_eq!(space.free_units(), UNITS / 2);
 }
+
+#[test]
+fn units_that_are_emptied_take_no_blocks_while_there_are_others() {
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut space = Space::new(12);
+    space.reserve(1, 1);
+    let all: Vec<Run> = std::iter::from_fn(|| space.take(1, None, 0)).collect();
+    let (gone, kept): (Vec<Run>, Vec<Run>) = all.into_iter().partition(|_| random.u8(..10) > 0);
+    gone.iter().for_each(|run| space.free(*run));
+    let free = space.free_blocks();
+    // Units with copies of the superblock cannot be emptied.
+    let leaving = space.emptiest(3, (1, 1 << 20), &BTreeSet::from([5]));
+    assert_eq!(leaving.len(), 3);
+    assert!(leaving.is_sorted() && leaving.iter().all(|unit| ![0, 1, 3, 5, 7].contains(unit)));
+    space.close(&leaving);
+    assert!(
+        space
+            .emptiest(12, (1, 1 << 20), &BTreeSet::new())
+            .iter()
+            .all(|unit| !leaving.contains(unit))
+    );
+    let is_leaving = |run: &Run| leaving.contains(&((run.block / UNIT_BLOCKS) as usize));
+    for run in kept.iter().filter(|run| is_leaving(run)) {
+        let new = space.take(1, Some(run.block), 0).unwrap();
+        assert!(!is_leaving(&new), "{new:?}");
+        space.free(*run);
+    }
+    assert_eq!((space.free_units(), space.free_blocks()), (3, free));
+    assert_eq!(space.reopen(&leaving), [0; 0]);
+    // What was promised is there, also in units that are being emptied.
+    let leaving = space.emptiest(2, (1, 1 << 20), &BTreeSet::new());
+    space.close(&leaving);
+    let mut taken = 0;
+    while let Some(run) = space.take(512, None, 0) {
+        taken += u64::from(run.count);
+    }
+    assert_eq!((taken, space.free_blocks()), (free, 0));
+    assert_eq!(space.reopen(&leaving), leaving);
+}

@@ -507,6 +507,56 @@ impl Store {
         Ok(())
     }
 
+    /// Gives up to `most` units back all of whose slots may be overwritten, and leaves `keep` such slots. The units
+    /// are in no copy of the superblock any more. With `now`, slots that wait for a superblock alone count, too.
+    ///
+    /// # Errors
+    ///
+    /// A failure of the device, after which only failures follow.
+    pub(crate) fn give_back(
+        &self,
+        keep: usize,
+        most: usize,
+        now: bool,
+    ) -> Result<Vec<u32>, StoreError> {
+        self.check()?;
+        let mut state = self.lock();
+        if now && !state.groups.is_mentioned() {
+            self.mention(&mut state)?;
+        }
+        let mut units = state.groups.empty_units(keep);
+        units.truncate(most);
+        let mut chunks = state.superblock.chunks.clone();
+        units.retain(|unit| match without(&chunks, *unit) {
+            Some(less) => {
+                chunks = less;
+                true
+            }
+            None => false,
+        });
+        if units.is_empty() {
+            return Ok(units);
+        }
+        if !self.rules.units_leave_first {
+            state.superblock.chunks = chunks;
+            units.iter().for_each(|unit| state.groups.remove_unit(*unit));
+            return Ok(units);
+        }
+        // Slots there may have been the only ones that call a group durable.
+        let durable = state.groups.newest_durable();
+        self.update(&mut state, |superblock| {
+            superblock.chunks = chunks;
+            superblock.durable = durable;
+        })?;
+        // An older copy, which is used when the newest is lost, must not take the data of a file for slots.
+        let line = Blocking::new(&*self.device).map_err(failed("open a queue"));
+        line.and_then(|mut line| line.flush().map_err(failed("flush")))
+            .inspect_err(|_| self.give_up(&state))?;
+        state.groups.mentioned(durable);
+        units.iter().for_each(|unit| state.groups.remove_unit(*unit));
+        Ok(units)
+    }
+
     /// Says on the device that inode numbers up to `newest` are taken, in large steps: the slots of inodes
     /// that are gone do not say it for ever.
     fn raise_next_ino(&self, state: &mut State, newest: u64) -> Result<(), StoreError> {
@@ -531,6 +581,26 @@ impl Store {
         state.superblock = superblock;
         Ok(())
     }
+}
+
+/// The chunks without a unit of one of them. `None` where that is the last unit, or would be one chunk too many.
+fn without(chunks: &[Chunk], unit: u32) -> Option<Vec<Chunk>> {
+    let holds = |chunk: &Chunk| (chunk.first_unit..chunk.first_unit + chunk.units).contains(&unit);
+    let mut left = Vec::with_capacity(chunks.len() + 1);
+    for chunk in chunks {
+        if !holds(chunk) {
+            left.push(*chunk);
+            continue;
+        }
+        let before = unit - chunk.first_unit;
+        let after = chunk.units - before - 1;
+        let parts = [
+            Chunk { units: before, ..*chunk },
+            Chunk { first_unit: unit + 1, units: after, ..*chunk },
+        ];
+        left.extend(parts.into_iter().filter(|part| part.units > 0));
+    }
+    (!left.is_empty() && left.len() <= CHUNKS).then_some(left)
 }
 
 /// Chunks that there can still be.

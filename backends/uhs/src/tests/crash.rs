@@ -3,10 +3,12 @@
 use std::sync::Arc;
 
 use defuse_block::{Device, Ram, Sim};
+use defuse_fs::{FileKind, FileSystem, Ino};
 
 use super::player::{OF_THE_DEAD, Player};
-use super::{OPTIONS, Snapshot, fresh, open, random, snapshot};
+use super::{OPTIONS, Snapshot, cx, fresh, name, node, open, random, snapshot};
 use crate::commit::Rules;
+use crate::store::survey;
 use crate::{Uhs, check};
 
 /// A run with everything that is needed to judge what a power failure left.
@@ -167,6 +169,44 @@ fn after_a_power_failure_names_are_those_of_one_moment_and_data_is_what_was_writ
     }
     assert!(judged > 5000, "{judged} states");
     println!("{judged} states");
+}
+
+/// A device with three units of slots, two of which had files that are gone.
+fn with_slots_to_spare() -> Ram {
+    let ram = Ram::new(4096, 12 * 512);
+    Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
+    let (fs, _) = open(ram.clone(), Rules { snapshots: false, ..Rules::ALL });
+    let names: Vec<String> = (0..1400).map(|number: u32| number.to_string()).collect();
+    for text in &names {
+        let made = fs.mknod(&cx(), Ino::ROOT, name(text), &node(FileKind::Regular)).unwrap();
+        fs.forget(made.ino, 1);
+    }
+    fs.syncfs(&cx()).unwrap();
+    names.iter().for_each(|text| fs.unlink(&cx(), Ino::ROOT, name(text)).unwrap());
+    fs.syncfs(&cx()).unwrap();
+    drop(fs);
+    let slots = survey(&ram, Rules::ALL).unwrap().superblock.chunks;
+    assert!(slots.iter().map(|chunk| chunk.units).sum::<u32>() >= 3, "{slots:?}");
+    ram
+}
+
+fn play_with_slots(ram: &Ram, seed: u64, rules: Rules) -> Result<usize, String> {
+    Run::new(&ram.fork(), seed, rules, false).judge_all(20, seed, rules)
+}
+
+/// They hold data of files then, which must not pass for slots, and slots that are gone must not be missed.
+#[test]
+fn after_a_power_failure_units_that_were_given_back_hold_what_their_users_wrote() {
+    let ram = with_slots_to_spare();
+    let mut judged = 0;
+    for seed in 0..30 {
+        let found = play_with_slots(&ram, seed, Rules::ALL);
+        judged += found.unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    }
+    assert!(judged > 200, "{judged} states");
+    let without = Rules { units_leave_first: false, ..Rules::ALL };
+    let found = (0..60).find(|seed| play_with_slots(&ram, *seed, without).is_err());
+    assert!(found.is_some(), "nothing fails although units are used before they leave");
 }
 
 #[test]

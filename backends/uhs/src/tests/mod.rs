@@ -1,6 +1,7 @@
 //! The whole file system on simulated devices.
 
 mod ahead;
+mod compact;
 mod crash;
 mod damage;
 mod doubt;

@@ -51,7 +51,7 @@ impl Player<'_> {
                 self.fs.forget(entry.ino, 1);
             }
         };
-        match self.random.u8(..23) {
+        match self.random.u8(..25) {
             0 | 1 => entered(self.fs.mknod(&cx, dir, from, &node(FileKind::Regular))),
             2 => entered(self.fs.mkdir(&cx, dir, from, &node(FileKind::Directory))),
             3 => entered(self.fs.symlink(&cx, dir, from, b"target", &node(FileKind::Symlink))),
@@ -79,6 +79,9 @@ impl Player<'_> {
                     _ => self.empty(dir, file),
                 }
             }
+            // It commits, and says so to nobody.
+            23 => drop(self.fs.engine().move_everything().ok()),
+            24 => drop(self.fs.engine().give_back_slots((0, 1), true).ok()),
             _ => return self.fs.syncfs(&cx).is_ok(),
         }
         false

@@ -1,0 +1,259 @@
+//! Units for others: small blocks leave the units that have few of them, so that these are free for inodes and for
+//! large files.
+//!
+//! Blocks move as every change does: their pages are written to new blocks, the inode points to these in a
+//! group, and the old ones are free when the group is durable. Nobody waits for it but an operation that
+//! would find no space otherwise.
+//!
+//! Units of slots that hold nothing are given back, too.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, TryLockError};
+
+use defuse_fs::{Errno, Result};
+
+use super::commit::Extent;
+use super::figures::Tally;
+use super::{Engine, Slots, lock};
+use crate::content::{Content, Supply};
+use crate::format::UNIT_BLOCKS;
+use crate::group::Handle;
+use crate::space::{Run, Space};
+
+/// Units that a round empties at most.
+const UNITS: usize = 8;
+
+/// Pages that move with one handle of the running group.
+const PAGES: u64 = 64;
+
+/// Units that are free without a compaction: the share of all units, and at least so many more than those that
+/// are kept for inodes.
+const SHARE: u64 = 64;
+const LEAST: u64 = 4;
+const MOST: u64 = 256;
+
+/// Slots that may be overwritten, and that stay.
+const KEPT_SLOTS: u64 = 1024;
+
+/// Free blocks that a unit has, to be emptied: while nobody waits, and otherwise.
+const WORTH_IT: u32 = 192;
+const NEEDED: u32 = 16;
+
+/// The compaction of one file system: at most one round runs at a time.
+#[derive(Default)]
+pub(super) struct Compaction {
+    state: Mutex<State>,
+    pub(super) rounds: Tally,
+    pub(super) units: Tally,
+    pub(super) pages: Tally,
+    pub(super) slot_units: Tally,
+}
+
+#[derive(Default)]
+struct State {
+    /// Units that did not become free: something holds their blocks.
+    stubborn: BTreeSet<usize>,
+    /// Blocks that were given back since the mount, when a round found nothing to gain.
+    futile_at: Option<u64>,
+}
+
+impl Compaction {
+    /// A test makes every round worth a try.
+    #[cfg(test)]
+    pub(crate) fn forget(&self) {
+        *lock(&self.state) = State::default();
+    }
+}
+
+impl Engine {
+    /// Makes units free where they are short, and somebody waits for space. True where some are.
+    pub(super) fn compact_now(&self) -> Result<bool> {
+        let slots = self.give_back_slots((KEPT_SLOTS, 16), true)?;
+        if !self.lacks_units(NEEDED) {
+            return Ok(slots > 0);
+        }
+        let compacted = self.compact(&mut lock(&self.compaction.state), NEEDED)?;
+        Ok(compacted || slots > 0)
+    }
+
+    /// Makes units free where they are short, unless that is being done, and those of slots where there are many.
+    pub(super) fn compact_before_need(&self) {
+        if self.slots_free() > 2 * self.slots_to_keep(2 * KEPT_SLOTS, 4) {
+            let _ = self.give_back_slots((2 * KEPT_SLOTS, 4), false);
+        }
+        if !self.lacks_units(WORTH_IT) {
+            return;
+        }
+        let mut state = match self.compaction.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        if let Err(errno) = self.compact(&mut state, WORTH_IT) {
+            log::debug!("uhs: small blocks stay where they are: {errno}");
+        }
+    }
+
+    fn slots_free(&self) -> u64 {
+        match &self.store {
+            Slots::Store(store) => store.progress().slots_free,
+            Slots::Frozen(_) => 0,
+        }
+    }
+
+    /// Slots that may be overwritten, and that stay where others are given back: so many, and one for each
+    /// `share` inodes.
+    fn slots_to_keep(&self, least: u64, share: u64) -> u64 {
+        least + self.pool.inodes().load(Ordering::Relaxed) / share
+    }
+
+    /// Gives units of slots back that hold nothing, and keeps some slots
+    /// ([`slots_to_keep`](Engine::slots_to_keep)). Returns how many units. With `now`, somebody waits for them.
+    pub(crate) fn give_back_slots(&self, (least, share): (u64, u64), now: bool) -> Result<u64> {
+        let Slots::Store(store) = &self.store else { return Ok(0) };
+        // Groups set the number of slots, too.
+        let _writing = lock(&self.writing);
+        if self.is_read_only() {
+            return Ok(0);
+        }
+        let keep = self.slots_to_keep(least, share) as usize;
+        let units = store.give_back(keep, MOST as usize, now).map_err(|error| self.fail(&error))?;
+        let mut space = self.pool.space();
+        units.iter().for_each(|unit| space.give_back(*unit));
+        drop(space);
+        let (slots, chunks) = store.slots();
+        self.pool.set_slots(slots, chunks);
+        self.compaction.slot_units.add(units.len() as u64);
+        Ok(units.len() as u64)
+    }
+
+    /// Empties units although there is no need.
+    #[cfg(test)]
+    pub(crate) fn compact_anyway(&self) -> Result<bool> {
+        self.compaction.forget();
+        self.compact(&mut lock(&self.compaction.state), 1)
+    }
+
+    /// Moves all small blocks to other units.
+    #[cfg(test)]
+    pub(crate) fn move_everything(&self) -> Result<()> {
+        let _state = lock(&self.compaction.state);
+        self.empty(Space::small_units).2
+    }
+
+    /// True where few units are free, and others have so many free blocks together that it is worth a look.
+    fn lacks_units(&self, least: u32) -> bool {
+        let space = self.pool.space();
+        let units = space.units();
+        let kept = u64::from(self.pool.kept_units(&space));
+        let enough = kept + (space.blocks() / UNIT_BLOCKS / SHARE).clamp(LEAST, MOST);
+        units.free < enough && units.small_free_blocks >= UNIT_BLOCKS + u64::from(least)
+    }
+
+    /// A round. True where units became free.
+    fn compact(&self, state: &mut State, least: u32) -> Result<bool> {
+        let released = self.pool.released();
+        let futile = state.futile_at.is_some_and(|then| released < then + UNIT_BLOCKS);
+        if self.is_read_only() || matches!(self.store, Slots::Frozen(_)) || futile {
+            return Ok(false);
+        }
+        let most = (self.options.dirty_pages as u64).max(UNIT_BLOCKS);
+        let choose = |space: &Space| space.emptiest(UNITS, (least, most), &state.stubborn);
+        let (gained, left, moved) = self.empty(choose);
+        state.futile_at = (gained == 0).then_some(released);
+        match gained {
+            // What held them may be gone.
+            0 => state.stubborn.clear(),
+            _ => state.stubborn.extend(left),
+        }
+        moved.map(|()| gained > 0)
+    }
+
+    /// Empties units. Returns how many became free, those that did not, and what ended it.
+    fn empty(&self, choose: impl FnOnce(&Space) -> Vec<usize>) -> (usize, Vec<usize>, Result<()>) {
+        let leaving = {
+            let mut space = self.pool.space();
+            let leaving = choose(&space);
+            space.close(&leaving);
+            leaving
+        };
+        self.compaction.rounds.add(1);
+        let moved = if leaving.is_empty() { Ok(()) } else { self.move_all(&leaving) };
+        // Also where that failed half-way.
+        let left = self.pool.space().reopen(&leaving);
+        let gained = leaving.len() - left.len();
+        self.compaction.units.add(gained as u64);
+        (gained, left, moved)
+    }
+
+    /// Moves everything out of these units, as far as there is space, and makes that durable.
+    fn move_all(&self, units: &[usize]) -> Result<()> {
+        let leaves = |block: u64| units.binary_search(&((block / UNIT_BLOCKS) as usize)).is_ok();
+        let meets = |run: Run| {
+            let ends =
+                (run.block / UNIT_BLOCKS, (run.block + u64::from(run.count) - 1) / UNIT_BLOCKS);
+            (ends.0..=ends.1).any(|unit| leaves(unit * UNIT_BLOCKS))
+        };
+        for (ino, content) in self.names.owners(&meets) {
+            // What is in memory may have blocks there, or not.
+            if content.is_some_and(|content| !lock(&content).has_blocks_at(&leaves)) {
+                continue;
+            }
+            match self.move_one(ino, &leaves) {
+                Err(Errno::ENOSPC | Errno::ENOMEM) => break,
+                Err(Errno::EROFS) => return Err(Errno::EROFS),
+                // It is gone, or cannot be read; others can.
+                Ok(()) | Err(_) => {}
+            }
+            if self.pool.dirty() > self.options.dirty_pages / 2 {
+                self.commit(Extent::Changes)?;
+            }
+        }
+        self.commit(Extent::Changes)
+    }
+
+    /// Moves the blocks of an inode.
+    fn move_one(&self, ino: u64, leaves: &dyn Fn(u64) -> bool) -> Result<()> {
+        let content = self.content(ino)?;
+        self.move_records(ino, &content, leaves)?;
+        let most = (self.options.dirty_pages as u64 / 4).clamp(1, PAGES);
+        let mut page = 0;
+        loop {
+            let next = lock(&content).next_at(page, most, leaves);
+            let Some(pages) = next else { break };
+            page = pages.end;
+            let need = |held: &Content| held.need_move(&pages);
+            let change = &mut |held: &mut Content, handle: &Handle<'_>, _: &mut Supply| {
+                let moved = held.leave_blocks(&self.pool, &pages, leaves);
+                self.names.settle(handle, ino, held.facts())?;
+                moved
+            };
+            let moved = self.try_change_content(&content, &need, change)?;
+            self.compaction.pages.add(moved);
+            if self.pool.dirty() > self.options.dirty_pages / 2 {
+                self.commit(Extent::Changes)?;
+            }
+        }
+        drop(content);
+        self.is_idle(ino);
+        Ok(())
+    }
+
+    /// Moves the blocks with records: a group that writes the inode writes all of them anew.
+    fn move_records(
+        &self,
+        ino: u64,
+        content: &Arc<Mutex<Content>>,
+        leaves: &dyn Fn(u64) -> bool,
+    ) -> Result<()> {
+        let handle = self.enter()?;
+        let held = lock(content);
+        if held.has_records_at(leaves) {
+            self.names.write_again(&handle, ino, held.facts())?;
+        }
+        drop(held);
+        self.leave(handle);
+        Ok(())
+    }
+}
