@@ -58,11 +58,11 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use defuse_fs::{
-    Attr, CacheMode, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, FileKind,
-    FileSystem, Ino, Lifecycle, Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait,
-    Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs,
-    RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Timestamp, Whence, WriteArgs,
-    WriteBuf, Xattr, XattrName,
+    Attr, CacheMode, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
+    FileKind, FileSystem, Ino, Lifecycle, Lock, LockKind, LockOwner, LockRequest, LockSupport,
+    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf,
+    ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Timestamp, Whence,
+    WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 pub use kind::KIND;
@@ -522,6 +522,19 @@ impl FileSystem for Memory {
             frsize: PAGE as u32,
             name_max: defuse_fs::NAME_MAX as u32,
         })
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        let pages = |name, pages: u64| Figure::bytes(name, pages * PAGE as u64);
+        let mut figures = vec![
+            Figure::count("inodes", self.inodes.used()),
+            pages("space_used", self.pool.quota.used()),
+            // Freed pages that wait for the next use.
+            pages("memory_kept", self.pool.kept() as u64),
+        ];
+        figures.extend(self.inodes.limit().map(|limit| Figure::count("inodes_limit", limit)));
+        figures.extend(self.pool.quota.limit().map(|limit| pages("space_limit", limit)));
+        figures
     }
 
     fn syncfs(&self, _: &Context<'_>) -> Result<()> {

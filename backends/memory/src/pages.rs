@@ -104,7 +104,6 @@ impl Pool {
     }
 
     /// Pages that are kept unused.
-    #[cfg(test)]
     pub fn kept(&self) -> usize {
         self.free.iter().map(|free| lock(free).len()).sum()
     }
@@ -249,6 +248,11 @@ mod tests {
         let set = SetAttr { size: Some(PAGE as u64), ..SetAttr::default() };
         FileSystem::setattr(&fs, &cx, file.ino, None, &set).unwrap();
         assert_eq!(fs.pool.kept(), 15);
+        let figures: std::collections::BTreeMap<_, _> =
+            fs.figures().into_iter().map(|figure| (figure.name, figure.value)).collect();
+        assert_eq!((figures["inodes"], figures["space_used"]), (2, PAGE as u64));
+        assert_eq!(figures["memory_kept"], 15 * PAGE as u64);
+        assert!(figures["space_limit"] > PAGE as u64 && figures["inodes_limit"] > 2);
         fs.lifecycle().unwrap().memory_pressure();
         assert_eq!((fs.pool.kept(), fs.pool.quota.used()), (0, 1), "the file has its page");
     }
