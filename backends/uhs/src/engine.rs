@@ -5,6 +5,7 @@
 //! names and contents, the pool. The line for reads is a leaf. Whoever has a handle, a content or a lock of
 //! names does no I/O.
 
+mod behind;
 mod commit;
 mod compact;
 mod data;
@@ -13,8 +14,8 @@ mod files;
 mod lost;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use defuse_block::{Blocking, Counted, Device};
 use defuse_fs::{Entry, Errno, Name, Result, SetXattrFlags, XattrName};
@@ -27,6 +28,7 @@ use crate::io::Io;
 use crate::load;
 use crate::names::{Names, Problem};
 use crate::store::{self, Frozen, Store, StoreError, survey};
+use behind::Behind;
 pub(crate) use commit::Extent;
 use commit::Waiting;
 use compact::Compaction;
@@ -54,6 +56,8 @@ pub(crate) struct Engine {
     /// Groups are closed and written one after the other: pages that two of them write are written twice,
     /// in their order.
     writing: Mutex<()>,
+    /// Groups that a sync has begun to close.
+    closed: AtomicU64,
     waiting: Mutex<Waiting>,
     line: Mutex<Blocking>,
     io: Io,
@@ -65,6 +69,8 @@ pub(crate) struct Engine {
     loads: [Mutex<()>; LOADS],
     /// Contents with pages that the device does not take.
     stuck: Mutex<BTreeMap<u64, Shared>>,
+    /// Data that is written before its group. Made when a file needs it; none on a device with few queues.
+    behind: OnceLock<Option<Behind>>,
     /// The device has refused data in this mount.
     refused: AtomicBool,
     /// Inodes with contents in memory that may leave it, each once: a clock ([`Names::retire`]).
@@ -142,6 +148,7 @@ impl Engine {
             pool,
             store,
             writing: Mutex::default(),
+            closed: AtomicU64::new(0),
             waiting: Mutex::default(),
             line: Mutex::new(line),
             io,
@@ -150,6 +157,7 @@ impl Engine {
             compaction: Compaction::default(),
             loads: Default::default(),
             stuck: Mutex::default(),
+            behind: OnceLock::new(),
             refused: AtomicBool::new(false),
             idle: Mutex::default(),
             options,

@@ -14,7 +14,7 @@ const QUEUES: usize = 16;
 /// Operations in flight of one queue.
 const DEPTH: u32 = 32;
 
-/// Large writes in flight: more of them cost more CPU each.
+/// Large writes in flight: more of them cost more CPU each. Of small ones there are more.
 const WRITES: usize = 4;
 
 /// Blocks of one operation at most: 1 MiB.
@@ -52,6 +52,12 @@ impl Io {
         let gathered = (facts.max_transfer as usize / BLOCK).min(facts.max_segments);
         let gathered = gathered.clamp(1, GATHERED);
         Io { device, queues: Mutex::default(), free: Condvar::new(), gathered }
+    }
+
+    /// A queue for one user for as long as he likes. `None` where the device has few.
+    pub(crate) fn queue(&self, depth: u32) -> Option<Box<dyn Queue>> {
+        let many = self.device.facts().max_queues as usize >= QUEUES;
+        many.then(|| self.device.queue(depth).ok()).flatten()
     }
 
     /// Blocks of one operation of this device at most.
@@ -92,7 +98,8 @@ impl Io {
             Kind::Write { block: run[0].0, memory, fua: false }
         });
         let mut failed = Vec::new();
-        self.run(ops, WRITES, &mut |done| {
+        let depth = (WRITES * self.gathered * runs.len() / data.len().max(1)).max(WRITES);
+        self.run(ops, depth, &mut |done| {
             if let Err(errno) = done.result {
                 let before = runs[..done.tag as usize].iter();
                 let from = before.map(|run| run.len()).sum();

@@ -18,6 +18,8 @@ pub(crate) use groups::{Group, Groups, NoSlots};
 pub(crate) use recover::{Recovered, Scanned, Version, recover};
 pub(crate) use slots::Slots;
 
+use crate::format::UNIT_BLOCKS;
+
 /// The sentences of the commit rule that tests switch off, to see that the crash suite notices. All hold in
 /// every other build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +42,8 @@ pub(crate) struct Rules {
     pub(crate) units_leave_first: bool,
     /// Data is durable before an inode that points to it is written.
     pub(crate) data_is_first: bool,
+    /// A group waits for data that was begun before it closed.
+    pub(crate) groups_wait_for_early: bool,
     /// A block that a group freed is used again only when the group is durable.
     pub(crate) blocks_wait_for_group: bool,
     /// The end of a file that was cut becomes zeros in another block.
@@ -52,6 +56,8 @@ pub(crate) struct Rules {
     pub(crate) snapshots: bool,
     /// Inodes that one thread changes before it writes the group.
     pub(crate) full_group: usize,
+    /// Pages of a run of new data that is written before its group closes.
+    pub(crate) early_run: u64,
     /// Slots that may be used: with few of them, each is used again soon.
     pub(crate) usable: usize,
 }
@@ -68,6 +74,7 @@ impl Rules {
         mount_flushes_first: true,
         units_leave_first: true,
         data_is_first: true,
+        groups_wait_for_early: true,
         blocks_wait_for_group: true,
         tails_move: true,
         shifted_blocks_move: true,
@@ -75,6 +82,7 @@ impl Rules {
         snapshots: true,
         // Closing stops everybody for some tenths of a millisecond, and writes are long.
         full_group: 1024,
+        early_run: UNIT_BLOCKS,
         usable: usize::MAX,
     };
 }

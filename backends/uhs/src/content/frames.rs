@@ -1,7 +1,6 @@
 //! Memory of pages: frames of a region, and the clock that says which of them are given back.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use defuse_block::{FRAME, Frames, Region, Segments};
@@ -148,8 +147,6 @@ pub(crate) struct Memory {
     /// Frames in use, from which on pages that are on the device are dropped.
     limit: usize,
     clock: Mutex<VecDeque<Entry>>,
-    /// The newest batch that was written.
-    written: AtomicU64,
 }
 
 impl Memory {
@@ -157,8 +154,7 @@ impl Memory {
     pub(super) fn new(cache: usize, dirty: usize) -> defuse_block::Result<Self> {
         let frames = cache.saturating_add(dirty).saturating_add(SPARE);
         let region = Region::new(u32::try_from(frames).unwrap_or(u32::MAX))?;
-        let (clock, written) = (Mutex::default(), AtomicU64::new(0));
-        Ok(Memory { region, limit: cache, clock, written })
+        Ok(Memory { region, limit: cache, clock: Mutex::default() })
     }
 
     fn in_use(&self) -> usize {
@@ -265,17 +261,5 @@ impl Pool {
             }
         }
         dropped
-    }
-
-    /// The number of the newest batch whose pages are on the device.
-    pub(super) fn written(&self) -> u64 {
-        self.memory().map_or(0, |memory| memory.written.load(Ordering::Acquire))
-    }
-
-    /// The pages of all batches up to `batch` are on the device.
-    pub(crate) fn wrote(&self, batch: u64) {
-        if let Some(memory) = self.memory() {
-            memory.written.fetch_max(batch, Ordering::Release);
-        }
     }
 }

@@ -19,6 +19,7 @@
 //!   longer mentions them is durable.
 
 mod ahead;
+mod batches;
 pub(crate) mod extents;
 mod frames;
 mod lost;
@@ -67,6 +68,8 @@ pub(crate) struct Content {
     waits: BTreeSet<u64>,
     /// Pages whose blocks the last group wrote for the first time.
     placed: Vec<Range<u64>>,
+    /// Those that were written since, before the group that says so.
+    early: Vec<Range<u64>>,
     /// The blocks of pages that could not be written there, and that the group writes elsewhere.
     replaced: BTreeMap<u64, u64>,
     /// Some of them were given up, and nobody was told.
@@ -133,7 +136,7 @@ impl Content {
         };
         // A page that moves has a block and a promise.
         let blocks = kept + self.promised.len() as u64;
-        let dirty = !self.dirty.is_empty() || self.is_shifting();
+        let dirty = !self.dirty.is_empty() || !self.early.is_empty() || self.is_shifting();
         Facts { size: self.size, blocks, dirty, records: self.outside.copy_blocks() }
     }
 
@@ -141,6 +144,7 @@ impl Content {
     pub(crate) fn end(&mut self, pool: &Pool) {
         self.drop_pages(pool, 0..u64::MAX);
         self.end_records(pool);
+        self.early.clear();
         self.data = Data::Nothing;
         self.size = 0;
         self.ended = true;
@@ -163,7 +167,7 @@ impl Content {
         };
         let written = pool.written();
         let waits = !self.dirty.is_empty() || self.shifted.is_some() || self.outside.is_used();
-        let waits = waits || self.given_up;
+        let waits = waits || self.given_up || !self.early.is_empty();
         if waits || self.pages.values().any(|page| page.batch > written) {
             return None;
         }

@@ -234,7 +234,8 @@ impl Content {
     ) -> Result<usize> {
         let pages = first..first + u64::from(run.count());
         let mut end = pages.end;
-        for page in pages.clone() {
+        let promised = self.promise_new(pool, &pages);
+        for page in pages.clone().filter(|_| !promised) {
             if let Err(errno) = self.promise(pool, page, false) {
                 if page == first {
                     return Err(errno);
@@ -253,6 +254,28 @@ impl Content {
             pool.remember(&self.me, first, end - first);
         }
         Ok(bytes)
+    }
+
+    /// Makes sure that there will be blocks for pages that have none, all at once. False, with nothing changed, where
+    /// each page must be looked at.
+    fn promise_new(&mut self, pool: &Pool, pages: &Range<u64>) -> bool {
+        let count = (pages.end - pages.start) as usize;
+        let known = self.promised.range(pages.clone()).next().is_some()
+            || self.extents.within(pages.clone()).next().is_some();
+        if known || self.is_shifted(pool, pages.end - 1) {
+            return false;
+        }
+        // They may come to lie apart from each other.
+        let extents = self.promise_extents(pool, count, false);
+        if extents.is_err() || !pool.promise(count as u64, false) {
+            return false;
+        }
+        if self.promise_splits(pool, count, false).is_err() {
+            pool.unpromise(count as u64);
+            return false;
+        }
+        self.promised.extend(pages.clone());
+        true
     }
 
     /// Makes sure that there will be a block for a page that is about to change. `moves` says that the

@@ -1,10 +1,12 @@
 //! Blocks for the pages that a group writes, and for the records that say where they are.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use defuse_fs::{Errno, Result};
 
 use super::frames::Frame;
+use super::pages::{PAGE, take_out};
 use super::{Content, Pool};
 use crate::format::UNIT_BLOCKS;
 use crate::format::inode::Extent;
@@ -34,11 +36,71 @@ impl Content {
         if let Some((_, when @ RUNNING)) = &mut self.shifted {
             *when = batch;
         }
+        self.placed = std::mem::take(&mut self.early);
         if self.dirty.is_empty() {
-            return Ok(false);
+            return Ok(!self.placed.is_empty());
         }
         let (wanting, dirty) = self.take_waiting(skip_stuck);
-        self.placed.clear();
+        let changed = self.place_pages(pool, batch, (&wanting, &dirty), data)?;
+        pool.forget_pages(dirty.len(), wanting.len());
+        Ok(changed)
+    }
+
+    /// The pages that a write of `len` bytes at `offset` made ready to be written before their group: whole runs
+    /// of `run` pages, all of which wait for a block.
+    pub(crate) fn ready(
+        &mut self,
+        pool: &Pool,
+        offset: u64,
+        len: u64,
+        run: u64,
+    ) -> Option<Range<u64>> {
+        let pages = offset / PAGE / run * run..(offset + len) / PAGE / run * run;
+        let all = (pages.end - pages.start) as usize;
+        let whole = |set: &BTreeSet<u64>| set.range(pages.clone()).count() == all;
+        let is_ready = all > 0
+            && whole(&self.promised)
+            && whole(&self.dirty)
+            && self.stuck.is_empty()
+            && !self.is_shifted(pool, pages.end - 1);
+        is_ready.then_some(pages)
+    }
+
+    /// Gives blocks to pages that are [`ready`](Content::ready), and returns them to be written at once, with the number
+    /// of their batch. The next group says that they have these blocks, once they are written.
+    ///
+    /// # Errors
+    ///
+    /// `EIO`: a promise cannot be kept.
+    pub(crate) fn place_early(
+        &mut self,
+        pool: &Pool,
+        pages: Range<u64>,
+    ) -> Result<(u64, Vec<(u64, Frame)>)> {
+        let batch = pool.next_early_batch();
+        let (mut data, before) = (Vec::new(), self.placed.len());
+        let all: Vec<u64> = pages.clone().collect();
+        if let Err(errno) = self.place_pages(pool, batch, (&all, &all), &mut data) {
+            // The pages wait for the group as before.
+            pool.wrote_early(batch);
+            return Err(errno);
+        }
+        self.early.extend(self.placed.drain(before..));
+        take_out(&mut self.promised, pages.clone());
+        take_out(&mut self.dirty, pages);
+        self.has_placed(all.len());
+        pool.forget_pages(all.len(), all.len());
+        Ok((batch, data))
+    }
+
+    /// Gives blocks to `wanting` pages, and adds the `dirty` ones to `data`. True where the inode changed.
+    fn place_pages(
+        &mut self,
+        pool: &Pool,
+        batch: u64,
+        (wanting, dirty): (&[u64], &[u64]),
+        data: &mut Vec<(u64, Frame)>,
+    ) -> Result<bool> {
         for run in wanting.chunk_by(|a, b| a + 1 == *b) {
             let pages = run[0]..run[0] + run.len() as u64;
             self.take_blocks(pool, pages.clone())?;
@@ -62,7 +124,6 @@ impl Content {
             }
         }
         self.version += 1;
-        pool.forget_pages(dirty.len(), wanting.len());
         Ok(changed)
     }
 

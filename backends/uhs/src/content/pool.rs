@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::batches::Batches;
 use super::frames::Memory;
 use crate::commit::Rules;
 use crate::format::UNIT_BLOCKS;
@@ -40,8 +41,8 @@ pub(crate) struct Pool {
     chunks: AtomicU64,
     /// Pages that differ from the device.
     dirty: AtomicUsize,
-    /// The newest batch, and the newest that is durable.
-    batch: AtomicU64,
+    batches: Batches,
+    /// The newest batch whose inodes are durable.
     durable: AtomicU64,
     memory: OnceLock<Memory>,
     rules: OnceLock<Rules>,
@@ -64,7 +65,7 @@ impl Pool {
             slots: AtomicU64::new(0),
             chunks: AtomicU64::new(0),
             dirty: AtomicUsize::new(0),
-            batch: AtomicU64::new(0),
+            batches: Batches::default(),
             durable: AtomicU64::new(0),
             memory: OnceLock::new(),
             rules: OnceLock::new(),
@@ -253,9 +254,39 @@ impl Pool {
         self.dirty.load(Ordering::Relaxed)
     }
 
-    /// The number of the batch that begins.
-    pub(crate) fn next_batch(&self) -> u64 {
-        self.batch.fetch_add(1, Ordering::Relaxed) + 1
+    /// The number of the batch of a group that begins, and true where pages of the group were written early.
+    pub(crate) fn next_batch(&self) -> (u64, bool) {
+        self.batches.begin()
+    }
+
+    /// The number of a batch that is written before its group.
+    pub(super) fn next_early_batch(&self) -> u64 {
+        self.batches.begin_early()
+    }
+
+    /// The pages of a batch that was written before its group are on the device.
+    pub(crate) fn wrote_early(&self, batch: u64) {
+        self.batches.wrote_early(batch);
+    }
+
+    /// The device has refused pages of a batch, which its group writes.
+    pub(crate) fn leave_to_group(&self, batch: u64) {
+        self.batches.leave_to_group(batch);
+    }
+
+    /// The pages of a group are on the device, and those of all batches before it.
+    pub(crate) fn wrote(&self, batch: u64) {
+        self.batches.wrote_all(batch);
+    }
+
+    /// True while a batch that was begun early, before `batch`, may be in flight.
+    pub(crate) fn has_early(&self, batch: u64) -> bool {
+        self.batches.has_early(batch)
+    }
+
+    /// The newest batch up to which the pages of all are on the device.
+    pub(super) fn written(&self) -> u64 {
+        self.batches.written()
     }
 
     /// The inodes of all batches up to this one are durable.

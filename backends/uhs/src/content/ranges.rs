@@ -206,6 +206,8 @@ impl Content {
             let moved = set.split_off(&first);
             set.extend(moved.into_iter().map(&to));
         }
+        move_ranges(&mut self.placed, first, &to);
+        move_ranges(&mut self.early, first, &to);
     }
 
     /// lseek(2) for `SEEK_DATA` and `SEEK_HOLE`.
@@ -239,5 +241,35 @@ impl Content {
                 }
             }
         }
+    }
+}
+
+/// Moves ranges of pages as pages from `first` on move. Where they move down, others make way.
+fn move_ranges(ranges: &mut Vec<Range<u64>>, first: u64, to: impl Fn(u64) -> u64) {
+    let stays = first.min(to(first));
+    let below = |range: &Range<u64>| range.start..range.end.min(stays);
+    let above = |range: &Range<u64>| {
+        let start = range.start.max(first);
+        (start < range.end).then(|| to(start)..to(range.end - 1) + 1)
+    };
+    let moved = ranges.iter().flat_map(|range| [Some(below(range)), above(range)]).flatten();
+    *ranges = moved.filter(|range| !range.is_empty()).collect();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_move_with_their_pages() {
+        let moved = |first, to: &dyn Fn(u64) -> u64| {
+            let mut ranges = vec![0..4, 6..9, 12..13];
+            move_ranges(&mut ranges, first, to);
+            ranges
+        };
+        assert_eq!(moved(7, &|page| page + 10), [0..4, 6..7, 17..19, 22..23]);
+        // Pages 2 to 7 go.
+        assert_eq!(moved(8, &|page| page - 6), [0..2, 2..3, 6..7]);
+        assert_eq!(moved(20, &|page| page - 3), [0..4, 6..9, 12..13]);
     }
 }

@@ -113,6 +113,11 @@ impl Content {
         Ok(())
     }
 
+    /// So many pages that were promised an extent have one.
+    pub(super) fn has_placed(&mut self, pages: usize) {
+        self.outside.splits = self.outside.splits.saturating_sub(pages);
+    }
+
     /// Makes sure that there is space for the records with inline data of so many bytes. `ENOSPC`.
     pub(super) fn promise_inline(&mut self, pool: &Pool, len: usize) -> Result<()> {
         let bytes = self.bytes_with(len);

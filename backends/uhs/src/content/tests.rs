@@ -9,6 +9,7 @@ use defuse_fs::{
     WriteBuf,
 };
 
+use crate::commit::Rules;
 use crate::{Options, Uhs, check};
 
 const PAGE: u64 = 4096;
@@ -30,14 +31,19 @@ struct Volume {
     ram: Ram,
     fs: Option<Uhs>,
     options: Options,
+    rules: Rules,
     ino: Ino,
 }
 
 impl Volume {
     fn new(units: u64, options: Options) -> Volume {
+        Volume::by(Rules::ALL, units, options)
+    }
+
+    fn by(rules: Rules, units: u64, options: Options) -> Volume {
         let ram = Ram::new(4096, units * 512);
         Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
-        let mut volume = Volume { ram, fs: None, options, ino: Ino::ROOT };
+        let mut volume = Volume { ram, fs: None, options, rules, ino: Ino::ROOT };
         volume.open();
         let (name, node) =
             (Name::new(b"file").unwrap(), NewNode::new(FileKind::Regular, 0o644, cx().caller));
@@ -47,7 +53,7 @@ impl Volume {
 
     fn open(&mut self) {
         let device: Arc<dyn Device> = Arc::new(self.ram.clone());
-        let (fs, problems) = Uhs::open(device, self.options, random()).unwrap();
+        let (fs, problems) = Uhs::open_by(device, self.options, self.rules, random()).unwrap();
         assert_eq!(problems, []);
         self.fs = Some(fs);
     }
@@ -224,7 +230,10 @@ impl Player {
 #[test]
 fn a_file_holds_the_bytes_that_a_plain_vector_holds() {
     for seed in 0..150 {
-        let volume = Volume::new(16, options(4 + seed as usize, 20));
+        // Pages that are written at once, and runs of them.
+        let early_run = [1, 3, Rules::ALL.early_run][seed as usize % 3];
+        let rules = Rules { early_run, ..Rules::ALL };
+        let volume = Volume::by(rules, 16, options(4 + seed as usize, 20));
         let random = fastrand::Rng::with_seed(seed);
         let mut player = Player { volume, model: Vec::new(), random };
         (0..250).for_each(|_| player.step());
@@ -303,7 +312,13 @@ fn blocks_that_are_allocated_are_there_when_the_device_is_full() {
 
 #[test]
 fn a_large_file_has_whole_units() {
-    let volume = Volume::new(32, options(64, 4096));
+    for early_run in [Rules::ALL.early_run, u64::MAX / PAGE] {
+        large_file(Rules { early_run, ..Rules::ALL });
+    }
+}
+
+fn large_file(rules: Rules) {
+    let volume = Volume::by(rules, 32, options(64, 4096));
     let bytes = vec![3; 1 << 20];
     for part in 0..20 {
         volume.write(part << 20, &bytes).unwrap();

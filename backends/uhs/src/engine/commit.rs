@@ -50,28 +50,44 @@ impl Engine {
     /// before.
     pub(crate) fn commit(&self, extent: Extent) -> Result<()> {
         let Slots::Store(store) = &self.store else { return Ok(()) };
+        let before = self.closed.load(Ordering::Acquire);
         let writing = lock(&self.writing);
         // What failed once was told to one caller alone, and may be lost to all.
         if self.is_read_only() {
             return Err(Errno::EIO);
         }
+        // A group that began to close since then has everything that the caller did. Those who waited with it need not
+        // write what others have begun meanwhile.
+        let is_written = self.closed.load(Ordering::Acquire) > before;
+        let group = match is_written && extent == Extent::Changes {
+            true => store.newest(),
+            false => self.write_running(store, extent)?,
+        };
+        drop(writing);
+        store.sync(group).map_err(|error| self.fail(&error))?;
+        self.release(group);
+        Ok(())
+    }
+
+    /// Writes what changed until now. Returns the number of the newest group.
+    fn write_running(&self, store: &Store, extent: Extent) -> Result<u64> {
         self.pending.store(false, Ordering::Relaxed);
         if extent == Extent::Everything {
             self.write_times(store)?;
         }
         self.list_stuck();
         let group = match self.gate.has_changes() {
-            true => self.write_group(store, true),
+            true => {
+                self.closed.fetch_add(1, Ordering::Release);
+                self.write_group(store, true)
+            }
             // Those that wrote before us have the numbers of their groups.
             false => Ok(store.newest()),
         };
         // A failure must be known before the next one writes.
         let group = group.map_err(|error| self.fail(&error))?;
         self.give_up_stuck();
-        drop(writing);
-        store.sync(group).map_err(|error| self.fail(&error))?;
-        self.release(group);
-        Ok(())
+        Ok(group)
     }
 
     /// Adds all directories whose times wait to groups, none of which is larger than others.

@@ -1,5 +1,6 @@
 //! The bytes of files: between callers, memory and the device.
 
+use std::collections::HashSet;
 use std::sync::Mutex;
 
 use defuse_block::Frames;
@@ -120,15 +121,16 @@ impl Engine {
         let need = |held: &Content| {
             held.need_write(offset.unwrap_or_else(|| held.size()), data.len() as u64)
         };
-        let taken = self.change_content(&content, need, |held, handle, supply| {
+        let (offset, taken) = self.change_content(&content, need, |held, handle, supply| {
             let offset = offset.unwrap_or_else(|| held.size());
             let taken = held.write(&self.pool, offset, data, supply);
             match &taken {
                 Ok(0) | Err(_) => self.names.settle(handle, ino, held.facts())?,
                 Ok(_) => self.names.wrote(handle, ino, held.facts(), kill_suidgid)?,
             }
-            taken
+            taken.map(|taken| (offset, taken))
         })?;
+        self.write_behind(&content, offset, taken as u64);
         // Whoever writes faster than the device waits for it. The committing thread begins earlier.
         let dirty = self.pool.dirty();
         if dirty > self.options.dirty_pages {
@@ -320,7 +322,13 @@ impl Engine {
         store: &Store,
         batch: &mut Batch,
     ) -> std::result::Result<Vec<u64>, StoreError> {
-        if batch.data.is_empty() {
+        if batch.has_early && self.rules.groups_wait_for_early {
+            let refused = self.finish_behind(batch.number);
+            // Pages that were changed again have newer bytes.
+            let newer: HashSet<u64> = batch.data.iter().map(|(block, _)| *block).collect();
+            batch.data.extend(refused.into_iter().filter(|(block, _)| !newer.contains(block)));
+        } else if batch.data.is_empty() {
+            self.pool.wrote(batch.number);
             return Ok(Vec::new());
         }
         let failures = self.io.write(&mut batch.data).map_err(failed("write data"))?;

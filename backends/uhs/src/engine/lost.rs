@@ -30,8 +30,10 @@ impl Engine {
         for (ino, content) in stuck {
             let handle = self.gate.enter();
             let held = lock(&content);
-            // It may be gone.
-            let _ = self.names.settle(&handle, ino, held.facts());
+            if self.names.settle(&handle, ino, held.facts()).is_err() {
+                // It is gone, with its data.
+                lock(&self.stuck).remove(&ino);
+            }
         }
     }
 

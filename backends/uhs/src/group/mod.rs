@@ -30,6 +30,8 @@ pub(crate) struct Batch {
     pub(crate) data: Vec<(u64, Frame)>,
     /// Its number among those that write data.
     pub(crate) number: u64,
+    /// Some of its data was written before it closed.
+    pub(crate) has_early: bool,
     /// Blocks that are free once the changes are durable.
     pub(crate) freed: Vec<Run>,
     /// The contents that the changes are about. They stay in memory until the changes are durable.
@@ -45,6 +47,7 @@ impl Batch {
         new.changes.append(&mut self.changes);
         new.freed.append(&mut self.freed);
         new.contents.append(&mut self.contents);
+        new.has_early |= self.has_early;
         *self = new;
     }
 }
@@ -61,7 +64,8 @@ pub(crate) fn close(
     skip_stuck: bool,
 ) -> Result<Batch> {
     let changes = closed.take();
-    let mut batch = Batch { number: pool.next_batch(), ..Batch::default() };
+    let (number, has_early) = pool.next_batch();
+    let mut batch = Batch { number, has_early, ..Batch::default() };
     let mut outside = Vec::new();
     batch.changes.reserve(changes.changed.len() + changes.gone.len());
     for ino in changes.changed {

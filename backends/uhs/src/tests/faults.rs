@@ -9,7 +9,7 @@ use defuse_fs::{Errno, Fh, File, FileKind, FileSystem, Ino, SliceSource, WriteAr
 
 use super::crash::Run;
 use super::player::Player;
-use super::{OPTIONS, cx, fresh, name, node, random};
+use super::{EARLY, OPTIONS, cx, fresh, name, node, random};
 use crate::commit::Rules;
 use crate::{Uhs, check};
 
@@ -47,7 +47,9 @@ fn failing(ram: &Ram, seed: u64, fails: Fails) -> (Sim, Arc<AtomicBool>, Arc<Ato
 /// of operations of the device.
 fn suffer(seed: u64, fails: Fails) -> Result<u64, String> {
     let (sim, armed, count) = failing(&fresh(), seed, fails);
-    let Ok((fs, problems)) = Uhs::open(Arc::new(sim.clone()), OPTIONS, random()) else {
+    let rules = if seed.is_multiple_of(2) { Rules::ALL } else { EARLY };
+    let opened = Uhs::open_by(Arc::new(sim.clone()), OPTIONS, rules, random());
+    let Ok((fs, problems)) = opened else {
         sim.heal();
         let report = check(&(Arc::new(sim.now()) as Arc<dyn Device>));
         let report = report.map_err(|error| format!("the mount failed, and then: {error}"))?;

@@ -14,7 +14,7 @@ use crate::commit::Rules;
 use crate::{Options, Uhs, check};
 
 /// Groups are closed after so many changes, and nobody makes them durable but a sync.
-const RULES: Rules = Rules { full_group: 4, ..Rules::ALL };
+const RULES: Rules = Rules { full_group: 4, early_run: 2, ..Rules::ALL };
 
 const PAGE: u64 = 4096;
 

@@ -8,7 +8,7 @@ use defuse_fs::{
     Errno, Fh, File, FileKind, FileSystem, Ino, Result, SliceSource, WriteArgs, WriteBuf,
 };
 
-use super::{OPTIONS, contents, cx, fresh, name, node, random};
+use super::{EARLY, OPTIONS, contents, cx, fresh, name, node, random};
 use crate::commit::Rules;
 use crate::format::UNIT_BLOCKS;
 use crate::format::superblock::COPIES;
@@ -16,10 +16,10 @@ use crate::store::survey;
 use crate::{Options, Uhs, check};
 
 /// A device, and a file system on it.
-fn new(dirty_pages: usize) -> (Sim, Uhs) {
+fn new(dirty_pages: usize, rules: Rules) -> (Sim, Uhs) {
     let sim = Sim::from_ram(&fresh(), 1);
     let options = Options { dirty_pages, ..OPTIONS };
-    let (fs, _) = Uhs::open(Arc::new(sim.clone()), options, random()).unwrap();
+    let (fs, _) = Uhs::open_by(Arc::new(sim.clone()), options, rules, random()).unwrap();
     (sim, fs)
 }
 
@@ -67,76 +67,82 @@ fn expect(sim: &Sim, ino: Ino, bytes: &[u8]) {
 
 #[test]
 fn data_whose_block_cannot_be_written_lies_elsewhere() {
-    let (sim, fs) = new(64);
-    let (file, other) = (make(&fs, "file"), make(&fs, "other"));
-    write(&fs, file, 0, &[1; 40_000]).unwrap();
-    fsync(&fs, file).unwrap();
-    // Every third block, old ones and new ones.
-    refuse(&sim, |block| block % 3 == 0);
-    write(&fs, file, 10_000, &[2; 50_000]).unwrap();
-    write(&fs, other, 0, &[3; 30_000]).unwrap();
-    let mut bytes = [vec![1; 10_000], vec![2; 50_000]].concat();
-    // Some of the new blocks are bad, too: what is stuck is written by the next sync.
-    let synced = (0..20).find(|_| fs.syncfs(&cx()).is_ok());
-    assert!(synced.is_some());
-    expect(&sim, file, &bytes);
-    expect(&sim, other, &[3; 30_000]);
-    bytes[..5000].fill(4);
-    write(&fs, file, 0, &[4; 5000]).unwrap();
-    sim.heal();
-    fsync(&fs, file).unwrap();
-    expect(&sim, file, &bytes);
+    for rules in [Rules::ALL, EARLY] {
+        let (sim, fs) = new(64, rules);
+        let (file, other) = (make(&fs, "file"), make(&fs, "other"));
+        write(&fs, file, 0, &[1; 40_000]).unwrap();
+        fsync(&fs, file).unwrap();
+        // Every third block, old ones and new ones.
+        refuse(&sim, |block| block % 3 == 0);
+        write(&fs, file, 10_000, &[2; 50_000]).unwrap();
+        write(&fs, other, 0, &[3; 30_000]).unwrap();
+        let mut bytes = [vec![1; 10_000], vec![2; 50_000]].concat();
+        // Some of the new blocks are bad, too: what is stuck is written by the next sync.
+        let synced = (0..20).find(|_| fs.syncfs(&cx()).is_ok());
+        assert!(synced.is_some());
+        expect(&sim, file, &bytes);
+        expect(&sim, other, &[3; 30_000]);
+        bytes[..5000].fill(4);
+        write(&fs, file, 0, &[4; 5000]).unwrap();
+        sim.heal();
+        fsync(&fs, file).unwrap();
+        expect(&sim, file, &bytes);
+    }
 }
 
 #[test]
 fn every_fsync_of_a_file_fails_until_its_data_is_written_and_other_files_go_on() {
-    let (sim, fs) = new(64);
-    let (file, good) = (make(&fs, "file"), make(&fs, "good"));
-    write(&fs, file, 0, &[1; 40_000]).unwrap();
-    fsync(&fs, file).unwrap();
-    refuse(&sim, |_| true);
-    write(&fs, file, 20_000, &[2; 50_000]).unwrap();
-    for round in 0..3 {
-        assert_eq!(fsync(&fs, file), Err(Errno::EIO), "round {round}");
-        assert_eq!(fs.syncfs(&cx()), Err(Errno::EIO));
-        // Small files lie in slots, which can be written.
-        write(&fs, good, 0, format!("{round}").as_bytes()).unwrap();
-        assert_eq!(fsync(&fs, good), Ok(()));
-        expect(&sim, good, format!("{round}").as_bytes());
+    for rules in [Rules::ALL, EARLY] {
+        let (sim, fs) = new(64, rules);
+        let (file, good) = (make(&fs, "file"), make(&fs, "good"));
+        write(&fs, file, 0, &[1; 40_000]).unwrap();
+        fsync(&fs, file).unwrap();
+        refuse(&sim, |_| true);
+        write(&fs, file, 20_000, &[2; 50_000]).unwrap();
+        for round in 0..3 {
+            assert_eq!(fsync(&fs, file), Err(Errno::EIO), "round {round}");
+            assert_eq!(fs.syncfs(&cx()), Err(Errno::EIO));
+            // Small files lie in slots, which can be written.
+            write(&fs, good, 0, format!("{round}").as_bytes()).unwrap();
+            assert_eq!(fsync(&fs, good), Ok(()));
+            expect(&sim, good, format!("{round}").as_bytes());
+        }
+        assert_eq!(fs.detached(), Err(Errno::EIO), "an unmount says so");
+        assert!(!fs.engine().is_read_only());
+        let bytes = [vec![1; 20_000], vec![2; 50_000]].concat();
+        assert!(contents(&fs, file, 70_000) == bytes, "readers see what was written");
+        sim.heal();
+        assert_eq!((fsync(&fs, file), fs.syncfs(&cx())), (Ok(()), Ok(())));
+        expect(&sim, file, &bytes);
     }
-    assert_eq!(fs.detached(), Err(Errno::EIO), "an unmount says so");
-    assert!(!fs.engine().is_read_only());
-    let bytes = [vec![1; 20_000], vec![2; 50_000]].concat();
-    assert!(contents(&fs, file, 70_000) == bytes, "readers see what was written");
-    sim.heal();
-    assert_eq!((fsync(&fs, file), fs.syncfs(&cx())), (Ok(()), Ok(())));
-    expect(&sim, file, &bytes);
 }
 
 #[test]
 fn data_that_no_device_takes_is_given_up_before_it_fills_the_memory() {
-    let (sim, fs) = new(64);
-    let file = make(&fs, "file");
-    refuse(&sim, |_| true);
-    for part in 0..200 {
-        write(&fs, file, part * 20_000, &[1; 20_000]).unwrap();
-        assert!(fs.engine().pool().dirty() <= 64 + 5, "part {part}");
+    for rules in [Rules::ALL, EARLY] {
+        let (sim, fs) = new(64, rules);
+        let file = make(&fs, "file");
+        refuse(&sim, |_| true);
+        for part in 0..200 {
+            write(&fs, file, part * 20_000, &[1; 20_000]).unwrap();
+            assert!(fs.engine().pool().dirty() <= 64 + 5, "part {part}");
+        }
+        assert_eq!(fsync(&fs, file), Err(Errno::EIO), "somebody is told");
+        fs.unlink(&cx(), Ino::ROOT, name("file")).unwrap();
+        fs.forget(file, 1);
+        assert_eq!(fs.syncfs(&cx()), Ok(()));
+        sim.heal();
+        let (other, free) = (make(&fs, "other"), fs.statfs(&cx(), Ino::ROOT).unwrap().blocks_free);
+        write(&fs, other, 0, &[5; 100_000]).unwrap();
+        assert_eq!((fsync(&fs, other), free > 1000), (Ok(()), true));
+        expect(&sim, other, &[5; 100_000]);
     }
-    assert_eq!(fsync(&fs, file), Err(Errno::EIO), "somebody is told");
-    fs.unlink(&cx(), Ino::ROOT, name("file")).unwrap();
-    fs.forget(file, 1);
-    assert_eq!(fs.syncfs(&cx()), Ok(()));
-    sim.heal();
-    let (other, free) = (make(&fs, "other"), fs.statfs(&cx(), Ino::ROOT).unwrap().blocks_free);
-    write(&fs, other, 0, &[5; 100_000]).unwrap();
-    assert_eq!((fsync(&fs, other), free > 1000), (Ok(()), true));
-    expect(&sim, other, &[5; 100_000]);
 }
 
 #[test]
 fn a_mount_whose_data_the_device_refused_leaves_no_snapshot() {
-    for refuses in [false, true] {
-        let (sim, fs) = new(64);
+    for (refuses, rules) in [(false, EARLY), (true, Rules::ALL), (true, EARLY)] {
+        let (sim, fs) = new(64, rules);
         let file = make(&fs, "file");
         if refuses {
             refuse(&sim, |_| true);

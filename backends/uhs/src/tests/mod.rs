@@ -34,6 +34,9 @@ const BLOCKS: u64 = 8 * 512;
 const OPTIONS: Options =
     Options { read_only: false, commit: None, discard: false, cache_pages: 16, dirty_pages: 64 };
 
+/// Data that can be written before its group is.
+const EARLY: Rules = Rules { early_run: 1, ..Rules::ALL };
+
 fn cx() -> Context<'static> {
     Context::new(Caller { uid: 0, gid: 0, pid: 1 })
 }

@@ -1,0 +1,128 @@
+//! Batches of pages on their way to the device. Each group has one, and so has each run that is written before its
+//! group closes.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The batches that have begun.
+#[derive(Debug, Default)]
+pub(super) struct Batches {
+    state: Mutex<State>,
+    /// All batches up to this one are on the device.
+    written: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    newest: u64,
+    /// Of groups, and early ones that the device refused.
+    groups: BTreeSet<u64>,
+    early: BTreeSet<u64>,
+    /// An early one has begun since the last group did.
+    has_early: bool,
+}
+
+impl State {
+    /// The newest batch up to which all are on the device.
+    fn written(&self) -> u64 {
+        let open = self.groups.first().into_iter().chain(self.early.first()).min();
+        open.map_or(self.newest, |oldest| oldest - 1)
+    }
+}
+
+impl Batches {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of the batch of a group that begins, and true where early ones belong to that group.
+    pub(super) fn begin(&self) -> (u64, bool) {
+        let mut state = self.lock();
+        state.newest += 1;
+        let number = state.newest;
+        state.groups.insert(number);
+        (number, std::mem::take(&mut state.has_early))
+    }
+
+    /// The number of a batch that begins before its group.
+    pub(super) fn begin_early(&self) -> u64 {
+        let mut state = self.lock();
+        state.newest += 1;
+        let number = state.newest;
+        state.early.insert(number);
+        state.has_early = true;
+        number
+    }
+
+    /// The device has refused an early batch: its pages are written by its group.
+    pub(super) fn leave_to_group(&self, number: u64) {
+        let mut state = self.lock();
+        state.early.remove(&number);
+        state.groups.insert(number);
+    }
+
+    /// An early batch is on the device.
+    pub(super) fn wrote_early(&self, number: u64) {
+        let mut state = self.lock();
+        state.early.remove(&number);
+        self.written.store(state.written(), Ordering::Release);
+    }
+
+    /// The batch of a group is on the device, and all before it: the group has waited for early ones.
+    pub(super) fn wrote_all(&self, number: u64) {
+        let mut state = self.lock();
+        state.groups = state.groups.split_off(&(number + 1));
+        state.early = state.early.split_off(&(number + 1));
+        self.written.store(state.written(), Ordering::Release);
+    }
+
+    /// True while an early batch before `number` may be in flight.
+    pub(super) fn has_early(&self, number: u64) -> bool {
+        self.lock().early.first().is_some_and(|first| *first < number)
+    }
+
+    /// The newest batch up to which all are on the device.
+    pub(super) fn written(&self) -> u64 {
+        self.written.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_counts_as_written_when_those_before_it_are() {
+        let batches = Batches::default();
+        let (first, second) = (batches.begin_early(), batches.begin_early());
+        let (group, has_early) = batches.begin();
+        assert!(has_early);
+        let later = batches.begin_early();
+        batches.wrote_early(second);
+        assert_eq!(batches.written(), 0);
+        assert!(batches.has_early(group));
+        batches.wrote_early(first);
+        assert_eq!(batches.written(), second);
+        assert!(!batches.has_early(group) && batches.has_early(later + 1));
+        batches.wrote_early(later);
+        assert_eq!(batches.written(), second, "the group is in flight");
+        batches.wrote_all(group);
+        assert_eq!(batches.written(), later);
+    }
+
+    // A batch that the device refused stays until the group has found another place for its pages.
+    #[test]
+    fn a_group_ends_what_was_left_before_it() {
+        let batches = Batches::default();
+        let (refused, written) = (batches.begin_early(), batches.begin_early());
+        let ((first, has_early), (again, has_more)) = (batches.begin(), batches.begin());
+        assert!(has_early && !has_more);
+        batches.leave_to_group(refused);
+        assert!(batches.has_early(first), "the other one is in flight");
+        batches.wrote_early(written);
+        assert!(!batches.has_early(first) && batches.written() < refused);
+        batches.wrote_all(again);
+        assert_eq!(batches.written(), again);
+    }
+}

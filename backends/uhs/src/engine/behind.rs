@@ -1,0 +1,175 @@
+//! Data on its way to the device before its group closes, so that a long write and the device work at the same time.
+//!
+//! A write that completes a run of new pages gives them blocks and begins to write them; nobody waits. The inode
+//! has these blocks in memory alone. The next group that closes says that it has them, and is written after
+//! all runs that were begun before ([`Engine::finish_behind`]). So data is first, as with everything that the group
+//! writes itself.
+//!
+//! What the device refuses becomes a part of the group, which tries again and finds other blocks.
+//!
+//! The line is a lock of its own: whoever has it may wait for the device, and takes no other lock but those of the pool.
+
+use std::collections::HashMap;
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use defuse_block::{Done, Kind, Op, Queue};
+
+use super::{Engine, lock};
+use crate::content::{Frame, Shared};
+use crate::format::BLOCK;
+
+/// Operations in flight.
+const DEPTH: u32 = 32;
+
+/// Pages in flight, from which on writers wait: 8 MiB.
+const MOST: usize = 2048;
+
+/// A page with its block.
+type Page = (u64, Frame);
+
+/// The way of such runs to the device.
+pub(super) struct Behind {
+    line: Mutex<Line>,
+    /// Runs that were begun are in the line.
+    pushed: Condvar,
+}
+
+struct Line {
+    queue: Box<dyn Queue>,
+    /// By the tag of their operation.
+    flights: HashMap<u64, Flight>,
+    /// Operations in flight of each batch.
+    left: HashMap<u64, usize>,
+    /// Pages in flight.
+    pages: usize,
+    next: u64,
+    done: Vec<Done>,
+    /// Pages that the device did not take, each of its batch.
+    refused: Vec<(u64, Page)>,
+}
+
+struct Flight {
+    batch: u64,
+    pages: Vec<Page>,
+}
+
+impl Behind {
+    fn new(queue: Box<dyn Queue>) -> Self {
+        let line = Line {
+            queue,
+            flights: HashMap::new(),
+            left: HashMap::new(),
+            pages: 0,
+            next: 0,
+            done: Vec::new(),
+            refused: Vec::new(),
+        };
+        Behind { line: Mutex::new(line), pushed: Condvar::new() }
+    }
+}
+
+impl Line {
+    /// Adds an operation. It waits for others where the queue is full.
+    fn push(&mut self, engine: &Engine, batch: u64, pages: Vec<Page>) {
+        let memory = Frame::segments(pages.iter().map(|(_, frame)| frame));
+        let kind = Kind::Write { block: pages[0].0, memory, fua: false };
+        let mut op = Op { tag: self.next, kind };
+        self.next += 1;
+        self.pages += pages.len();
+        self.flights.insert(op.tag, Flight { batch, pages });
+        while let Err(again) = self.queue.push(op) {
+            op = again;
+            self.wait(engine);
+        }
+    }
+
+    fn wait(&mut self, engine: &Engine) {
+        self.queue.wait(None);
+        self.reap(engine);
+    }
+
+    /// Takes in what is complete.
+    fn reap(&mut self, engine: &Engine) {
+        let mut done = std::mem::take(&mut self.done);
+        self.queue.reap(&mut done);
+        for Done { tag, result, .. } in done.drain(..) {
+            let Some(Flight { batch, pages }) = self.flights.remove(&tag) else { continue };
+            self.pages -= pages.len();
+            if let Err(errno) = result {
+                log::warn!("uhs: blocks from {} on cannot be written: {errno}", pages[0].0);
+                self.refused.extend(pages.into_iter().map(|page| (batch, page)));
+            }
+            let left = self.left.get_mut(&batch).map_or(0, |left| {
+                *left -= 1;
+                *left
+            });
+            if left == 0 {
+                self.left.remove(&batch);
+                match self.refused.iter().any(|(refused, _)| *refused == batch) {
+                    true => engine.pool.leave_to_group(batch),
+                    false => engine.pool.wrote_early(batch),
+                }
+            }
+        }
+        self.done = done;
+    }
+}
+
+impl Engine {
+    /// Begins to write the runs that a write of `len` bytes at `offset` has completed. Waits only while much
+    /// is in flight.
+    pub(super) fn write_behind(&self, content: &Shared, offset: u64, len: u64) {
+        let run = self.rules.early_run;
+        let bytes = run * BLOCK as u64;
+        if offset / bytes == (offset + len) / bytes {
+            return;
+        }
+        let behind = self.behind.get_or_init(|| self.io.queue(DEPTH).map(Behind::new));
+        let Some(behind) = behind else { return };
+        // The group takes what was refused before more of it comes.
+        if !lock(&behind.line).refused.is_empty() {
+            return;
+        }
+        let begun = {
+            let Ok(_handle) = self.enter() else { return };
+            let mut held = lock(content);
+            let ready = held.ready(&self.pool, offset, len, run);
+            // Where there is no space after all, the group says so.
+            ready.and_then(|pages| held.place_early(&self.pool, pages).ok())
+        };
+        let Some((batch, pages)) = begun else { return };
+        let follows = |a: &Page, b: &Page| a.0 + 1 == b.0;
+        let runs = pages.chunk_by(follows).flat_map(|run| run.chunks(self.io.gathered()));
+        let runs: Vec<Vec<Page>> = runs.map(<[Page]>::to_vec).collect();
+        let mut line = lock(&behind.line);
+        line.left.insert(batch, runs.len());
+        runs.into_iter().for_each(|pages| line.push(self, batch, pages));
+        line.queue.kick();
+        line.reap(self);
+        while line.pages > MOST {
+            line.wait(self);
+        }
+        drop(line);
+        behind.pushed.notify_all();
+    }
+
+    /// Waits for all runs that were begun before the group of `batch` closed. Returns the pages that the device
+    /// did not take.
+    pub(super) fn finish_behind(&self, batch: u64) -> Vec<Page> {
+        let Some(Some(behind)) = self.behind.get() else { return Vec::new() };
+        let mut line = lock(&behind.line);
+        while self.pool.has_early(batch) {
+            if line.left.keys().any(|early| *early < batch) {
+                line.wait(self);
+            } else {
+                // Somebody is about to push it.
+                line = behind.pushed.wait(line).unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+        let refused = std::mem::take(&mut line.refused).into_iter();
+        let (mine, later) = refused.partition(|(early, _)| *early < batch);
+        line.refused = later;
+        let mine: Vec<(u64, Page)> = mine;
+        mine.into_iter().map(|(_, page)| page).collect()
+    }
+}
