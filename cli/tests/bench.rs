@@ -161,3 +161,26 @@ fn errors_are_reported_before_anything_starts() {
     }
     drop(place);
 }
+
+/// Every program is measured on every target, natively and within a run.
+#[test]
+fn programs_are_measured_on_tmpfs_and_within_a_run() {
+    let work = tempfile::tempdir().unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(["bench", "run", "--scale", "tiny", "--rounds", "1", "--json", "--work"]);
+    let output = command.arg(work.path()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    if text.contains("is not installed") {
+        return println!("skipped: {text}");
+    }
+    assert!(output.status.success(), "{text}");
+    let results: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(results["schema"], "defuse-bench-run/1");
+    for target in ["native", "memory", "passthrough"] {
+        let cells = results["cells"].as_array().unwrap();
+        let of_target: Vec<_> = cells.iter().filter(|cell| cell["target"] == target).collect();
+        assert_eq!(of_target.len(), 6, "{target}");
+        assert!(of_target.iter().all(|cell| number(cell, "/ns") > 0), "{target}");
+    }
+    assert_eq!(fs::read_dir(work.path()).unwrap().count(), 0, "nothing is left");
+}

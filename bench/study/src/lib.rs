@@ -6,7 +6,7 @@
 //! workload. It measures throughput, latency, CPU time, requests and device traffic ([`results`]).
 //! [`report`] makes tables and a report of them, and [`advise`] measures a command of the user.
 //! [`direct`] has the tables of *Direct-FUSE* (ROSS '18), for programs that use a file system
-//! without the kernel.
+//! without the kernel, and [`programs`] runs well-known programs in that way.
 //!
 //! This crate serves no file system and knows no frontend or backend. It mounts each configuration
 //! by running a program, for defuse, too.
@@ -25,6 +25,7 @@ mod kernel;
 mod mount;
 pub mod options;
 mod process;
+pub mod programs;
 pub mod report;
 pub mod results;
 pub mod rows;

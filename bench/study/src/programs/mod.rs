@@ -1,0 +1,203 @@
+//! Unmodified programs on many small files: `git status`, `find` and `cat`, Python, `make`, `tar` and `rm` on tmpfs, and
+//! the same within a run of `defuse run`.
+//!
+//! Each round makes a tree of files on every target and runs the programs there, target after target ([`run()`]). A
+//! ratio is taken within a round, so that it is valid on a busy machine. If `strace` is installed, one more round counts
+//! the system calls of each program, which no load changes.
+
+mod script;
+mod table;
+mod tree;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
+
+use crate::interrupt::Interrupt;
+pub use table::table;
+
+/// The size of the tree.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Scale {
+    /// Number of small files, in directories of fifty.
+    pub files: usize,
+    /// Number of Python modules.
+    pub modules: usize,
+    /// Number of C files to compile.
+    pub sources: usize,
+}
+
+impl Scale {
+    /// The size by name: full, quick or tiny.
+    ///
+    /// # Errors
+    ///
+    /// A message for the user if there is no such size.
+    pub fn named(name: &str) -> Result<Scale, String> {
+        let (files, modules, sources) = match name {
+            "full" => (20_000, 500, 40),
+            "quick" => (4_000, 100, 8),
+            "tiny" => (100, 5, 1),
+            _ => return Err(format!("there is no scale {name:?}: write full, quick or tiny")),
+        };
+        Ok(Scale { files, modules, sources })
+    }
+}
+
+/// Options of the measurement.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The size of the tree.
+    pub scale: Scale,
+    /// Number of rounds, at least 1.
+    pub rounds: u32,
+    /// A directory on tmpfs for the trees.
+    pub work: PathBuf,
+    /// The path of this program.
+    pub program: PathBuf,
+    /// Another build of this program, whose runs are measured in the same rounds.
+    pub before: Option<PathBuf>,
+}
+
+/// The results.
+#[derive(Debug, Clone, Serialize)]
+pub struct Results {
+    /// The schema of this structure, `defuse-bench-run/1`.
+    pub schema: &'static str,
+    /// Number of small files.
+    pub files: usize,
+    /// Number of complete rounds.
+    pub rounds: u32,
+    /// The targets, the native one first.
+    pub targets: Vec<&'static str>,
+    /// The duration of each program.
+    pub cells: Vec<Cell>,
+    /// The system calls that the kernel executed for each program, by target; empty without strace.
+    pub system_calls: BTreeMap<String, BTreeMap<String, u64>>,
+    /// True if a signal ended the measurement.
+    pub interrupted: bool,
+}
+
+/// One program on one target in one round.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Cell {
+    /// The program.
+    pub program: String,
+    /// The target.
+    pub target: &'static str,
+    /// The round, from 0.
+    pub round: u32,
+    /// The duration in nanoseconds.
+    pub ns: u64,
+}
+
+/// The name of the target that all others are compared with.
+pub const NATIVE: &str = "native";
+
+/// A place for the tree, and the way to it.
+struct Target<'a> {
+    name: &'static str,
+    /// The source of the mount, and the program that runs it; `None` for the native directory.
+    run: Option<(&'static str, &'a Path)>,
+}
+
+/// Measures. `progress` takes one line of text for each round.
+///
+/// # Errors
+///
+/// If a program is missing, or fails on one of the targets.
+pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Results> {
+    ensure!(options.rounds > 0, "there is nothing to measure in 0 rounds: write --rounds 1");
+    script::check_programs()?;
+    let interrupt = Interrupt::catch()?;
+    let place = tree::Place::new(&options.work)?;
+    tree::prepare(&place, &options.scale)?;
+    let targets = targets(options);
+    let mut results = Results {
+        schema: "defuse-bench-run/1",
+        files: options.scale.files,
+        rounds: 0,
+        targets: targets.iter().map(|target| target.name).collect(),
+        cells: Vec::new(),
+        system_calls: BTreeMap::new(),
+        interrupted: false,
+    };
+    for round in 0..options.rounds {
+        progress(&format!("round {} of {}", round + 1, options.rounds));
+        let mut cells = Vec::new();
+        for step in 0..targets.len() {
+            let target = &targets[(round as usize + step) % targets.len()];
+            if interrupt.is_set() {
+                results.interrupted = true;
+                return Ok(results);
+            }
+            let of_round = |(program, ns)| Cell { program, target: target.name, round, ns };
+            cells.extend(once(target, &place, None)?.into_iter().map(of_round));
+        }
+        results.cells.append(&mut cells);
+        results.rounds = round + 1;
+    }
+    if script::has_strace() {
+        progress("counting system calls");
+        for target in &targets {
+            once(target, &place, Some(&place.counts()))?;
+            let counted = script::counted(&place.counts())?;
+            results.system_calls.insert(target.name.to_owned(), counted);
+        }
+    }
+    Ok(results)
+}
+
+fn targets(options: &Options) -> Vec<Target<'_>> {
+    let mut all = vec![
+        Target { name: NATIVE, run: None },
+        Target { name: "memory", run: Some(("memory:", &options.program)) },
+        Target { name: "passthrough", run: Some(("passthrough:", &options.program)) },
+    ];
+    if let Some(before) = &options.before {
+        all.push(Target { name: "memory-before", run: Some(("memory:", before)) });
+        all.push(Target { name: "passthrough-before", run: Some(("passthrough:", before)) });
+    }
+    all
+}
+
+/// Runs all programs once on a new tree. Returns the duration of each in nanoseconds.
+fn once(
+    target: &Target<'_>,
+    place: &tree::Place,
+    counts: Option<&Path>,
+) -> Result<Vec<(String, u64)>> {
+    let lower = place.fresh()?;
+    let (mut command, dir) = match target.run {
+        None => (Command::new("bash"), lower.clone()),
+        Some((source, program)) => {
+            let mounted = place.mounted();
+            let mut mount = mounted.clone().into_os_string();
+            mount.push("=");
+            mount.push(source);
+            if source == "passthrough:" {
+                mount.push(&lower);
+            }
+            let mut command = Command::new(program);
+            command.args(["run", "--mount"]).arg(mount).args(["--", "bash"]);
+            (command, mounted)
+        }
+    };
+    command.arg(place.script()).arg(&dir).arg(place.archive());
+    if let Some(counts) = counts {
+        command.arg(counts);
+    }
+    let output = command.stdin(Stdio::null()).output();
+    let output =
+        output.with_context(|| format!("{}: not started", command.get_program().display()))?;
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr);
+        let end: Vec<&str> = text.lines().rev().take(5).collect();
+        let end: Vec<&str> = end.into_iter().rev().collect();
+        bail!("the programs failed on {}: {}: {}", target.name, output.status, end.join("; "));
+    }
+    script::durations(&String::from_utf8_lossy(&output.stdout))
+}
