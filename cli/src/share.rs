@@ -8,7 +8,7 @@ use std::time::Duration;
 use defuse_compose::Source;
 use defuse_fs::FileSystem;
 use defuse_fs::source::Locks;
-use defuse_shared::{Paged, PagedOptions, Rings};
+use defuse_shared::{Paged, PagedOptions, Rings, Versioned};
 use defuse_socket::{Admission, Server, ServerOptions};
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::SIGUSR1;
@@ -124,7 +124,9 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<
         [] => Admission::SameUser,
         users => Admission::Users(users.to_vec()),
     };
-    // Files have pages only where all changes come through this server.
+    // Names have versions and files have pages only where all changes come through this server.
+    let versioned = args.shared.then(|| Versioned::over(Arc::clone(&fs))).flatten();
+    let fs = versioned.clone().map_or(fs, |versioned| versioned as Arc<dyn FileSystem>);
     let paged =
         args.shared.then(|| Paged::over(Arc::clone(&fs), PagedOptions::default())).flatten();
     let fs = paged.clone().map_or(fs, |paged| paged as Arc<dyn FileSystem>);
@@ -138,6 +140,7 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<
         max_connections,
         max_connections_of_user,
         pages: paged.map(|paged| paged as _),
+        versions: versioned.map(|versioned| versioned as _),
         lines: args.shared.then(|| Arc::new(Rings::default()) as _),
         ..ServerOptions::default()
     };

@@ -17,7 +17,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::hash_map::RandomState;
+use std::collections::hash_map::{Entry, RandomState};
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -63,10 +63,36 @@ struct MappingOf {
     charged: u64,
 }
 
+/// Inodes that the client was told of last, without lookups. The older half is forgotten when there are too many.
+#[derive(Default)]
+struct Told {
+    new: HashSet<Ino>,
+    old: HashSet<Ino>,
+}
+
+/// The most inodes in each half of [`Told`], in one shard.
+const MOST_TOLD: usize = 2048;
+
+impl Told {
+    fn add(&mut self, ino: Ino) {
+        if self.new.len() >= MOST_TOLD && !self.new.contains(&ino) {
+            self.old = std::mem::take(&mut self.new);
+        }
+        self.new.insert(ino);
+    }
+
+    fn has(&self, ino: Ino) -> bool {
+        self.new.contains(&ino) || self.old.contains(&ino)
+    }
+}
+
 /// The things that one connection holds.
 #[derive(Default)]
 struct Own {
     lookups: HashMap<Ino, u64>,
+    told: Told,
+    /// The number of open files of each inode.
+    opens: HashMap<Ino, u64>,
     open: HashMap<(Ino, Fh), Mine>,
     /// The record locks of its process.
     locks: HashSet<LockKey>,
@@ -217,7 +243,7 @@ impl Ledger {
         // An heir is younger than the other connection, so that the order of locks is always the same.
         let theirs = lock(&source.own[at]);
         let (mut own, mut family) = self.shard(legacy.ino);
-        if legacy.ino != Ino::ROOT && !theirs.lookups.contains_key(&legacy.ino) {
+        if legacy.ino != Ino::ROOT && !theirs.may_name(legacy.ino) {
             return Err(Errno::ESTALE);
         }
         if let Some(fh) = legacy.fh {
@@ -229,6 +255,7 @@ impl Ledger {
             if own.open.insert(key, Mine { modes, ..before }).is_none() {
                 open.held += 1;
                 open.keeps += u64::from(!before.flushed);
+                *own.opens.entry(legacy.ino).or_default() += 1;
                 self.usage.add_opens(1);
             }
         }
@@ -263,6 +290,7 @@ impl Ledger {
                 }
             }
             (new.lookups, new.open) = (own.lookups.clone(), own.open.clone());
+            new.opens = own.opens.clone();
             new.maps = own.maps.clone();
             copy.usage.add_lookups(new.lookups.len() as u64);
             copy.usage.add_opens(new.open.len() as u64);
@@ -296,7 +324,14 @@ impl Ledger {
 
     /// True where the client may name `ino`.
     pub(crate) fn holds(&self, ino: Ino) -> bool {
-        ino == Ino::ROOT || lock(&self.own[place(ino)]).lookups.contains_key(&ino)
+        ino == Ino::ROOT || lock(&self.own[place(ino)]).may_name(ino)
+    }
+
+    /// The client is told of `ino`, and may name it for some time.
+    pub(crate) fn told(&self, ino: Ino) {
+        if ino != Ino::ROOT {
+            lock(&self.own[place(ino)]).told.add(ino);
+        }
     }
 
     /// The client is given an open file or directory, which the file system knows by the handle of
@@ -308,6 +343,7 @@ impl Ledger {
         let key = (file.ino, number);
         let modes = Modes::of(flags.access());
         own.open.insert(key, Mine { handle: file.fh, modes, flushed: false });
+        *own.opens.entry(file.ino).or_default() += 1;
         let locks = HashSet::new();
         family.open.insert(key, Open { held: 1, keeps: 1, dir, flags, locks });
         number
@@ -318,6 +354,12 @@ impl Ledger {
         let (mut own, mut family) = self.shard(file.ino);
         let key = (file.ino, file.fh);
         let mine = own.open.remove(&key)?;
+        if let Entry::Occupied(mut opens) = own.opens.entry(file.ino) {
+            *opens.get_mut() -= 1;
+            if *opens.get() == 0 {
+                opens.remove();
+            }
+        }
         self.usage.sub_opens(1);
         for &(kind, owner) in family.open.get(&key).iter().flat_map(|open| &open.locks) {
             self.usage.unlocked((file.ino, kind, owner));
@@ -510,6 +552,11 @@ impl Ledger {
 }
 
 impl Own {
+    /// True where the client may name `ino`: it has a lookup or an open file of it, or was told of it.
+    fn may_name(&self, ino: Ino) -> bool {
+        self.lookups.contains_key(&ino) || self.told.has(ino) || self.opens.contains_key(&ino)
+    }
+
     fn look_up(&mut self, ino: Ino, usage: &Usage) {
         let count = self.lookups.entry(ino).or_default();
         *count += 1;

@@ -9,6 +9,7 @@
 //!   Between a check and the change that it permits, no other client changes what was checked (`holds`).
 //! - The number of inodes, open files, locks and mapped bytes is limited for each client (`usage`), for each user
 //!   over all its clients, and mapped bytes for all users together (`quotas`).
+//! - A client may ask for all inodes on the way of a path at once (`steps`).
 //! - A file that clients have mapped has one memory, and all of them see it (`maps`).
 //!
 //! This crate knows no protocol and no transport. A frontend for other processes finds out who its
@@ -28,6 +29,7 @@ mod maps;
 mod pages;
 mod quotas;
 mod rules;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod usage;
@@ -35,6 +37,7 @@ mod usage;
 pub use connection::{Connection, Service};
 pub use credentials::Credentials;
 pub use ledger::Legacy;
-pub use pages::PageSource;
+pub use pages::{PageSource, VersionSource};
 pub use quotas::Quotas;
+pub use steps::{End, Step};
 pub use usage::Limits;

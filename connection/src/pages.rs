@@ -1,4 +1,4 @@
-//! Pages of files in memory that clients read.
+//! Memory that clients read: pages of files, and versions.
 
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
@@ -20,6 +20,17 @@ pub trait PageSource: Send + Sync + Debug {
 
     /// A client has mapped the file, and may change it unseen: from now on it has no pages.
     fn stop(&self, ino: Ino);
+}
+
+/// The versions of names and attributes of a served file system. They say when something has changed, and nothing else, so
+/// that every client may have them.
+pub trait VersionSource: Send + Sync + Debug {
+    /// A descriptor of the versions, to read only.
+    ///
+    /// # Errors
+    ///
+    /// Those of open(2).
+    fn versions(&self) -> Result<OwnedFd>;
 }
 
 impl<F: FileSystem> Connection<F> {

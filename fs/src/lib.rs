@@ -27,6 +27,7 @@ pub mod posix;
 mod resolve;
 pub mod source;
 mod types;
+mod versions;
 
 pub use buf::{
     DirBuf, DirItem, DirSink, Push, ReadBuf, ReadSink, SliceSink, SliceSource, WriteBuf,
@@ -42,3 +43,4 @@ pub use lock_wait::{LockAnswer, LockWait};
 pub use notify::{NoNotify, Notify, Recalled};
 pub use resolve::{NormalPath, Resolved};
 pub use types::*;
+pub use versions::Versions;

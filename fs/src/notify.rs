@@ -1,8 +1,9 @@
 //! Notifications from a file system to its frontend.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Errno, Ino, Name, PollHandle, Result};
+use crate::{Errno, Ino, Name, PollHandle, Result, Versions};
 
 /// The access of a file system to the caches of its frontend, passed to
 /// [`FileSystem::attached`](crate::FileSystem::attached).
@@ -60,6 +61,11 @@ pub trait Notify: Send + Sync {
     fn recall(&self, _ino: Ino, _limit: Duration, done: Recalled) {
         done(Err(Errno::ENOSYS));
     }
+
+    /// Gives the frontend versions of names and attributes, which may then be cached for as long as their versions
+    /// stay. Only a file system calls it whose inode numbers the frontend knows: a layer that changes
+    /// numbers keeps the versions to itself, which is what this default does.
+    fn versions(&self, _versions: Arc<dyn Versions>) {}
 }
 
 /// Receives the answer to a [recall](Notify::recall). Called once, from any thread.

@@ -1,7 +1,7 @@
 //! Structures in memory that a client and a server share: lanes, each with a ring of submissions, a ring
 //! of completions and an arena for messages (`ring/SPEC.md`).
 //!
-//! [`pages`] are cached pages of a file, which the server alone writes.
+//! [`pages`] are cached pages of a file, and [`versions`] tell what has changed. The server alone writes both.
 //!
 //! Neither side trusts the other one. A side copies each word and each message once, and checks the copy:
 //! whatever the other process writes meanwhile, the result is a message of its choice, or a [`Violation`].
@@ -14,6 +14,7 @@ pub mod layout;
 mod memory;
 pub mod pages;
 mod server;
+pub mod versions;
 
 pub use client::{Answer, Lane};
 pub use memory::{Memory, Shared};

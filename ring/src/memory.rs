@@ -125,6 +125,11 @@ impl Memory {
         self.word64(at).store(value, Ordering::Release);
     }
 
+    /// Adds to the number of 64 bits at `at`, modulo 2^64.
+    pub(crate) fn add64(&self, at: usize, value: u64) {
+        self.word64(at).fetch_add(value, Ordering::SeqCst);
+    }
+
     fn word64(&self, at: usize) -> &AtomicU64 {
         assert!(at.is_multiple_of(8) && at < self.len && self.len - at >= 8, "a number at {at}");
         // SAFETY: as for `word`, with eight aligned bytes.

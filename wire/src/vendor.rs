@@ -5,7 +5,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::abi::InitIn;
+use crate::abi::{InitIn, StatxOut};
 
 /// The maximum length of the data in one message over a socket. An unprivileged socket accepts up
 /// to 208 KiB, and the kernel needs contiguous memory for longer messages.
@@ -38,6 +38,52 @@ impl TakeOver {
     pub const SETTLE: u64 = 4;
 }
 
+/// The ioctl for a whole path from the directory of the request. Its argument is the path; its output is a [`Steps`], and
+/// a [`Step`] for each inode on the way. Numbered like the kernel's `_IO('D', 2)`.
+pub const RESOLVE: u32 = (b'D' as u32) << 8 | 2;
+
+/// The ioctl for the names of the directory of the request. Its output is a [`Step`] for each, followed by the name and zeros up
+/// to a multiple of eight bytes.
+pub const NAMES: u32 = (b'D' as u32) << 8 | 3;
+
+/// The most names that [`NAMES`] tells of.
+pub const NAMES_MAX: usize = 256;
+
+/// The head of the output of [`RESOLVE`].
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Steps {
+    /// [`Steps::FOUND`], [`Steps::MISSING`] or [`Steps::WALK`].
+    pub end: u32,
+    /// For a missing name: 1 if everyone may search the directory.
+    pub open_to_all: u32,
+}
+
+impl Steps {
+    /// The last step is the end of the path.
+    pub const FOUND: u32 = 0;
+    /// The name after the last step does not exist.
+    pub const MISSING: u32 = 1;
+    /// The name after the last step has to be looked up.
+    pub const WALK: u32 = 2;
+}
+
+/// An inode in the output of [`RESOLVE`] and [`NAMES`], without a lookup.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Step {
+    /// Its number.
+    pub ino: u64,
+    /// 1 if everyone may search the directory in which it was found.
+    pub open_to_all: u32,
+    /// The length of its name, for [`NAMES`].
+    pub name_len: u32,
+    /// Its attributes.
+    pub attr: StatxOut,
+}
+
 /// The code of the notification that offers lanes in shared memory, with [`Offer`] and a descriptor. It comes
 /// before the reply to INIT. Clients without such lanes ignore it.
 pub const OFFER: i32 = 1 << 16;
@@ -59,6 +105,10 @@ pub struct Offer {
 /// A flag of SETUPMAPPING: the reply has a descriptor of the file's cached pages, to read only. Nothing ends
 /// it but the release of the open file.
 pub const PAGES: u64 = 1 << 63;
+
+/// A flag of SETUPMAPPING: the reply has a descriptor of the versions of names and attributes, to read only. The request
+/// names no file.
+pub const VERSIONS: u64 = 1 << 62;
 
 /// Position of the connection numbers in [`InitIn::unused`].
 const NAMES_AT: usize = 3;

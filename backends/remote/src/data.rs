@@ -41,6 +41,7 @@ impl Shared {
                 }
                 out.put(body)
             });
+            self.paths.was_read(file.ino);
             match got {
                 Ok(got) if got < size => break,
                 Ok(_) => {}

@@ -34,6 +34,7 @@ impl Shared {
         let body = self.ask(cx, request, |body| {
             if body.len() > size { Err(Errno::EIO) } else { Ok(body.to_vec()) }
         });
+        self.paths.was_read(dir.ino);
         match body {
             Ok(body) => {
                 self.push_all(cx, dir.ino, Listing::new(&body, opcode == Opcode::Readdirplus), out)

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use defuse_fs::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File,
     FileKind, FileSystem, Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, LockWait, Name,
-    NewNode, Notify, OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf, ReleaseArgs,
-    RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr,
-    XattrName,
+    NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf,
+    ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs,
+    WriteBuf, Xattr, XattrName,
 };
 
 use super::Remote;
@@ -21,6 +21,10 @@ impl FileSystem for Remote {
     }
 
     fn attached(&self, notify: Arc<dyn Notify>) {
+        if let Some(versions) = self.shared.ask_for_versions() {
+            let _ = self.shared.paths.versions.set(Arc::clone(&versions));
+            notify.versions(versions);
+        }
         self.shared.notices.add(notify);
     }
 
@@ -40,6 +44,10 @@ impl FileSystem for Remote {
         }
         let request = Request::new(Opcode::Lookup, cx, ino).with_text(b"..");
         self.shared.ask_entry(cx, request, |body| decode::lookup_out(body, true))
+    }
+
+    fn resolve(&self, cx: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
+        self.shared.resolve(cx, from, path)
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
@@ -146,7 +154,9 @@ impl FileSystem for Remote {
 
     fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
         let request = Request::new(Opcode::Readlink, cx, ino);
-        self.shared.ask(cx, request, decode::link_out)
+        let text = self.shared.ask(cx, request, decode::link_out);
+        self.shared.paths.was_read(ino);
+        text
     }
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {

@@ -21,9 +21,11 @@ mod kind;
 mod lanes;
 mod notices;
 mod pages;
+mod paths;
 mod program;
 mod slots;
 mod sys;
+mod versions;
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -161,6 +163,7 @@ struct Shared {
     missing: AtomicU64,
     forgets: Forgets,
     pages: pages::FilePages,
+    paths: paths::Paths,
     notices: Arc<Notices>,
     /// Number of requests whose replies no caller waits for, polls included.
     expected: AtomicU64,
@@ -242,7 +245,11 @@ impl Remote {
     /// [`connect`](Remote::connect), and with [`RemoteError::Stranger`] if another user listens
     /// there now.
     pub fn sibling(&self) -> std::result::Result<Remote, RemoteError> {
-        self.connect_again(false)
+        let sibling = self.connect_again(false)?;
+        if let Some(versions) = self.shared.paths.versions.get() {
+            let _ = sibling.shared.paths.versions.set(Arc::clone(versions));
+        }
+        Ok(sibling)
     }
 
     /// Creates another connection to the same server, for the program that this process is about to
@@ -413,6 +420,7 @@ impl Remote {
             missing: AtomicU64::new(0),
             forgets: Forgets::default(),
             pages: pages::FilePages::default(),
+            paths: paths::Paths::default(),
             notices,
             expected: AtomicU64::new(0),
             listening: AtomicBool::new(false),
@@ -488,6 +496,10 @@ impl Shared {
             })
         };
         let result = self.connection.ask(cx, request.finish(data.len()), data, checked);
+        if matches!(result, Err(Errno::ESTALE)) {
+            // The server may have forgotten that it told of the inode. It tells again when it is asked.
+            self.paths.forget();
+        }
         if matches!(result, Err(Errno::ENOSYS)) && is_remembered(opcode) {
             log::debug!("the server has no {}", opcode.name());
             self.missing.fetch_or(1 << opcode as u32, Ordering::Relaxed);

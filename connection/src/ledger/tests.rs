@@ -58,10 +58,25 @@ fn what_a_copy_has_too_goes_back_with_the_last_who_has_it() {
     child.looked_up(Ino(6));
     assert!(!parent.holds(Ino(6)) && !is_open(&child, own));
     assert_eq!((child.forgotten(Ino(6), 1), child.forgotten(Ino(5), 1)), (1, 0));
-    assert!(!child.holds(Ino(5)) && parent.holds(Ino(5)));
+    assert!(child.holds(Ino(5)), "it has the file open");
     assert_eq!((closed(&child, shared), closed(&child, shared)), (Some(false), None));
+    assert!(!child.holds(Ino(5)) && parent.holds(Ino(5)));
     assert_eq!((closed(&parent, shared), closed(&parent, own)), (Some(true), Some(true)));
     assert_eq!(parent.forgotten(Ino(5), 9), 2);
+}
+
+/// An inode that a path led to has no lookup.
+#[test]
+fn an_inode_that_the_client_was_told_of_may_be_named_and_is_no_lookup() {
+    let ledger = Ledger::default();
+    assert!(!ledger.holds(Ino(5)));
+    ledger.told(Ino(5));
+    assert!(ledger.holds(Ino(5)) && ledger.forgotten(Ino(5), 1) == 0);
+    let file = open(&ledger, FILE);
+    let copy = ledger.copy().unwrap();
+    assert!(copy.holds(Ino(5)), "by its open file");
+    assert_eq!((closed(&copy, file), closed(&ledger, file)), (Some(false), Some(true)));
+    assert!(ledger.holds(Ino(5)) && !copy.holds(Ino(5)));
 }
 
 #[test]

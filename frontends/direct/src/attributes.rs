@@ -367,9 +367,12 @@ pub(crate) fn set_attr(
     set: &SetAttr,
     who: &Credentials,
 ) -> Result<(), Errno> {
-    let cx = who.context();
+    let (cx, moment) = (who.context(), found.mount.moment());
     let changed = found.mount.call(Op::SETATTR, |fs| fs.setattr(&cx, found.ino, fh, set));
     found.changed();
+    if let Ok(attr) = &changed {
+        found.keep_after_change(attr, moment);
+    }
     changed.map(drop).map_err(crate::data::unsupported)
 }
 

@@ -8,7 +8,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 use defuse_fs::Ino;
 use hashbrown::HashTable;
 
-use crate::node::{Node, now_ns};
+use crate::fresh::{Fresh, Lasts, Moment};
+use crate::node::Node;
 
 const SHARDS: usize = 16;
 
@@ -24,13 +25,15 @@ pub(crate) enum Cached {
 #[derive(Clone, Copy)]
 pub(crate) struct Ticket {
     version: u64,
+    /// The moment in the file system.
+    pub(crate) moment: Moment,
 }
 
 struct Dentry {
     parent: Ino,
     name: Box<[u8]>,
     node: Option<Arc<Node>>,
-    expires: u64,
+    lasts: Lasts<u64>,
     /// Set when the entry is found; cleared by a sweep.
     used: AtomicBool,
 }
@@ -47,13 +50,14 @@ pub(crate) struct Names {
     shards: [Shard; SHARDS],
     hasher: RandomState,
     per_shard: usize,
+    fresh: Fresh,
 }
 
 impl Names {
-    /// Creates a cache of at most `limit` names.
-    pub(crate) fn new(limit: usize) -> Self {
+    /// Creates a cache of at most `limit` names, which hold as `fresh` says.
+    pub(crate) fn new(limit: usize, fresh: Fresh) -> Self {
         let shards = array::from_fn(|_| Shard::default());
-        Names { shards, hasher: RandomState::new(), per_shard: limit.div_ceil(SHARDS) }
+        Names { shards, hasher: RandomState::new(), per_shard: limit.div_ceil(SHARDS), fresh }
     }
 
     fn hash(&self, parent: Ino, name: &[u8]) -> u64 {
@@ -69,7 +73,7 @@ impl Names {
         let hash = self.hash(parent, name);
         let table = self.shard(hash).table.read().unwrap_or_else(PoisonError::into_inner);
         let found = table.find(hash, |dentry| dentry.parent == parent && *dentry.name == *name)?;
-        if now_ns() >= found.expires {
+        if !self.fresh.has_name(found.lasts, parent, name) {
             return None;
         }
         if !found.used.load(Ordering::Relaxed) {
@@ -84,19 +88,19 @@ impl Names {
     /// Takes a ticket. Call this before the lookup whose answer is [kept](Names::keep).
     pub(crate) fn ticket(&self, parent: Ino, name: &[u8]) -> Ticket {
         let version = self.shard(self.hash(parent, name)).version.load(Ordering::Acquire);
-        Ticket { version }
+        Ticket { version, moment: self.fresh.moment() }
     }
 
-    /// Caches an answer until `expires`. If the shard has had a removal since the ticket was taken,
-    /// the answer may be outdated and is not cached.
+    /// Caches an answer. If the shard has had a removal since the ticket was taken, the answer may be
+    /// outdated and is not cached.
     pub(crate) fn keep(
         &self,
         ticket: Ticket,
         (parent, name): (Ino, &[u8]),
         node: Option<&Arc<Node>>,
-        expires: u64,
+        lasts: Lasts<u64>,
     ) {
-        if expires == 0 || self.per_shard == 0 {
+        if self.per_shard == 0 {
             return;
         }
         let hash = self.hash(parent, name);
@@ -108,7 +112,7 @@ impl Names {
         }
         let same = |dentry: &Dentry| dentry.parent == parent && *dentry.name == *name;
         if let Some(old) = table.find_mut(hash, same) {
-            old.expires = expires;
+            old.lasts = lasts;
             // Drop the old node after the lock is released: if it is the last reference, the drop
             // calls the file system.
             gone.extend(std::mem::replace(&mut old.node, node.cloned()));
@@ -116,13 +120,13 @@ impl Names {
             return;
         }
         if table.len() >= self.per_shard {
-            sweep(&mut table, &mut gone);
+            sweep(&mut table, &self.fresh, &mut gone);
         }
         let dentry = Dentry {
             parent,
             name: name.into(),
             node: node.cloned(),
-            expires,
+            lasts,
             used: AtomicBool::new(false),
         };
         table.insert_unique(hash, dentry, |dentry| {
@@ -181,12 +185,13 @@ fn write(shard: &Shard) -> RwLockWriteGuard<'_, HashTable<Dentry>> {
 
 /// Removes the entries that were not found since the last sweep. If they are less than a quarter,
 /// it removes all entries. A sweep thus frees room in proportion to the entries it visits.
-fn sweep(table: &mut HashTable<Dentry>, gone: &mut Vec<Arc<Node>>) {
+fn sweep(table: &mut HashTable<Dentry>, fresh: &Fresh, gone: &mut Vec<Arc<Node>>) {
     let before = table.len();
-    let now = now_ns();
-    for dentry in
-        table.extract_if(|dentry| !std::mem::take(dentry.used.get_mut()) || now >= dentry.expires)
-    {
+    let goes = |dentry: &mut Dentry| {
+        let used = std::mem::take(dentry.used.get_mut());
+        !used || !fresh.has_name(dentry.lasts, dentry.parent, &dentry.name)
+    };
+    for dentry in table.extract_if(goes) {
         gone.extend(dentry.node);
     }
     if table.len() > before - before / 4 {

@@ -459,6 +459,9 @@ fn read_from(
 ) -> Result<usize, Errno> {
     fits(offset, len)?;
     let mount = file.mount();
+    if file.here().node.ends_before(offset) {
+        return Ok(0);
+    }
     // Build the arguments where they are used: copying a structure just written in parts stalls the
     // processor.
     let args = || ReadArgs { offset, flags, lock_owner: None };
@@ -589,7 +592,7 @@ fn write_to<S: WriteSource>(
         mount.lacks_calls.store(true, Relaxed);
         result = crate::asynchronous::write_now(task, file, &mut source, args());
     }
-    file.here().node.changed();
+    file.here().node.data_changed();
     let count = result?;
     if flags.has(OpenFlags::DSYNC) {
         let datasync = !flags.has(OpenFlags::SYNC);

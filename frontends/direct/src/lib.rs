@@ -29,6 +29,7 @@ mod data;
 mod description;
 mod descriptors;
 mod directory;
+mod fresh;
 mod handover;
 mod locks;
 mod mount;

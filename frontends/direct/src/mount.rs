@@ -8,13 +8,14 @@ use std::time::Duration;
 use defuse_fs::locks::LockQueue;
 use defuse_fs::{
     Attr, Caps, Entry, Errno, FileSystem, Ino, Lifecycle, LockSupport, Name, Notify, PollHandle,
-    Recalled, Result, Xattr, XattrName,
+    Recalled, Result, Versions, Xattr, XattrName,
 };
 use defuse_probe::{Op, Recorder, Snapshot, clock};
 
-use crate::cache::{Cached, Names};
+use crate::cache::{Cached, Names, Ticket};
 use crate::credentials::Credentials;
-use crate::node::{Core, Node, expiry};
+use crate::fresh::{Lasts, Moment};
+use crate::node::{Core, Node};
 
 /// The place of a mount.
 #[derive(Clone, Debug)]
@@ -72,7 +73,7 @@ impl Mount {
         let recorder = Recorder::new();
         let core = Core::new(fs, recorder);
         let caps = guarded(|| Ok(core.fs.caps()))?;
-        let names = Arc::new(Names::new(settings.names));
+        let names = Arc::new(Names::new(settings.names, core.fresh.clone()));
         let notify = CacheNotify { names: Arc::downgrade(&names), core: Arc::downgrade(&core) };
         guarded(|| {
             core.fs.attached(Arc::new(notify));
@@ -180,10 +181,16 @@ impl Mount {
         self.caps.locks != LockSupport::Frontend
     }
 
-    /// Returns the node of an entry that the file system returned, and takes over its lookup count.
-    pub(crate) fn adopt(&self, entry: &Entry) -> Arc<Node> {
+    /// The moment before a call whose answer is an entry.
+    pub(crate) fn moment(&self) -> Moment {
+        self.core.fresh.moment()
+    }
+
+    /// Returns the node of an entry that the file system returned to a call after `moment`, and takes over its
+    /// lookup count.
+    pub(crate) fn adopt(&self, entry: &Entry, moment: Moment) -> Arc<Node> {
         let node = self.core.node(entry.ino, entry.attr.kind, 1);
-        node.keep_attr(&entry.attr, node.version());
+        node.keep_attr(&entry.attr, node.version_at(moment));
         node
     }
 
@@ -204,19 +211,37 @@ impl Mount {
         let cx = who.context();
         match self.call(Op::LOOKUP, |fs| fs.lookup(&cx, dir.ino(), name)) {
             Ok(entry) => {
-                let node = self.adopt(&entry);
+                let node = self.adopt(&entry, ticket.moment);
                 let place = (dir.ino(), bytes);
-                self.names.keep(ticket, place, Some(&node), expiry(entry.valid_for));
+                if let Some(lasts) = self.lasts(ticket.moment, place, &entry) {
+                    self.names.keep(ticket, place, Some(&node), lasts);
+                }
                 Ok(node)
             }
             Err(errno) => {
-                if errno == Errno::ENOENT && !self.caps.negative_valid_for.is_zero() {
-                    let valid = guarded(|| Ok(self.core.fs.negative_valid_for()));
-                    let expires = expiry(valid.unwrap_or_default());
-                    self.names.keep(ticket, (dir.ino(), bytes), None, expires);
+                if errno == Errno::ENOENT {
+                    self.keep_missing(ticket, (dir.ino(), bytes));
                 }
                 Err(errno)
             }
+        }
+    }
+
+    /// How long the name of an entry holds. A name that is cached keeps the inode at the file system, also after its
+    /// removal by others. So the name of a file with data is cached for a time only.
+    fn lasts(&self, moment: Moment, place: (Ino, &[u8]), entry: &Entry) -> Option<Lasts<u64>> {
+        let has_data = entry.attr.kind == defuse_fs::FileKind::Regular;
+        let moment = if has_data { Moment::default() } else { moment };
+        self.core.fresh.name(moment, place, entry.valid_for)
+    }
+
+    fn keep_missing(&self, ticket: Ticket, place: (Ino, &[u8])) {
+        let valid = match self.caps.negative_valid_for.is_zero() {
+            true => Duration::ZERO,
+            false => guarded(|| Ok(self.core.fs.negative_valid_for())).unwrap_or_default(),
+        };
+        if let Some(lasts) = self.core.fresh.name(ticket.moment, place, valid) {
+            self.names.keep(ticket, place, None, lasts);
         }
     }
 
@@ -230,12 +255,12 @@ impl Mount {
         if dir.ino() == Ino::ROOT {
             return Ok(None);
         }
-        let cx = who.context();
+        let (cx, moment) = (who.context(), self.moment());
         let entry = self.call(Op::LOOKUP, |fs| fs.lookup_parent(&cx, dir.ino()))?;
         if entry.ino == Ino::ROOT {
             return Ok(Some(Arc::clone(&self.root)));
         }
-        Ok(Some(self.adopt(&entry)))
+        Ok(Some(self.adopt(&entry, moment)))
     }
 
     /// Invalidates the caches for a change of `name` in `dir` that happens now or has just
@@ -245,9 +270,15 @@ impl Mount {
         dir.names_changed();
     }
 
-    /// Caches the name and the attributes of a new inode.
-    pub(crate) fn name_made(&self, dir: &Node, name: &[u8], entry: &Entry) -> Arc<Node> {
-        let node = self.adopt(entry);
+    /// Caches the name and the attributes of a new inode, whose creation began after `moment`.
+    pub(crate) fn name_made(
+        &self,
+        dir: &Node,
+        name: &[u8],
+        (entry, moment): (&Entry, Moment),
+    ) -> Arc<Node> {
+        let moment = self.core.fresh.after_own_change(moment);
+        let node = self.adopt(entry, moment);
         self.name_changed(dir, name);
         node
     }
@@ -414,6 +445,12 @@ impl Notify for CacheNotify {
     fn prune(&self, inodes: &[Ino]) -> Result<()> {
         self.names()?.prune(inodes);
         Ok(())
+    }
+
+    fn versions(&self, versions: Arc<dyn Versions>) {
+        if let Some(core) = self.core.upgrade() {
+            core.fresh.set(versions);
+        }
     }
 
     /// The client writes nothing back, and drops attributes at once.

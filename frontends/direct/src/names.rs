@@ -11,6 +11,7 @@ use crate::attributes::writable;
 use crate::client::Client;
 use crate::credentials::{Credentials, cap};
 use crate::description::Description;
+use crate::fresh::Moment;
 use crate::resolve::Subject;
 use crate::rest::{Component, Part};
 use crate::stop::{Outside, Result, Stop};
@@ -282,7 +283,7 @@ impl Client {
         let Here { node, mount } = &spot.dir;
         match entry {
             Ok(entry) => {
-                mount.name_made(node, spot.last.bytes(), &entry);
+                mount.name_made(node, spot.last.bytes(), (&entry, Moment::default()));
                 Ok(())
             }
             Err(errno) => {

@@ -14,6 +14,8 @@ use defuse_fs::{Attr, FileKind, FileSystem, Ino};
 use defuse_probe::{Op, Recorder, clock};
 use hashbrown::HashTable;
 
+use crate::fresh::{Fresh, Lasts, Moment, OfInode};
+
 /// Locks a mutex and ignores poisoning: the data is valid between any two statements.
 pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -55,8 +57,8 @@ pub(crate) struct Node {
 
 #[derive(Default)]
 struct Cached {
-    /// Attributes, the version that they belong to, and their expiry.
-    attr: Option<(Attr, Version, u64)>,
+    /// Attributes, the version that they belong to, and how long they hold.
+    attr: Option<(Attr, Version, Lasts<OfInode>)>,
     /// The access ACL, in the same way; `Some(None)` if the inode has no ACL.
     acl: Option<CachedAcl>,
 }
@@ -65,10 +67,12 @@ struct Cached {
 type CachedAcl = (Option<Box<[u8]>>, Version, u64);
 
 /// The version of the attributes of an inode, and of those that permission checks use.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(crate) struct Version {
     all: u64,
     rights: u64,
+    /// The moment in the file system.
+    moment: Moment,
 }
 
 impl Node {
@@ -91,7 +95,12 @@ impl Node {
 
     /// The version before a request for attributes. [`Node::keep_attr`] needs it.
     pub(crate) fn version(&self) -> Version {
-        Version { all: self.version.load(Relaxed), rights: self.rights.load(Relaxed) }
+        self.version_at(self.core.fresh.moment())
+    }
+
+    /// The version after a request that began at `moment`.
+    pub(crate) fn version_at(&self, moment: Moment) -> Version {
+        Version { all: self.version.load(Relaxed), rights: self.rights.load(Relaxed), moment }
     }
 
     /// Invalidates cached attributes. Call it after the change.
@@ -112,6 +121,35 @@ impl Node {
         increase(&self.version);
     }
 
+    /// Like [`changed`](Node::changed), for data. If versions tell of changes of the rights by others, this one leaves them as
+    /// they are, unless the file may lose set-id bits.
+    #[inline]
+    pub(crate) fn data_changed(&self) {
+        const SET_ID: u32 = 0o6000;
+        let loses =
+            |cached: &Cached| cached.attr.as_ref().is_none_or(|(attr, ..)| attr.perm & SET_ID != 0);
+        if self.core.fresh.is_versioned() && !loses(&lock(&self.cached)) {
+            self.names_changed();
+        } else {
+            self.changed();
+        }
+    }
+
+    /// Keeps attributes that were told after `moment`, if nobody has changed anything since.
+    pub(crate) fn keep_told(&self, attr: &Attr, moment: Moment) {
+        if self.core.fresh.is_versioned() {
+            self.keep_attr(attr, self.version_at(moment));
+        }
+    }
+
+    /// Keeps the attributes in the answer to a change that began after `moment`, if nobody else has changed anything
+    /// since.
+    pub(crate) fn keep_after_change(&self, attr: &Attr, moment: Moment) {
+        if self.core.fresh.is_versioned() {
+            self.keep_attr(attr, self.version_at(self.core.fresh.after_own_change(moment)));
+        }
+    }
+
     /// Records that a read has changed the access time.
     #[inline]
     pub(crate) fn was_read(&self) {
@@ -121,10 +159,9 @@ impl Node {
     }
 
     pub(crate) fn keep_attr(&self, attr: &Attr, version: Version) {
-        let expires = expiry(attr.valid_for);
-        if expires > 0 {
+        if let Some(lasts) = self.core.fresh.inode(version.moment, self.ino, attr) {
             self.accessed.store(false, Relaxed);
-            lock(&self.cached).attr = Some((*attr, version, expires));
+            lock(&self.cached).attr = Some((*attr, version, lasts));
         }
     }
 
@@ -133,19 +170,37 @@ impl Node {
         if self.accessed.load(Relaxed) {
             return None;
         }
-        self.cached(|of, now| of == now)
+        let fresh = &self.core.fresh;
+        self.cached(|of, all, rights| of.all == all && of.rights == rights)
+            .filter(|(_, lasts)| fresh.has_attributes(*lasts, self.ino))
+            .map(|(attr, _)| attr)
+    }
+
+    /// True if the file is known to have no data from `offset` on. Only versions tell that nobody has appended any.
+    #[inline]
+    pub(crate) fn ends_before(&self, offset: u64) -> bool {
+        if offset == 0 || self.kind != FileKind::Regular || !self.core.fresh.is_versioned() {
+            return false;
+        }
+        let cached = self.cached(|of, all, rights| of.all == all && of.rights == rights);
+        cached.is_some_and(|(attr, lasts)| {
+            attr.size <= offset && self.core.fresh.has_attributes(lasts, self.ino)
+        })
     }
 
     /// Cached attributes of which type, mode, owner and group are still valid.
     pub(crate) fn cached_rights(&self) -> Option<Attr> {
-        self.cached(|of, now| of.rights == now.rights)
+        self.cached(|of, _, rights| of.rights == rights)
+            .filter(|(_, lasts)| self.core.fresh.has_rights(*lasts, self.ino))
+            .map(|(attr, _)| attr)
     }
 
-    fn cached(&self, fits: impl Fn(Version, Version) -> bool) -> Option<Attr> {
-        let version = self.version();
+    /// Cached attributes whose version fits the present numbers.
+    fn cached(&self, fits: impl Fn(&Version, u64, u64) -> bool) -> Option<(Attr, Lasts<OfInode>)> {
+        let (all, rights) = (self.version.load(Relaxed), self.rights.load(Relaxed));
         let cached = lock(&self.cached);
-        let (attr, of, expires) = cached.attr.as_ref()?;
-        (fits(*of, version) && now_ns() < *expires).then_some(*attr)
+        let (attr, of, lasts) = cached.attr.as_ref()?;
+        fits(of, all, rights).then_some((*attr, *lasts))
     }
 
     pub(crate) fn keep_acl(&self, acl: Option<Box<[u8]>>, version: Version, valid_for: Duration) {
@@ -158,10 +213,10 @@ impl Node {
         &self,
         decide: &mut dyn FnMut(&[u8]) -> T,
     ) -> Option<Option<T>> {
-        let version = self.version();
+        let rights = self.rights.load(Relaxed);
         let cached = lock(&self.cached);
         let (acl, of, expires) = cached.acl.as_ref()?;
-        let fits = of.rights == version.rights && now_ns() < *expires;
+        let fits = of.rights == rights && now_ns() < *expires;
         fits.then(|| acl.as_deref().map(decide))
     }
 }
@@ -196,12 +251,14 @@ type Shard = RwLock<HashTable<(Ino, Weak<Node>)>>;
 pub(crate) struct Core {
     pub(crate) fs: Arc<dyn FileSystem>,
     pub(crate) recorder: Recorder,
+    pub(crate) fresh: Fresh,
     shards: [Shard; SHARDS],
 }
 
 impl Core {
     pub(crate) fn new(fs: Arc<dyn FileSystem>, recorder: Recorder) -> Arc<Self> {
-        Arc::new(Core { fs, recorder, shards: array::from_fn(|_| RwLock::default()) })
+        let shards = array::from_fn(|_| RwLock::default());
+        Arc::new(Core { fs, recorder, fresh: Fresh::default(), shards })
     }
 
     /// The node of an inode, with `lookups` added to its lookup count.

@@ -272,6 +272,14 @@ impl Opening<'_> {
         dir: Here,
         component: &Component<'_>,
     ) -> Result<Option<Arc<Description>>> {
+        if self.has(OpenFlags::EXCL) && dir.mount.core.fresh.is_versioned() {
+            // Most often the name is free, and the file system says so if it is not.
+            match self.make(&dir, component) {
+                // An existing name comes before a missing permission.
+                Err(Stop::Errno(Errno::EACCES | Errno::EROFS)) => {}
+                made => return made.map(Some),
+            }
+        }
         // Another process may create or remove the name between lookup and create, so the loop
         // retries a few times.
         for _ in 0..8 {
@@ -346,11 +354,11 @@ impl Opening<'_> {
         let flags = self.flags & !(CREATION & !(OpenFlags::CREAT | OpenFlags::EXCL));
         let flags = OpenFlags(flags | OpenFlags::CREAT | OpenFlags::EXCL);
         let args = OpenArgs { flags, kill_suidgid: false };
-        let cx = self.who.context();
+        let (cx, moment) = (self.who.context(), dir.mount.moment());
         let made =
             dir.mount.call(Op::CREATE, |fs| fs.create(&cx, dir.node.ino(), name, &node, args));
         let (entry, opened) = made?;
-        let node = dir.mount.name_made(&dir.node, component.bytes(), &entry);
+        let node = dir.mount.name_made(&dir.node, component.bytes(), (&entry, moment));
         self.describe(Here { node, mount: Arc::clone(&dir.mount) }, Some(opened))
     }
 
@@ -367,7 +375,7 @@ impl Opening<'_> {
         let ino = dir.node.ino();
         let made = dir.mount.call(Op::TMPFILE, |fs| fs.tmpfile(&cx, ino, &node, args));
         let (entry, opened) = made.map_err(crate::data::unsupported)?;
-        let node = dir.mount.adopt(&entry);
+        let node = dir.mount.adopt(&entry, crate::fresh::Moment::default());
         self.describe(Here { node, mount: dir.mount }, Some(opened))
     }
 }

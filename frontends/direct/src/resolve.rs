@@ -16,6 +16,7 @@ use crate::access::{self, Access};
 use crate::client::Client;
 use crate::credentials::{Credentials, cap};
 use crate::cwd::WorkDir;
+use crate::fresh::Moment;
 use crate::mount::Mount;
 use crate::node::Node;
 use crate::rest::PATH_MAX;
@@ -34,7 +35,8 @@ pub(crate) struct Subject<'a> {
 
 enum Known {
     Node(Arc<Node>),
-    Attr(Attr),
+    /// The attributes, and the moment before the call that they come from.
+    Attr(Attr, Moment),
 }
 
 impl<'a> Subject<'a> {
@@ -47,8 +49,8 @@ impl<'a> Subject<'a> {
         Subject { mount, ino: node.ino(), kind: node.kind(), known: Known::Node(node) }
     }
 
-    fn resolved(mount: &'a Arc<Mount>, ino: Ino, attr: Attr) -> Self {
-        Subject { mount, ino, kind: attr.kind, known: Known::Attr(attr) }
+    fn resolved(mount: &'a Arc<Mount>, ino: Ino, attr: Attr, moment: Moment) -> Self {
+        Subject { mount, ino, kind: attr.kind, known: Known::Attr(attr, moment) }
     }
 
     pub fn is_dir(&self) -> bool {
@@ -59,7 +61,7 @@ impl<'a> Subject<'a> {
     pub fn is_mount_point(&self) -> bool {
         match &self.known {
             Known::Node(node) => node.covers.load(Relaxed) > 0,
-            Known::Attr(_) => false,
+            Known::Attr(..) => false,
         }
     }
 
@@ -67,7 +69,7 @@ impl<'a> Subject<'a> {
     pub fn attr(&self, who: &Credentials) -> Result<Attr> {
         match &self.known {
             Known::Node(node) => self.mount.attr(node, who),
-            Known::Attr(attr) => Ok(*attr),
+            Known::Attr(attr, _) => Ok(*attr),
         }
     }
 
@@ -75,7 +77,7 @@ impl<'a> Subject<'a> {
     pub fn check(&self, who: &Credentials, access: Access) -> Result<()> {
         match &self.known {
             Known::Node(node) => access::check(self.mount, node, who, access),
-            Known::Attr(attr) => access::check_attr(self.mount, self.ino, attr, who, access),
+            Known::Attr(attr, _) => access::check_attr(self.mount, self.ino, attr, who, access),
         }
     }
 
@@ -89,7 +91,14 @@ impl<'a> Subject<'a> {
         match &self.known {
             Known::Node(node) => node.changed(),
             // A name or an open file may have given the inode a node.
-            Known::Attr(_) => self.mount.inode_changed(self.ino),
+            Known::Attr(..) => self.mount.inode_changed(self.ino),
+        }
+    }
+
+    /// Keeps the attributes in the answer to a change that began after `moment`.
+    pub fn keep_after_change(&self, attr: &Attr, moment: Moment) {
+        if let Known::Node(node) = &self.known {
+            node.keep_after_change(attr, moment);
         }
     }
 
@@ -98,7 +107,11 @@ impl<'a> Subject<'a> {
     pub fn open_node(self) -> Here {
         let node = match self.known {
             Known::Node(node) => node,
-            Known::Attr(_) => self.mount.core.node(self.ino, self.kind, 0),
+            Known::Attr(attr, moment) => {
+                let node = self.mount.core.node(self.ino, self.kind, 0);
+                node.keep_told(&attr, moment);
+                node
+            }
         };
         Here { node, mount: Arc::clone(self.mount) }
     }
@@ -120,7 +133,7 @@ impl Client {
         run: impl FnOnce(Subject<'_>) -> stop::Result<Option<T>>,
     ) -> stop::Result<Option<T>> {
         let done = self.start(task, (at, path), |mount, from, path| {
-            let cx = who.context();
+            let (cx, moment) = (who.context(), mount.moment());
             let answer = match mount.resolve(&cx, from, path)? {
                 Some(answer) => answer,
                 None => return Ok(None),
@@ -131,7 +144,7 @@ impl Client {
                     if attr.kind == FileKind::Symlink && follow {
                         return Ok(None);
                     }
-                    run(Subject::resolved(mount, ino, attr))
+                    run(Subject::resolved(mount, ino, attr, moment))
                 }
                 Resolved::Missing { open_to_all } if searches(open_to_all) => {
                     Err(Errno::ENOENT.into())
@@ -218,9 +231,10 @@ impl Mount {
         who: &Credentials,
     ) -> Result<Subject<'a>> {
         if self.may_resolve() {
+            let moment = self.moment();
             match self.resolve(&who.context(), dir.ino(), name.into())? {
                 Some(Resolved::Inode { ino, attr, .. }) => {
-                    return Ok(Subject::resolved(self, ino, attr));
+                    return Ok(Subject::resolved(self, ino, attr, moment));
                 }
                 Some(Resolved::Missing { .. }) => return Err(Errno::ENOENT),
                 Some(Resolved::Walk) | None => {}

@@ -5,12 +5,15 @@
 //! replies of short calls then need no system call while both sides run. Everything else stays on the socket:
 //! INIT, notifications, descriptors, interrupts, and the end of the client.
 //!
-//! [`Paged`] keeps pages of open files in memory that clients read without a request.
+//! [`Paged`] keeps pages of open files in memory that clients read without a request. [`Versioned`] tells clients by
+//! versions in memory which names and attributes have changed.
 //!
 //! This crate does not listen, decides no rights (`connection`), and handles no requests (`session`).
 
 mod paged;
 mod rings;
+mod versioned;
 
 pub use paged::{Paged, PagedOptions};
 pub use rings::{Rings, RingsOptions};
+pub use versioned::Versioned;

@@ -129,7 +129,7 @@ impl World {
         inodes: Vec<Ino>,
         open: Vec<Opened>,
     ) {
-        let peer = Arc::new(Peer { connection, pages: None });
+        let peer = Arc::new(Peer { connection, pages: None, versions: None });
         let memory = Some(Arc::clone(&peer) as Arc<dyn SharedMemory>);
         let handler = Handler::new(
             Arc::clone(&peer) as Arc<dyn FileSystem>,

@@ -12,6 +12,7 @@ mod fuzzed;
 mod line;
 mod peer;
 mod server;
+mod steps;
 mod unsent;
 
 pub use defuse_connection::Limits;

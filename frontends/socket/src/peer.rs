@@ -3,28 +3,39 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use defuse_connection::{Connection, Credentials, Legacy, PageSource};
+use defuse_connection::{Connection, Credentials, Legacy, PageSource, VersionSource};
 use defuse_fs::{
     Context, Errno, Fh, File, FileSystem, Ino, IoctlArgs, IoctlReply, OpenFlags, Result, delegate,
 };
 use defuse_session::SharedMemory;
-use defuse_wire::vendor::{TAKE_OVER, TakeOver};
+use defuse_wire::vendor::{NAMES, RESOLVE, TAKE_OVER, TakeOver};
 use zerocopy::FromBytes;
+
+use crate::steps;
 
 /// A client that speaks FUSE.
 pub(crate) struct Peer {
     pub(crate) connection: Connection<Arc<dyn FileSystem>>,
     pub(crate) pages: Option<Arc<dyn PageSource>>,
+    pub(crate) versions: Option<Arc<dyn VersionSource>>,
 }
 
 impl FileSystem for Peer {
     delegate!(to connection, except ioctl);
 
-    /// [`TAKE_OVER`] is for the connection itself.
+    /// Some are for the connection itself.
     fn ioctl(&self, cx: &Context<'_>, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
-        if args.cmd != TAKE_OVER {
-            return self.connection.ioctl(cx, file, args);
+        match args.cmd {
+            TAKE_OVER => self.take_over(file, args),
+            RESOLVE => steps::resolve(&self.connection, cx, file.ino, args),
+            NAMES => steps::names(&self.connection, cx, file.ino, args),
+            _ => self.connection.ioctl(cx, file, args),
         }
+    }
+}
+
+impl Peer {
+    fn take_over(&self, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
         let what = TakeOver::read_from_bytes(args.input).map_err(|_| Errno::EINVAL)?;
         if what.flags & TakeOver::SETTLE != 0 {
             self.connection.settle();
@@ -60,6 +71,10 @@ impl SharedMemory for Peer {
         let pages = self.pages.as_ref().ok_or(Errno::ENOSYS)?;
         self.connection.may_read(cx, file)?;
         pages.pages(file.ino, self.connection.credentials().uid)
+    }
+
+    fn versions(&self) -> Result<OwnedFd> {
+        self.versions.as_ref().ok_or(Errno::ENOSYS)?.versions()
     }
 
     fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()> {

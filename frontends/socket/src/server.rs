@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use defuse_connection::{Connection, Credentials, Limits, PageSource, Quotas, Service};
+use defuse_connection::{
+    Connection, Credentials, Limits, PageSource, Quotas, Service, VersionSource,
+};
 use defuse_fs::layer::Locking;
 use defuse_fs::{Errno, FileSystem, LockSupport};
 use defuse_probe::{Limited, Snapshot};
@@ -69,6 +71,8 @@ pub struct ServerOptions {
     pub lines: Option<Arc<dyn Lines>>,
     /// The pages of files that clients may read by memory, if there are any.
     pub pages: Option<Arc<dyn PageSource>>,
+    /// The versions of names and attributes, by which clients know what has not changed, if there are any.
+    pub versions: Option<Arc<dyn VersionSource>>,
 }
 
 impl Default for ServerOptions {
@@ -85,6 +89,7 @@ impl Default for ServerOptions {
             mapped_bytes,
             lines: None,
             pages: None,
+            versions: None,
         }
     }
 }
@@ -388,7 +393,8 @@ impl Shared {
                 Connection::new(fs, service, credentials)
             }
         };
-        let peer = Arc::new(Peer { connection: peer, pages: self.options.pages.clone() });
+        let (pages, versions) = (self.options.pages.clone(), self.options.versions.clone());
+        let peer = Arc::new(Peer { connection: peer, pages, versions });
         if own != 0 {
             clients.named.insert(own, Arc::clone(&peer));
         }

@@ -94,6 +94,11 @@ impl Dispatcher {
             let _ = reply.send_descriptor(fd.as_fd());
             return Ok(Done::Sent);
         }
+        if args.flags & vendor::VERSIONS != 0 {
+            let fd = memory.versions()?;
+            let _ = reply.send_descriptor(fd.as_fd());
+            return Ok(Done::Sent);
+        }
         let writes = args.flags & abi::FUSE_SETUPMAPPING_FLAG_WRITE != 0;
         let fd = memory.map(&call.cx, file, (args.foffset, args.len), writes)?;
         // If the client has ended, so does the mapping.

@@ -73,6 +73,15 @@ pub trait SharedMemory: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
+    /// A descriptor of the versions of names and attributes, to read only.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSYS` where there are none.
+    fn versions(&self) -> Result<OwnedFd> {
+        Err(Errno::ENOSYS)
+    }
+
     /// One mapping of `ino` has ended.
     fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()>;
 }

@@ -1,0 +1,347 @@
+//! Whole paths, from names and attributes that the server has told. They hold while their versions stay.
+//!
+//! A name that is not known is asked for with the rest of its path, in one request. After a few names of a directory, all
+//! its names are asked for at once. Nothing of this is a lookup: the server forgets which inodes it told of, and then a
+//! request fails with `ESTALE` and is made again from the start.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+use defuse_fs::{
+    Attr, Context, Errno, Fh, File, FileKind, Ino, IoctlArgs, Name, NormalPath, Resolved, Result,
+    Versions,
+};
+use defuse_wire::decode;
+use defuse_wire::vendor::{NAMES, RESOLVE, Step, Steps};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::Shared;
+
+/// The most names that are kept. Beyond them, all are forgotten.
+const MOST: usize = 1 << 15;
+/// So many names of a directory are asked for one by one.
+const FEW: u32 = 3;
+/// After all names of a directory were asked for, so many times as many have to be asked for before the next time.
+const RARER: u32 = 16;
+/// Attributes hold no longer than this: their versions do not show access times.
+const ATTRIBUTES: Duration = Duration::from_secs(1);
+
+/// The names that were told.
+#[derive(Default)]
+pub(super) struct Paths {
+    pub(super) versions: OnceLock<Arc<dyn Versions>>,
+    lacks: AtomicBool,
+    known: RwLock<Known>,
+    /// Counts reads by this client, which may change an access time.
+    reads: AtomicU64,
+    /// The count at the last read of an inode, by the lowest bits of its number.
+    last_read: LastRead,
+}
+
+/// The number of places in [`Paths::last_read`]. Inodes share them.
+const PLACES: usize = 1024;
+
+struct LastRead(Box<[AtomicU64]>);
+
+impl Default for LastRead {
+    fn default() -> Self {
+        LastRead((0..PLACES).map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
+#[derive(Default)]
+struct Known {
+    dirs: HashMap<Ino, Dir>,
+    names: usize,
+}
+
+/// A directory.
+#[derive(Default)]
+struct Dir {
+    names: HashMap<Box<[u8]>, Told>,
+    /// Names that were asked for one by one.
+    asked: u32,
+    /// The number of them after which all names are asked for.
+    most_asked: u32,
+}
+
+/// A name, with its versions.
+#[derive(Clone, Copy)]
+struct Told {
+    name: u64,
+    /// The version of the rights to the directory, which `open_to_all` depends on.
+    rights: u64,
+    open_to_all: bool,
+    /// The inode; `None` if the name does not exist.
+    inode: Option<Inode>,
+}
+
+#[derive(Clone, Copy)]
+struct Inode {
+    ino: Ino,
+    attr: Attr,
+    version: u64,
+    since: Instant,
+    /// The count of reads before it was asked for.
+    reads: u64,
+}
+
+/// The known part of a path.
+enum Walked {
+    /// The whole path.
+    Known(Resolved),
+    /// From this directory on, after so many bytes of the path, it has to be asked for.
+    From { dir: Ino, at: usize, open_to_all: bool },
+}
+
+impl Paths {
+    fn write(&self) -> RwLockWriteGuard<'_, Known> {
+        self.known.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Follows the path as far as it is known.
+    fn walk(&self, versions: &dyn Versions, from: Ino, path: NormalPath<'_>) -> Walked {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let (mut dir, mut at, mut open_to_all) = (from, 0, true);
+        for name in path.names() {
+            let bytes = name.as_bytes();
+            let is_last = at + bytes.len() == path.as_bytes().len();
+            let told = known.dirs.get(&dir).and_then(|dir| dir.names.get(bytes));
+            let Some(told) = told.filter(|told| told.holds(versions, dir, bytes)) else {
+                return Walked::From { dir, at, open_to_all };
+            };
+            let open_after = open_to_all && told.open_to_all;
+            match &told.inode {
+                None => return Walked::Known(Resolved::Missing { open_to_all: open_after }),
+                Some(Inode { ino, attr, .. }) if is_last => {
+                    if !told.has_attributes(versions, &self.last_read) {
+                        return Walked::From { dir, at, open_to_all };
+                    }
+                    let (ino, attr) = (*ino, *attr);
+                    return Walked::Known(Resolved::Inode { ino, attr, open_to_all: open_after });
+                }
+                Some(inode) if inode.attr.kind != FileKind::Directory => {
+                    return Walked::Known(Resolved::Walk);
+                }
+                Some(inode) => dir = inode.ino,
+            }
+            open_to_all = open_after;
+            at += bytes.len() + 1;
+        }
+        Walked::Known(Resolved::Walk)
+    }
+
+    /// Call it before a request whose answer is kept.
+    fn before(&self, versions: &dyn Versions) -> Before {
+        Before { all: versions.all(), reads: self.reads.load(Ordering::Acquire) }
+    }
+
+    /// This client has read a file, a directory or a link.
+    pub(super) fn was_read(&self, ino: Ino) {
+        if self.versions.get().is_some() {
+            let count = self.reads.fetch_add(1, Ordering::AcqRel) + 1;
+            self.last_read.0[ino.0 as usize % PLACES].fetch_max(count, Ordering::AcqRel);
+        }
+    }
+
+    /// Keeps what was told of names, unless something has changed since `before`.
+    fn keep(&self, versions: &dyn Versions, before: Before, told: &[(Ino, &[u8], Found)]) {
+        let Before { all, reads } = before;
+        let of = |(dir, name, found): &(Ino, &[u8], Found)| {
+            let version_of = |inode: &(Ino, Attr)| {
+                let (ino, attr) = *inode;
+                let version = versions.attributes(ino)?;
+                Some(Inode { ino, attr, version, since: Instant::now(), reads })
+            };
+            let inode = match &found.inode {
+                None => None,
+                Some(inode) => Some(version_of(inode)?),
+            };
+            let (name, rights) = (versions.name(*dir, name)?, versions.rights(*dir)?);
+            Some(Told { name, rights, open_to_all: found.open_to_all, inode })
+        };
+        let kept: Option<Vec<Told>> = told.iter().map(of).collect();
+        let Some(kept) = kept.filter(|_| all.is_some() && versions.all() == all) else { return };
+        let mut known = self.write();
+        if known.names + kept.len() > MOST {
+            *known = Known::default();
+        }
+        for ((dir, name, _), one) in told.iter().zip(kept) {
+            let before = known.dirs.entry(*dir).or_default().names.insert((*name).into(), one);
+            known.names += usize::from(before.is_none());
+        }
+    }
+
+    /// Counts a name of `dir` that was asked for by itself. True if it is time to ask for all.
+    fn asks_for_all(&self, dir: Ino) -> bool {
+        let mut known = self.write();
+        let dir = known.dirs.entry(dir).or_default();
+        dir.asked += 1;
+        let most = dir.most_asked.max(FEW);
+        let all = dir.asked > most;
+        if all {
+            (dir.asked, dir.most_asked) = (0, most.saturating_mul(RARER));
+        }
+        all
+    }
+
+    pub(super) fn forget(&self) {
+        if self.versions.get().is_some() {
+            *self.write() = Known::default();
+        }
+    }
+}
+
+impl Told {
+    fn holds(&self, versions: &dyn Versions, dir: Ino, name: &[u8]) -> bool {
+        versions.name(dir, name) == Some(self.name) && versions.rights(dir) == Some(self.rights)
+    }
+
+    fn has_attributes(&self, versions: &dyn Versions, last_read: &LastRead) -> bool {
+        self.inode.as_ref().is_none_or(|inode| {
+            versions.attributes(inode.ino) == Some(inode.version)
+                && last_read.0[inode.ino.0 as usize % PLACES].load(Ordering::Acquire) <= inode.reads
+                && inode.since.elapsed() < ATTRIBUTES
+        })
+    }
+}
+
+/// The state before a request.
+#[derive(Clone, Copy)]
+struct Before {
+    /// The version of everything.
+    all: Option<u64>,
+    /// The count of reads.
+    reads: u64,
+}
+
+/// A name, as the server tells of it.
+struct Found {
+    inode: Option<(Ino, Attr)>,
+    open_to_all: bool,
+}
+
+impl Shared {
+    /// Resolves a path. `ENOSYS` where the server has no versions or does not know such requests.
+    pub(super) fn resolve(
+        &self,
+        cx: &Context<'_>,
+        from: Ino,
+        path: NormalPath<'_>,
+    ) -> Result<Resolved> {
+        let versions = self.paths.versions.get().ok_or(Errno::ENOSYS)?;
+        if self.paths.lacks.load(Ordering::Relaxed) {
+            return Err(Errno::ENOSYS);
+        }
+        if self.connection.is_dead() {
+            return Err(Errno::ENOTCONN);
+        }
+        let (dir, at, open_to_all) = match self.paths.walk(&**versions, from, path) {
+            Walked::Known(resolved) => return Ok(resolved),
+            Walked::From { dir, at, open_to_all } => (dir, at, open_to_all),
+        };
+        let rest = NormalPath::new(&path.as_bytes()[at..]).ok_or(Errno::EIO)?;
+        match self.ask_for_path(cx, &**versions, dir, rest) {
+            Ok(resolved) => Ok(with(resolved, open_to_all)),
+            // The server has forgotten that it told of the directory, or it is gone.
+            Err(Errno::ESTALE) if at > 0 => {
+                self.paths.forget();
+                self.ask_for_path(cx, &**versions, from, path)
+            }
+            Err(Errno::ENOSYS | Errno::ENOTTY) => {
+                self.paths.lacks.store(true, Ordering::Relaxed);
+                Err(Errno::ENOSYS)
+            }
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn ask_for_path(
+        &self,
+        cx: &Context<'_>,
+        versions: &dyn Versions,
+        from: Ino,
+        path: NormalPath<'_>,
+    ) -> Result<Resolved> {
+        let before = self.paths.before(versions);
+        let output = self.ask_about(cx, from, RESOLVE, path.as_bytes())?;
+        let (steps, mut rest) = Steps::read_from_prefix(&output).map_err(|_| Errno::EIO)?;
+        let mut told = Vec::new();
+        let (mut dir, mut open_to_all, mut last) = (from, true, None);
+        let mut names = path.names();
+        while !rest.is_empty() {
+            let (step, after) = Step::read_from_prefix(rest).map_err(|_| Errno::EIO)?;
+            let name = names.next().ok_or(Errno::EIO)?;
+            let found = found(&step)?;
+            open_to_all &= found.open_to_all;
+            last = found.inode;
+            told.push((dir, name.as_bytes(), found));
+            dir = Ino(step.ino);
+            rest = after;
+        }
+        let missing = names.next();
+        let resolved = match (steps.end, missing, last) {
+            (Steps::FOUND, None, Some((ino, attr))) => Resolved::Inode { ino, attr, open_to_all },
+            (Steps::MISSING, Some(name), _) => {
+                let here = steps.open_to_all != 0;
+                told.push((dir, name.as_bytes(), Found { inode: None, open_to_all: here }));
+                Resolved::Missing { open_to_all: open_to_all && here }
+            }
+            (Steps::WALK, _, _) => Resolved::Walk,
+            _ => return Err(Errno::EIO),
+        };
+        self.paths.keep(versions, before, &told);
+        if let (Resolved::Inode { .. }, Some((dir, ..))) = (&resolved, told.last())
+            && self.paths.asks_for_all(*dir)
+        {
+            // The answer is known already, so that a failure does not matter.
+            let _ = self.ask_for_names(cx, versions, *dir);
+        }
+        Ok(resolved)
+    }
+
+    /// Asks for all names of a directory, or as many as the server tells at once.
+    fn ask_for_names(&self, cx: &Context<'_>, versions: &dyn Versions, dir: Ino) -> Result<()> {
+        let before = self.paths.before(versions);
+        let output = self.ask_about(cx, dir, NAMES, &[])?;
+        let mut rest = &output[..];
+        let mut told = Vec::new();
+        while !rest.is_empty() {
+            let (step, after) = Step::read_from_prefix(rest).map_err(|_| Errno::EIO)?;
+            let len = step.name_len as usize;
+            let padded = len.checked_next_multiple_of(8).ok_or(Errno::EIO)?;
+            let name = after.get(..len).ok_or(Errno::EIO)?;
+            rest = after.get(padded..).ok_or(Errno::EIO)?;
+            told.push((dir, Name::new(name).map_err(|_| Errno::EIO)?.as_bytes(), found(&step)?));
+        }
+        self.paths.keep(versions, before, &told);
+        Ok(())
+    }
+
+    fn ask_about(&self, cx: &Context<'_>, ino: Ino, cmd: u32, input: &[u8]) -> Result<Vec<u8>> {
+        let output_len = self.agreement.max_read;
+        let args = IoctlArgs { cmd, arg: 0, input, output_len, dir: false, compat32: false };
+        self.ioctl(cx, File { ino, fh: Fh(0) }, &args).map(|reply| reply.output)
+    }
+}
+
+/// The answer for a whole path, from the answer for its end.
+fn with(resolved: Resolved, all: bool) -> Resolved {
+    match resolved {
+        Resolved::Inode { ino, attr, open_to_all } => {
+            Resolved::Inode { ino, attr, open_to_all: open_to_all && all }
+        }
+        Resolved::Missing { open_to_all } => Resolved::Missing { open_to_all: open_to_all && all },
+        Resolved::Walk => Resolved::Walk,
+    }
+}
+
+fn found(step: &Step) -> Result<Found> {
+    let attr = decode::statx_out(step.attr.as_bytes())?.ok_or(Errno::EIO)?;
+    if step.ino <= Ino::ROOT.0 {
+        return Err(Errno::EIO);
+    }
+    Ok(Found { inode: Some((Ino(step.ino), attr)), open_to_all: step.open_to_all != 0 })
+}

@@ -1,0 +1,142 @@
+//! Whole paths and whole directories in one call, without lookups: what a client needs to find a name again without a
+//! request.
+//!
+//! The client may then name the inodes that it was told of, for some time: the ledger remembers a limited number
+//! of them. Afterwards the answer is `ESTALE`, and the client asks again.
+
+use defuse_fs::{
+    Attr, Context, DirBuf, DirItem, DirSink, Entry, Errno, File, FileKind, FileSystem, Ino, Name,
+    NormalPath, OpenFlags, Resolved, Result,
+};
+
+use crate::connection::Connection;
+use crate::rules::{EXEC, READ};
+
+/// An inode on the way of a path, or in a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// The inode, without a lookup.
+    pub ino: Ino,
+    /// Its attributes.
+    pub attr: Attr,
+    /// Everyone may search the directory in which it was found.
+    pub open_to_all: bool,
+}
+
+/// The end of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The last step is that of the last name.
+    Found,
+    /// The next name does not exist in the directory, which everyone may search or not.
+    Missing {
+        /// As in [`Step`].
+        open_to_all: bool,
+    },
+    /// The next name has to be looked up.
+    Walk,
+}
+
+impl<F: FileSystem> Connection<F> {
+    /// Tells `told` of each inode on the way of `path`.
+    ///
+    /// # Errors
+    ///
+    /// `EPERM` and `ESTALE` as for every call; `EACCES` where the user may not search a directory on the way; `ENOSYS`
+    /// for a file system that cannot resolve paths.
+    pub fn steps(
+        &self,
+        cx: &Context<'_>,
+        from: Ino,
+        path: NormalPath<'_>,
+        mut told: impl FnMut(Step),
+    ) -> Result<End> {
+        let call = self.check(cx, &[from])?;
+        let mut names = path.names().peekable();
+        let mut dir = from;
+        while let Some(name) = names.next() {
+            call.guard(|guard| guard.permit(dir, EXEC))?;
+            match call.fs.resolve(cx, dir, name.into())? {
+                Resolved::Inode { ino, attr, open_to_all } => {
+                    self.ledger.told(ino);
+                    told(Step { ino, attr, open_to_all });
+                    if attr.kind != FileKind::Directory && names.peek().is_some() {
+                        return Ok(End::Walk);
+                    }
+                    dir = ino;
+                }
+                Resolved::Missing { open_to_all } => return Ok(End::Missing { open_to_all }),
+                Resolved::Walk => return Ok(End::Walk),
+            }
+        }
+        Ok(End::Found)
+    }
+
+    /// Tells `told` of up to `most` names of the directory `dir`. It returns false to stop.
+    ///
+    /// # Errors
+    ///
+    /// As [`steps`](Connection::steps), and `EACCES` where the user may not read the directory.
+    pub fn names(
+        &self,
+        cx: &Context<'_>,
+        dir: Ino,
+        most: usize,
+        mut told: impl FnMut(Name<'_>, Step) -> bool,
+    ) -> Result<()> {
+        let call = self.check(cx, &[dir])?;
+        call.guard(|guard| guard.permit(dir, READ | EXEC))?;
+        let flags = OpenFlags(OpenFlags::DIRECTORY);
+        let open = File { ino: dir, fh: call.fs.opendir(cx, dir, flags)?.fh };
+        let mut listed = Names { all: Vec::new(), most, next: 0 };
+        let mut outcome = Ok(());
+        loop {
+            let (before, from) = (listed.all.len(), listed.next);
+            outcome = outcome
+                .and_then(|()| call.fs.readdir(cx, open, from, &mut DirBuf::new(&mut listed)));
+            if outcome.is_err() || listed.all.len() == before {
+                break;
+            }
+        }
+        let _ = call.fs.releasedir(cx, open);
+        outcome?;
+        for bytes in &listed.all {
+            // The listing has . and .., which are no names.
+            let Ok(name) = Name::new(bytes) else { continue };
+            match call.fs.resolve(cx, dir, name.into()) {
+                Ok(Resolved::Inode { ino, attr, open_to_all }) => {
+                    self.ledger.told(ino);
+                    if !told(name, Step { ino, attr, open_to_all }) {
+                        break;
+                    }
+                }
+                Err(Errno::ENOSYS) => return Err(Errno::ENOSYS),
+                // It was removed meanwhile.
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Collects names.
+struct Names {
+    all: Vec<Vec<u8>>,
+    most: usize,
+    next: u64,
+}
+
+impl DirSink for Names {
+    fn wants_entries(&self) -> bool {
+        false
+    }
+
+    fn fits(&self, _: usize) -> bool {
+        self.all.len() < self.most
+    }
+
+    fn add(&mut self, item: DirItem<'_>, _: Option<&Entry>) {
+        self.next = item.next;
+        self.all.push(item.name.to_vec());
+    }
+}

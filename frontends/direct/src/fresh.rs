@@ -1,0 +1,129 @@
+//! How long cached names and attributes hold: for a time, or for as long as their versions stay.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use defuse_fs::{Attr, Ino, Versions};
+
+use crate::node::{expiry, now_ns};
+
+/// Attributes hold no longer than this: their versions do not show access times, nor that a server was killed.
+const MOST: Duration = Duration::from_secs(1);
+
+/// The versions of one file system, if it has any.
+#[derive(Clone, Default)]
+pub(crate) struct Fresh(Arc<OnceLock<Arc<dyn Versions>>>);
+
+/// The moment before a call, whose answer may be cached.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Moment(Option<u64>);
+
+/// How long an answer holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lasts<T> {
+    /// Until this time of [`now_ns`].
+    Until(u64),
+    /// As long as the versions stay.
+    While(T),
+}
+
+/// The versions of attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OfInode {
+    attributes: u64,
+    rights: u64,
+    /// The time after which the attributes do not hold any more.
+    until: u64,
+}
+
+impl Fresh {
+    pub(crate) fn set(&self, versions: Arc<dyn Versions>) {
+        // The first ones stay: those of a second file system would not be of these inodes.
+        let _ = self.0.set(versions);
+    }
+
+    fn get(&self) -> Option<&dyn Versions> {
+        self.0.get().map(|versions| &**versions)
+    }
+
+    /// True if the file system tells of changes by versions.
+    pub(crate) fn is_versioned(&self) -> bool {
+        self.0.get().is_some()
+    }
+
+    /// Call it before the call whose answer is cached.
+    pub(crate) fn moment(&self) -> Moment {
+        Moment(self.get().and_then(Versions::all))
+    }
+
+    /// The moment after the call, where the call itself was the only change since `before`.
+    pub(crate) fn after_own_change(&self, before: Moment) -> Moment {
+        Moment(self.get().zip(before.0).map(|(versions, all)| versions.after_one(all)))
+    }
+
+    /// How long a name holds that was answered after `moment`; otherwise for `valid_for`. `None` if not at all.
+    pub(crate) fn name(
+        &self,
+        moment: Moment,
+        (dir, name): (Ino, &[u8]),
+        valid_for: Duration,
+    ) -> Option<Lasts<u64>> {
+        self.unchanged(moment, |versions| versions.name(dir, name)).or_else(|| until(valid_for))
+    }
+
+    /// True if the name still holds.
+    pub(crate) fn has_name(&self, lasts: Lasts<u64>, dir: Ino, name: &[u8]) -> bool {
+        match lasts {
+            Lasts::Until(time) => now_ns() < time,
+            Lasts::While(version) => {
+                self.get().and_then(|versions| versions.name(dir, name)) == Some(version)
+            }
+        }
+    }
+
+    /// How long attributes hold, as [`name`](Fresh::name).
+    pub(crate) fn inode(&self, moment: Moment, ino: Ino, attr: &Attr) -> Option<Lasts<OfInode>> {
+        let of_inode = |versions: &dyn Versions| {
+            let (attributes, rights) = (versions.attributes(ino)?, versions.rights(ino)?);
+            // The answer to a lookup may lack the time of creation, which stat(2) then asks for.
+            let until = if attr.btime.is_some() { expiry(MOST) } else { 0 };
+            Some(OfInode { attributes, rights, until })
+        };
+        self.unchanged(moment, of_inode).or_else(|| until(attr.valid_for))
+    }
+
+    /// True if the attributes still hold.
+    pub(crate) fn has_attributes(&self, lasts: Lasts<OfInode>, ino: Ino) -> bool {
+        match lasts {
+            Lasts::Until(time) => now_ns() < time,
+            Lasts::While(of) => {
+                let now = self.get().and_then(|versions| versions.attributes(ino));
+                now == Some(of.attributes) && now_ns() < of.until
+            }
+        }
+    }
+
+    /// True if mode, owner and group still hold.
+    pub(crate) fn has_rights(&self, lasts: Lasts<OfInode>, ino: Ino) -> bool {
+        match lasts {
+            Lasts::Until(time) => now_ns() < time,
+            Lasts::While(of) => {
+                self.get().and_then(|versions| versions.rights(ino)) == Some(of.rights)
+            }
+        }
+    }
+
+    fn unchanged<T>(
+        &self,
+        moment: Moment,
+        get: impl FnOnce(&dyn Versions) -> Option<T>,
+    ) -> Option<Lasts<T>> {
+        let (versions, since) = self.get().zip(moment.0)?;
+        let got = get(versions)?;
+        (versions.all() == Some(since)).then_some(Lasts::While(got))
+    }
+}
+
+fn until<T>(valid_for: Duration) -> Option<Lasts<T>> {
+    (!valid_for.is_zero()).then(|| Lasts::Until(expiry(valid_for)))
+}

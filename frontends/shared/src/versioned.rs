@@ -1,0 +1,264 @@
+//! A layer that tells clients what has changed, by versions in memory that they read.
+//!
+//! Each change through this layer begins and ends in the versions of all that it changes, before its answer. So a client
+//! that finds a version as it was may use what it knew: nobody has been told of a newer state.
+//!
+//! Deliberately absent: leases. A change waits for no client, however many know the name, and a client that is stopped or hostile
+//! holds nobody up. A lease would have to be recalled from each.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use defuse_connection::VersionSource;
+use defuse_fs::{
+    Attr, Context, CopyRange, Entry, Errno, Fallocate, Fh, File, FileSystem, Ino, IoctlArgs,
+    IoctlReply, Name, NewNode, OpenArgs, OpenFlags, Opened, RenameFlags, Resolved, Result, SetAttr,
+    SetXattrFlags, WriteArgs, WriteBuf, XattrName, delegate,
+};
+use defuse_ring::versions::{Thing, Versions};
+
+/// Locks of names. Two names may share one.
+const LOCKS: usize = 64;
+
+/// A file system whose changes show in versions.
+pub struct Versioned {
+    inner: Arc<dyn FileSystem>,
+    versions: Versions,
+    /// Changes of one name take turns, so that a removal knows the inode that it removes.
+    names: [Mutex<()>; LOCKS],
+}
+
+impl std::fmt::Debug for Versioned {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Versioned")
+    }
+}
+
+impl Versioned {
+    /// Versions for `inner`. `None` if it may change without this layer (`Caps::exclusive`), or wants its operations
+    /// submitted, and where there is no memory for them.
+    pub fn over(inner: Arc<dyn FileSystem>) -> Option<Arc<Versioned>> {
+        let caps = inner.caps();
+        if !caps.exclusive || caps.submits {
+            return None;
+        }
+        let versions = Versions::new().map_err(|error| log::warn!("no versions: {error}")).ok()?;
+        let names = std::array::from_fn(|_| Mutex::default());
+        Some(Arc::new(Versioned { inner, versions, names }))
+    }
+
+    /// Makes a change of `things`.
+    fn change<T>(&self, things: &[Thing<'_>], change: impl FnOnce(&dyn FileSystem) -> T) -> T {
+        self.versions.begin(things.iter().copied());
+        let _ended = Ended { versions: &self.versions, things };
+        change(&*self.inner)
+    }
+
+    fn change_attributes<T>(&self, ino: Ino, change: impl FnOnce(&dyn FileSystem) -> T) -> T {
+        self.change(&[Thing::Attributes(ino.0)], change)
+    }
+
+    fn change_rights<T>(&self, ino: Ino, change: impl FnOnce(&dyn FileSystem) -> T) -> T {
+        self.change(&[Thing::Attributes(ino.0), Thing::Rights(ino.0)], change)
+    }
+
+    /// Makes a name in `dir`.
+    fn make<T>(&self, dir: Ino, name: Name<'_>, make: impl FnOnce(&dyn FileSystem) -> T) -> T {
+        let _one = self.lock(dir, name);
+        self.change(&[named(dir, name), Thing::Attributes(dir.0)], make)
+    }
+
+    /// Removes a name in `dir`, and changes the inode that has it.
+    fn remove<T>(
+        &self,
+        cx: &Context<'_>,
+        dir: Ino,
+        name: Name<'_>,
+        remove: impl FnOnce(&dyn FileSystem) -> T,
+    ) -> T {
+        let _one = self.lock(dir, name);
+        let found = self.found(cx, dir, name);
+        self.change(&[named(dir, name), Thing::Attributes(dir.0), found], remove)
+    }
+
+    /// The attributes of the inode that has a name; of no inode where there is none.
+    fn found(&self, cx: &Context<'_>, dir: Ino, name: Name<'_>) -> Thing<'static> {
+        let ino = match self.inner.resolve(cx, dir, name.into()) {
+            Ok(Resolved::Inode { ino, .. }) => Some(ino),
+            Ok(Resolved::Missing { .. }) => None,
+            Ok(Resolved::Walk) | Err(_) => self.inner.lookup(cx, dir, name).ok().map(|entry| {
+                self.inner.forget(entry.ino, 1);
+                entry.ino
+            }),
+        };
+        Thing::Attributes(ino.map_or(0, |ino| ino.0))
+    }
+
+    fn place(dir: Ino, name: Name<'_>) -> usize {
+        let bytes = name.as_bytes().iter();
+        bytes.fold(dir.0 as usize, |sum, &byte| sum.wrapping_mul(31) + usize::from(byte)) % LOCKS
+    }
+
+    fn lock(&self, dir: Ino, name: Name<'_>) -> MutexGuard<'_, ()> {
+        self.lock_at(Self::place(dir, name))
+    }
+
+    fn lock_at(&self, at: usize) -> MutexGuard<'_, ()> {
+        self.names[at].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn named<'a>(dir: Ino, name: Name<'a>) -> Thing<'a> {
+    Thing::Name(dir.0, name.as_bytes())
+}
+
+/// Ends a change, also if it panics.
+struct Ended<'a> {
+    versions: &'a Versions,
+    things: &'a [Thing<'a>],
+}
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.versions.end(self.things.iter().copied());
+    }
+}
+
+impl VersionSource for Versioned {
+    fn versions(&self) -> Result<OwnedFd> {
+        self.versions.reader().map_err(|error| Errno::from_raw(error.raw_os_error()))
+    }
+}
+
+impl FileSystem for Versioned {
+    delegate!(
+        to inner, except mknod, mkdir, symlink, link, unlink, rmdir, rename, setattr, setxattr, removexattr,
+        open, create, write, fallocate, copy_file_range, ioctl
+    );
+
+    fn mknod(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        self.make(parent, name, |fs| fs.mknod(cx, parent, name, node))
+    }
+
+    fn mkdir(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        self.make(parent, name, |fs| fs.mkdir(cx, parent, name, node))
+    }
+
+    fn symlink(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        target: &[u8],
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        self.make(parent, name, |fs| fs.symlink(cx, parent, name, target, node))
+    }
+
+    fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        let _one = self.lock(parent, name);
+        let things = [named(parent, name), Thing::Attributes(parent.0), Thing::Attributes(ino.0)];
+        self.change(&things, |fs| fs.link(cx, ino, parent, name))
+    }
+
+    fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        self.remove(cx, parent, name, |fs| fs.unlink(cx, parent, name))
+    }
+
+    fn rmdir(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        self.remove(cx, parent, name, |fs| fs.rmdir(cx, parent, name))
+    }
+
+    fn rename(
+        &self,
+        cx: &Context<'_>,
+        from: (Ino, Name<'_>),
+        to: (Ino, Name<'_>),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        let places = [Self::place(from.0, from.1), Self::place(to.0, to.1)];
+        let (first, second) = (places[0].min(places[1]), places[0].max(places[1]));
+        let _first = self.lock_at(first);
+        let _second = (first != second).then(|| self.lock_at(second));
+        let (moved, other) = (self.found(cx, from.0, from.1), self.found(cx, to.0, to.1));
+        let dirs = [from.0, to.0].map(|dir| Thing::Attributes(dir.0));
+        let things = [named(from.0, from.1), named(to.0, to.1), dirs[0], dirs[1], moved, other];
+        self.change(&things, |fs| fs.rename(cx, from, to, flags))
+    }
+
+    fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+        let SetAttr { perm, uid, gid, .. } = set;
+        match perm.or(*uid).or(*gid) {
+            Some(_) => self.change_rights(ino, |fs| fs.setattr(cx, ino, fh, set)),
+            None => self.change_attributes(ino, |fs| fs.setattr(cx, ino, fh, set)),
+        }
+    }
+
+    /// An access list is among the attributes.
+    fn setxattr(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        name: XattrName<'_>,
+        value: &[u8],
+        flags: SetXattrFlags,
+    ) -> Result<()> {
+        self.change_rights(ino, |fs| fs.setxattr(cx, ino, name, value, flags))
+    }
+
+    fn removexattr(&self, cx: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
+        self.change_rights(ino, |fs| fs.removexattr(cx, ino, name))
+    }
+
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        match args.flags.has(OpenFlags::TRUNC) {
+            true => self.change_attributes(ino, |fs| fs.open(cx, ino, args)),
+            false => self.inner.open(cx, ino, args),
+        }
+    }
+
+    fn create(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        self.make(parent, name, |fs| fs.create(cx, parent, name, node, args))
+    }
+
+    fn write(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> Result<usize> {
+        self.change_attributes(file.ino, |fs| fs.write(cx, file, args, data))
+    }
+
+    fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
+        self.change_attributes(file.ino, |fs| fs.fallocate(cx, file, range))
+    }
+
+    fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+        self.change_attributes(copy.dst.ino, |fs| fs.copy_file_range(cx, copy))
+    }
+
+    fn ioctl(&self, cx: &Context<'_>, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
+        self.change_rights(file.ino, |fs| fs.ioctl(cx, file, args))
+    }
+}

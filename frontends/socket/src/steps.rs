@@ -1,0 +1,77 @@
+//! Whole paths and directories in one message (`defuse_wire::vendor`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use defuse_connection::{Connection, End, Step};
+use defuse_fs::{Context, Errno, FileSystem, Ino, IoctlArgs, IoctlReply, NormalPath, Result};
+use defuse_wire::convert::Timeouts;
+use defuse_wire::vendor::{self, NAMES_MAX, Steps};
+use zerocopy::IntoBytes;
+
+/// The longest path, path_resolution(7).
+const PATH_MAX: usize = 4096;
+
+/// The inodes on the way of the path in the arguments.
+pub(crate) fn resolve(
+    connection: &Connection<Arc<dyn FileSystem>>,
+    cx: &Context<'_>,
+    from: Ino,
+    args: &IoctlArgs<'_>,
+) -> Result<IoctlReply> {
+    let path = NormalPath::new(args.input).filter(|_| args.input.len() <= PATH_MAX);
+    let path = path.ok_or(Errno::EINVAL)?;
+    let head = size_of::<Steps>();
+    let mut output = vec![0; head];
+    let end = connection.steps(cx, from, path, |step| {
+        output.extend_from_slice(encode(&step, 0).as_bytes());
+    })?;
+    let (end, open_to_all) = match end {
+        End::Found => (Steps::FOUND, false),
+        End::Missing { open_to_all } => (Steps::MISSING, open_to_all),
+        End::Walk => (Steps::WALK, false),
+    };
+    let steps = Steps { end, open_to_all: open_to_all.into() };
+    output[..head].copy_from_slice(steps.as_bytes());
+    if output.len() > args.output_len {
+        // Too many names: the client walks.
+        output.truncate(head);
+        let walk = Steps { end: Steps::WALK, open_to_all: 0 };
+        output.copy_from_slice(walk.as_bytes());
+    }
+    Ok(IoctlReply { result: 0, output })
+}
+
+/// The names of a directory, as many as fit.
+pub(crate) fn names(
+    connection: &Connection<Arc<dyn FileSystem>>,
+    cx: &Context<'_>,
+    dir: Ino,
+    args: &IoctlArgs<'_>,
+) -> Result<IoctlReply> {
+    let mut output = Vec::new();
+    connection.names(cx, dir, NAMES_MAX, |name, step| {
+        let bytes = name.as_bytes();
+        let len = bytes.len().next_multiple_of(8);
+        if output.len() + size_of::<vendor::Step>() + len > args.output_len {
+            return false;
+        }
+        output.extend_from_slice(encode(&step, bytes.len()).as_bytes());
+        output.extend_from_slice(bytes);
+        output.resize(output.len() + len - bytes.len(), 0);
+        true
+    })?;
+    Ok(IoctlReply { result: 0, output })
+}
+
+fn encode(step: &Step, name_len: usize) -> vendor::Step {
+    let zero = Some(Duration::ZERO);
+    let never =
+        Timeouts { attr: zero, entry: zero, negative: zero, file_attr_most: Duration::ZERO };
+    vendor::Step {
+        ino: step.ino.0,
+        open_to_all: step.open_to_all.into(),
+        name_len: name_len as u32,
+        attr: never.statx_out(&step.attr),
+    }
+}

@@ -1,0 +1,30 @@
+//! Versions of names and attributes, by which a frontend knows without a call that they have not changed.
+
+use crate::Ino;
+
+/// Versions that change with what they are versions of. A file system gives them to its frontend by
+/// [`Notify::versions`](crate::Notify::versions), where everybody's changes show in them before they are answered.
+///
+/// An answer of the file system holds as long as its version stays. The frontend cannot know the version of a
+/// thing at the time of the answer if the answer names the thing. So it looks at the version of everything
+/// before the call, and after it has got the versions of the things in the answer: if that has stayed, nothing has
+/// changed in between.
+///
+/// Access times are not among the attributes that have a version.
+pub trait Versions: Send + Sync {
+    /// The version of everything. `None` while a change runs, and if nobody tells of changes any more.
+    fn all(&self) -> Option<u64>;
+
+    /// The version of everything after exactly one change since `all`.
+    fn after_one(&self, all: u64) -> u64;
+
+    /// The version of the attributes of an inode. `None` as for [`all`](Versions::all).
+    fn attributes(&self, ino: Ino) -> Option<u64>;
+
+    /// The version of mode, owner, group and access list of an inode. `None` as for [`all`](Versions::all).
+    fn rights(&self, ino: Ino) -> Option<u64>;
+
+    /// The version of a name in a directory: that it exists, and where it leads. `None` as for
+    /// [`all`](Versions::all).
+    fn name(&self, dir: Ino, name: &[u8]) -> Option<u64>;
+}

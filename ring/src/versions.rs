@@ -1,0 +1,223 @@
+//! Versions of names and attributes: the server alone writes them, and clients compare them instead of asking again.
+//!
+//! A change adds to the version of each thing that it changes before it begins and after it has ended. So whoever finds
+//! a version as it was knows that no change of the thing has begun since. Things share versions by a hash: a change of
+//! one may then look like a change of another, which costs a request and is never wrong.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{Ordering, fence};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{Errno, Result};
+
+use crate::{Memory, Shared};
+
+/// The first word of the memory: "defuseV1".
+const MAGIC: u64 = u64::from_le_bytes(*b"defuseV1");
+/// `u64`: the version of everything. Each change adds to it once.
+const AT_ALL: usize = 64;
+/// `u64`: 1 after the end of the server.
+const AT_ENDED: usize = 128;
+/// Versions, 8 bytes each.
+const AT_VERSIONS: usize = 4096;
+/// The number of versions, a power of two.
+const VERSIONS: usize = 1 << 16;
+/// Bytes of the memory.
+pub const BYTES: usize = AT_VERSIONS + 8 * VERSIONS;
+
+/// The lowest bits of a version: the number of changes that have begun and not ended.
+const RUNNING: u64 = (1 << 16) - 1;
+/// A change has ended: one more change, and one fewer that runs.
+const ENDED: u64 = RUNNING;
+
+/// A thing with a version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thing<'a> {
+    /// The attributes of an inode.
+    Attributes(u64),
+    /// Its mode, owner, group and access list.
+    Rights(u64),
+    /// A name in a directory: that it exists, and to which inode it leads.
+    Name(u64, &'a [u8]),
+}
+
+impl Thing<'_> {
+    /// The place of its version.
+    fn at(self) -> usize {
+        let (kind, ino, name) = match self {
+            Thing::Attributes(ino) => (1, ino, &b""[..]),
+            Thing::Rights(ino) => (2, ino, &b""[..]),
+            Thing::Name(ino, name) => (3, ino, name),
+        };
+        const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+        let mix = |hash: u64, word: u64| {
+            let hash = (hash ^ word).wrapping_mul(FACTOR);
+            hash ^ hash >> 32
+        };
+        let mut hash = mix(mix(kind, ino), name.len() as u64);
+        for piece in name.chunks(8) {
+            let mut word = [0; 8];
+            word[..piece.len()].copy_from_slice(piece);
+            hash = mix(hash, u64::from_le_bytes(word));
+        }
+        AT_VERSIONS + 8 * (hash as usize % VERSIONS)
+    }
+}
+
+/// The server's side.
+pub struct Versions {
+    memory: Memory,
+    fd: OwnedFd,
+}
+
+/// A client's side.
+pub struct VersionReader(Memory);
+
+impl Versions {
+    /// Versions of a file system in which no change runs.
+    ///
+    /// # Errors
+    ///
+    /// Those of memfd_create(2), ftruncate(2) and mmap(2).
+    pub fn new() -> Result<Versions> {
+        let (memory, fd) = Memory::sealed(BYTES)?;
+        // No other user can open it again for writing, through /proc.
+        rustix::fs::fchmod(&fd, Mode::RUSR)?;
+        memory.write(0, &MAGIC.to_ne_bytes());
+        Ok(Versions { memory, fd })
+    }
+
+    /// A descriptor to read the memory, for [`VersionReader::of`].
+    ///
+    /// # Errors
+    ///
+    /// Those of open(2) in /proc.
+    pub fn reader(&self) -> Result<OwnedFd> {
+        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+    }
+
+    /// A change of these things begins. Call [`end`](Versions::end) for the same things.
+    pub fn begin<'a>(&self, things: impl Iterator<Item = Thing<'a>>) {
+        self.memory.add64(AT_ALL, 1);
+        things.for_each(|thing| self.memory.add64(thing.at(), 1));
+        // The versions are there before anything of the change is.
+        fence(Ordering::SeqCst);
+    }
+
+    /// A change has ended. Call it before anybody is told.
+    pub fn end<'a>(&self, things: impl Iterator<Item = Thing<'a>>) {
+        things.for_each(|thing| self.memory.add64(thing.at(), ENDED));
+        self.memory.add64(AT_ALL, ENDED);
+    }
+}
+
+impl Drop for Versions {
+    fn drop(&mut self) {
+        // Nobody tells of changes any more.
+        self.memory.store64(AT_ENDED, 1);
+    }
+}
+
+impl VersionReader {
+    /// The versions in the memory of a server.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` where it has another format, or could be made shorter.
+    pub fn of(fd: OwnedFd) -> Result<VersionReader> {
+        let memory = Memory::to_read(fd, BYTES)?;
+        let mut magic = [0; 8];
+        if memory.len() == BYTES {
+            memory.read(0, &mut magic);
+        }
+        if magic == MAGIC.to_ne_bytes() { Ok(VersionReader(memory)) } else { Err(Errno::INVAL) }
+    }
+
+    /// The version of everything; `None` while a change runs, and after the end of the server.
+    pub fn all(&self) -> Option<u64> {
+        let all = self.0.load64(AT_ALL);
+        (all & RUNNING == 0 && self.0.load64(AT_ENDED) == 0).then_some(all)
+    }
+
+    /// The version of everything after one more change than at `all`.
+    pub fn after_one(all: u64) -> u64 {
+        all.wrapping_add(RUNNING + 1)
+    }
+
+    /// The version of a thing; `None` while a change of it runs, and after the end of the server.
+    pub fn of_thing(&self, thing: Thing<'_>) -> Option<u64> {
+        let version = self.0.load64(thing.at());
+        (version & RUNNING == 0 && self.0.load64(AT_ENDED) == 0).then_some(version)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn both() -> (Versions, VersionReader) {
+        let versions = Versions::new().unwrap();
+        let reader = VersionReader::of(versions.reader().unwrap()).unwrap();
+        (versions, reader)
+    }
+
+    #[test]
+    fn a_change_is_seen_while_it_runs_and_afterwards() {
+        let (versions, reader) = both();
+        let (name, other) = (Thing::Name(1, b"name"), Thing::Name(1, b"other"));
+        let before = [name, other].map(|thing| reader.of_thing(thing));
+        let all = reader.all().unwrap();
+        versions.begin([name].into_iter());
+        assert_eq!((reader.of_thing(name), reader.all()), (None, None));
+        assert_eq!(reader.of_thing(other), before[1]);
+        versions.begin([name, Thing::Attributes(1)].into_iter());
+        versions.end([name].into_iter());
+        assert_eq!(reader.of_thing(name), None, "the other change still runs");
+        versions.end([name, Thing::Attributes(1)].into_iter());
+        assert!(reader.of_thing(name).is_some_and(|now| Some(now) != before[0]));
+        let two = VersionReader::after_one(VersionReader::after_one(all));
+        assert_eq!(reader.all(), Some(two));
+    }
+
+    #[test]
+    fn nothing_is_known_after_the_end_of_the_server() {
+        let (versions, reader) = both();
+        assert!(reader.all().is_some() && reader.of_thing(Thing::Rights(1)).is_some());
+        drop(versions);
+        assert_eq!((reader.all(), reader.of_thing(Thing::Rights(1))), (None, None));
+    }
+
+    #[test]
+    fn few_things_share_a_version() {
+        let names: Vec<_> = (0..1000).map(|number| format!("file-{number}.txt")).collect();
+        let mut places: Vec<_> =
+            names.iter().map(|name| Thing::Name(7, name.as_bytes()).at()).collect();
+        places.extend(
+            (0..1000).flat_map(|ino| [Thing::Attributes(ino).at(), Thing::Rights(ino).at()]),
+        );
+        assert!(places.iter().all(|at| at + 8 <= BYTES && at % 8 == 0));
+        places.sort_unstable();
+        places.dedup();
+        assert!(places.len() > 2900, "{} places", places.len());
+    }
+
+    /// A client that could write would make others believe that nothing has changed.
+    #[test]
+    fn a_client_can_neither_write_nor_shorten_the_versions() {
+        let (versions, _reader) = both();
+        let fd = versions.reader().unwrap();
+        assert_eq!(rustix::io::pwrite(&fd, &[1], 0), Err(Errno::BADF));
+        assert!(rustix::fs::ftruncate(&fd, 0).is_err());
+        assert_eq!(rustix::fs::fstat(&fd).unwrap().st_mode & 0o777, 0o400);
+        assert!(Memory::of(fd, BYTES).is_err(), "a mapping for writing");
+    }
+
+    #[test]
+    fn memory_with_another_format_is_refused() {
+        let (_, fd) = Memory::new(BYTES).unwrap();
+        assert!(VersionReader::of(fd).is_err());
+        let (_, fd) = Memory::sealed(64).unwrap();
+        assert!(VersionReader::of(fd).is_err());
+    }
+}

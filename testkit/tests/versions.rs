@@ -1,0 +1,418 @@
+//! Versions of names and attributes: every change shows in them, and clients of one server see each other's changes at
+//! once, although they ask only for what they do not know.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use defuse_connection::{Connection, Credentials, Quotas, Service, VersionSource};
+use defuse_direct::{At, Client, How, MountArgs, Options, Task};
+use defuse_fs::{
+    Attr, Caller, Context, CopyRange, Errno, Fallocate, File, FileKind, FileSystem, Ino, NewNode,
+    NoNotify, NormalPath, OpenArgs, OpenFlags, RenameFlags, Resolved, SetAttr, SetTime,
+    SetXattrFlags, Timestamp, XattrName,
+};
+use defuse_memory::Memory;
+use defuse_remote::{LaneUse, RemoteOptions};
+use defuse_ring::versions::{Thing, VersionReader};
+use defuse_shared::Versioned;
+use defuse_socket::ServerOptions;
+
+mod served;
+use served::{Served, context, create, name, read, write};
+
+fn memory() -> Arc<dyn FileSystem> {
+    Arc::new(Memory::new(defuse_memory::Options::default()))
+}
+
+/// The names of the random test, in each directory.
+const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+
+/// All that is known of a file system, with the versions.
+#[derive(Default)]
+struct State {
+    names: HashMap<(Ino, &'static str), (Option<Ino>, u64)>,
+    inodes: HashMap<Ino, (Attr, u64, u64)>,
+}
+
+impl State {
+    fn of(fs: &dyn FileSystem, reader: &VersionReader, inodes: &[Ino]) -> State {
+        let mut state = State::default();
+        for &ino in inodes {
+            let Ok(attr) = fs.getattr(&context(), ino, None) else { continue };
+            let version = |thing| reader.of_thing(thing).unwrap();
+            let versions = (version(Thing::Attributes(ino.0)), version(Thing::Rights(ino.0)));
+            state.inodes.insert(ino, (attr, versions.0, versions.1));
+            if attr.kind != FileKind::Directory {
+                continue;
+            }
+            for text in NAMES {
+                let found = match fs.resolve(&context(), ino, name(text).into()) {
+                    Ok(Resolved::Inode { ino, .. }) => Some(ino),
+                    _ => None,
+                };
+                let of = Thing::Name(ino.0, text.as_bytes());
+                state.names.insert((ino, text), (found, version(of)));
+            }
+        }
+        state
+    }
+
+    /// Checks that all that has changed since `before` has another version.
+    fn check_since(&self, before: &State, what: &str) {
+        for (place, (found, version)) in &self.names {
+            let Some((found_before, before)) = before.names.get(place) else { continue };
+            let told = version != before;
+            assert!(found == found_before || told, "{what}: the name {place:?}");
+        }
+        for (ino, (attr, version, rights)) in &self.inodes {
+            let Some((attr_before, before, rights_before)) = before.inodes.get(ino) else {
+                continue;
+            };
+            let same = Attr { atime: attr.atime, ..*attr_before } == *attr;
+            assert!(same || version != before, "{what}: the attributes of {ino:?}");
+            let of = |attr: &Attr| (attr.perm & 0o777, attr.uid, attr.gid);
+            let same = of(attr) == of(attr_before);
+            assert!(same || rights != rights_before, "{what}: the rights to {ino:?}");
+        }
+    }
+}
+
+/// Makes a random change. Returns what it was, for messages.
+fn change(fs: &dyn FileSystem, inodes: &mut Vec<Ino>, random: &mut fastrand::Rng) -> String {
+    let cx = context();
+    let any = |random: &mut fastrand::Rng, inodes: &[Ino]| inodes[random.usize(..inodes.len())];
+    let (dir, other) = (any(random, inodes), any(random, inodes));
+    let (one, two) = (NAMES[random.usize(..4)], NAMES[random.usize(..4)]);
+    let ino = any(random, inodes);
+    let made = |kind| NewNode::new(kind, 0o644, cx.caller);
+    let kind = random.u32(..14);
+    let outcome = match kind {
+        0 => fs.mkdir(&cx, dir, name(one), &made(FileKind::Directory)).map(|e| inodes.push(e.ino)),
+        1 => fs.mknod(&cx, dir, name(one), &made(FileKind::Fifo)).map(|e| inodes.push(e.ino)),
+        2 => fs
+            .symlink(&cx, dir, name(one), b"to", &made(FileKind::Symlink))
+            .map(|e| inodes.push(e.ino)),
+        3 => fs.link(&cx, ino, dir, name(one)).map(drop),
+        4 => fs.unlink(&cx, dir, name(one)),
+        5 => fs.rmdir(&cx, dir, name(one)),
+        6 | 7 => {
+            let flags = RenameFlags(if kind == 7 { RenameFlags::EXCHANGE } else { 0 });
+            fs.rename(&cx, (dir, name(one)), (other, name(two)), flags)
+        }
+        8 => {
+            let time = SetTime::At(Timestamp { secs: random.i64(1..1000), nanos: 0 });
+            let sets = [
+                SetAttr { perm: Some(random.u32(..0o1000)), ..SetAttr::default() },
+                SetAttr { uid: Some(random.u32(..9)), ..SetAttr::default() },
+                SetAttr { gid: Some(random.u32(..9)), ..SetAttr::default() },
+                SetAttr { mtime: Some(time), ..SetAttr::default() },
+                SetAttr { size: Some(random.u64(..9000)), ..SetAttr::default() },
+            ];
+            fs.setattr(&cx, ino, None, &sets[random.usize(..sets.len())]).map(drop)
+        }
+        9 => {
+            let xattr = XattrName::new(b"user.x").unwrap();
+            fs.setxattr(&cx, ino, xattr, b"value", SetXattrFlags::default())
+        }
+        10 => {
+            let flags = OpenFlags(OpenFlags::RDWR | OpenFlags::CREAT | OpenFlags::EXCL);
+            let args = OpenArgs { flags, kill_suidgid: false };
+            fs.create(&cx, dir, name(one), &made(FileKind::Regular), args).map(|(entry, opened)| {
+                inodes.push(entry.ino);
+                let file = File { ino: entry.ino, fh: opened.fh };
+                fs.release(&cx, file, defuse_fs::ReleaseArgs::default()).unwrap();
+            })
+        }
+        _ => with_file(fs, ino, random),
+    };
+    format!("{kind} of {ino:?}, {dir:?}/{one} and {other:?}/{two}: {outcome:?}")
+}
+
+/// Changes the data of a file.
+fn with_file(fs: &dyn FileSystem, ino: Ino, random: &mut fastrand::Rng) -> Result<(), Errno> {
+    let cx = context();
+    if fs.getattr(&cx, ino, None)?.kind != FileKind::Regular {
+        return Err(Errno::EINVAL);
+    }
+    let truncates = if random.bool() { OpenFlags::TRUNC } else { 0 };
+    let flags = OpenFlags(OpenFlags::RDWR | truncates);
+    let file = File { ino, fh: fs.open(&cx, ino, OpenArgs { flags, kill_suidgid: false })?.fh };
+    let at = random.u64(..9000);
+    match random.u32(..3) {
+        0 => write(fs, file, at, b"some bytes").map(drop)?,
+        1 => fs.fallocate(&cx, file, Fallocate { offset: at, length: 10, mode: 0 })?,
+        _ => {
+            let copy = CopyRange {
+                src: file,
+                src_offset: 0,
+                dst: file,
+                dst_offset: 20_000 + at,
+                length: 10,
+                flags: 0,
+            };
+            fs.copy_file_range(&cx, &copy).map(drop)?;
+        }
+    }
+    fs.release(&cx, file, defuse_fs::ReleaseArgs::default())
+}
+
+#[test]
+fn every_change_through_the_layer_shows_in_its_versions() {
+    let fs = Versioned::over(memory()).unwrap();
+    fs.attached(Arc::new(NoNotify));
+    let reader = VersionReader::of(fs.versions().unwrap()).unwrap();
+    let seed = fastrand::u64(..);
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut inodes = vec![Ino::ROOT];
+    let mut before = State::of(&*fs, &reader, &inodes);
+    for _ in 0..3000 {
+        let all = reader.all().unwrap();
+        let what = change(&*fs, &mut inodes, &mut random);
+        let after = State::of(&*fs, &reader, &inodes);
+        after.check_since(&before, &format!("seed {seed}: {what}"));
+        let changed = !what.ends_with("Ok(())") || reader.all() != Some(all);
+        assert!(changed, "seed {seed}: {what}: the version of everything");
+        before = after;
+        if inodes.len() > 60 {
+            inodes.truncate(20);
+        }
+    }
+}
+
+/// A program with a client of its own.
+struct Program {
+    client: Client,
+    task: Task,
+}
+
+impl Program {
+    fn new(served: &Served) -> Program {
+        let client = Client::new(Options::default());
+        client.mount(b"m:", Arc::new(served.client()), &MountArgs::default()).unwrap();
+        Program { client, task: Task::of_this_process().unwrap() }
+    }
+
+    fn stat(&self, path: &str) -> Result<Attr, i32> {
+        let stat = self.client.stat(&self.task, At::Cwd, path.as_bytes(), false);
+        stat.map(|stat| stat.attr).map_err(|stop| stop.errno().raw())
+    }
+
+    fn make(&self, path: &str) {
+        let flags = OpenFlags::RDWR | OpenFlags::CREAT;
+        let how = How { flags, mode: 0o644, ..How::default() };
+        let file = self.client.open(&self.task, At::Cwd, path.as_bytes(), how).unwrap();
+        file.close(&self.task).unwrap();
+    }
+
+    fn rename(&self, from: &str, to: &str) {
+        let (from, to) = ((At::Cwd, from.as_bytes()), (At::Cwd, to.as_bytes()));
+        self.client.rename(&self.task, from, to, RenameFlags(0)).unwrap();
+    }
+}
+
+fn served() -> Served {
+    let fs = Versioned::over(memory()).unwrap();
+    let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
+    let options = ServerOptions { versions, ..ServerOptions::default() };
+    let clients = RemoteOptions { lanes: LaneUse::IfOffered, ..RemoteOptions::default() };
+    Served::new(fs, options, clients)
+}
+
+/// Each client knows the state before each change, and finds the state after it.
+#[test]
+fn what_a_client_knows_ends_with_the_change_of_another() {
+    let served = served();
+    let (one, two) = (Program::new(&served), Program::new(&served));
+    let at = |path: &str| path.as_bytes().to_vec();
+    one.client.mkdir(&one.task, At::Cwd, b"m:/dir", 0o755).unwrap();
+    one.client.mkdir(&one.task, At::Cwd, b"m:/dir/sub", 0o755).unwrap();
+    for round in 0..40 {
+        let (writer, reader) = if round % 2 == 0 { (&one, &two) } else { (&two, &one) };
+        let both = |path: &str| {
+            let seen = [writer.stat(path), reader.stat(path)];
+            assert_eq!(seen[0].map(|attr| attr.st_ino), seen[1].map(|attr| attr.st_ino), "{path}");
+            seen[1]
+        };
+        assert_eq!(both("m:/dir/sub/file"), Err(2));
+        writer.make("m:/dir/sub/file");
+        assert_eq!(both("m:/dir/sub/file").unwrap().size, 0);
+        let path = at("m:/dir/sub/file");
+        writer.client.truncate(&writer.task, At::Cwd, &path, 77).unwrap();
+        assert_eq!(both("m:/dir/sub/file").unwrap().size, 77);
+        let follows = true;
+        writer.client.chmod(&writer.task, At::Cwd, &path, 0o600, follows).unwrap();
+        assert_eq!(both("m:/dir/sub/file").unwrap().perm, 0o600);
+        writer.client.link(&writer.task, (At::Cwd, &path), (At::Cwd, b"m:/second"), false).unwrap();
+        assert_eq!(both("m:/dir/sub/file").unwrap().nlink, 2);
+        writer.client.unlink(&writer.task, At::Cwd, b"m:/second").unwrap();
+        assert_eq!(both("m:/dir/sub/file").unwrap().nlink, 1);
+        // The directory on the way moves, and another takes its place.
+        writer.rename("m:/dir/sub", "m:/moved");
+        assert_eq!(both("m:/dir/sub/file"), Err(2));
+        assert_eq!(both("m:/moved/file").unwrap().size, 77);
+        writer.client.mkdir(&writer.task, At::Cwd, b"m:/dir/sub", 0o755).unwrap();
+        assert_eq!(both("m:/dir/sub/file"), Err(2));
+        writer.client.unlink(&writer.task, At::Cwd, b"m:/moved/file").unwrap();
+        assert_eq!(both("m:/moved/file"), Err(2));
+        writer.client.rmdir(&writer.task, At::Cwd, b"m:/moved").unwrap();
+        assert_eq!(both("m:/moved"), Err(2));
+    }
+}
+
+/// The number of requests that the clients have made.
+fn requests(served: &Served) -> u64 {
+    served.server.snapshot().ops.iter().map(|op| op.latency.count).sum()
+}
+
+#[test]
+fn a_known_name_takes_no_request() {
+    let served = served();
+    let program = Program::new(&served);
+    program.client.mkdir(&program.task, At::Cwd, b"m:/dir", 0o755).unwrap();
+    let look = || (program.stat("m:/dir").unwrap().kind, program.stat("m:/dir/none"));
+    assert_eq!(look(), (FileKind::Directory, Err(2)));
+    let before = requests(&served);
+    for _ in 0..100 {
+        assert_eq!(look(), (FileKind::Directory, Err(2)));
+    }
+    // Attributes are asked for again after a second.
+    let made = requests(&served) - before;
+    assert!(made < 50, "{made} requests");
+}
+
+/// Nobody but the server of a file system knows what it changes by itself.
+#[test]
+fn a_file_system_that_others_change_has_no_versions() {
+    let place = tempfile::tempdir().unwrap();
+    let fs =
+        defuse_passthrough::Passthrough::new(place.path(), defuse_passthrough::Options::default());
+    assert!(Versioned::over(Arc::new(fs.unwrap())).is_none());
+}
+
+/// The number that a whole path leads to is good for every call, without a lookup.
+#[test]
+fn a_file_that_a_path_leads_to_is_opened_without_a_lookup() {
+    let both = served().with_client();
+    both.attached(Arc::new(NoNotify));
+    let cx = context();
+    let dir = NewNode::new(FileKind::Directory, 0o755, cx.caller);
+    both.mkdir(&cx, Ino::ROOT, name("dir"), &dir).unwrap();
+    let (entry, file) = create(&both, "file");
+    write(&both, file, 0, b"contents").unwrap();
+    both.release(&cx, file, defuse_fs::ReleaseArgs::default()).unwrap();
+    both.forget(entry.ino, 1);
+    for _ in 0..2 {
+        let path = NormalPath::new(b"file").unwrap();
+        let Ok(Resolved::Inode { ino, attr, open_to_all }) = both.resolve(&cx, Ino::ROOT, path)
+        else {
+            panic!("the path does not lead to the file")
+        };
+        assert_eq!((ino, attr.size, open_to_all), (entry.ino, 8, true));
+        assert!(attr.btime.is_some());
+        let fh = both.open(&cx, ino, OpenArgs::default()).unwrap().fh;
+        assert_eq!(read(&both, File { ino, fh }, 0, 100).unwrap(), b"contents");
+        both.release(&cx, File { ino, fh }, defuse_fs::ReleaseArgs::default()).unwrap();
+    }
+    let missing =
+        |path: &str| both.resolve(&cx, Ino::ROOT, NormalPath::new(path.as_bytes()).unwrap());
+    assert_eq!(missing("dir/none/file"), Ok(Resolved::Missing { open_to_all: true }));
+    assert_eq!(missing("file/name"), Ok(Resolved::Walk));
+    // A number that nobody told.
+    assert_eq!(both.getattr(&cx, Ino(entry.ino.0 + 1000), None), Err(Errno::ESTALE));
+}
+
+/// A client that asks for whole paths or directories learns no more than by lookups.
+#[test]
+fn a_path_leads_no_user_where_it_may_not_search() {
+    let fs = memory();
+    let (root, user) = (context(), Context::new(Caller { uid: 1000, gid: 1000, pid: 1 }));
+    let dir = NewNode::new(FileKind::Directory, 0o700, root.caller);
+    let dir = fs.mkdir(&root, Ino::ROOT, name("dir"), &dir).unwrap().ino;
+    let file = NewNode::new(FileKind::Regular, 0o644, root.caller);
+    let file = fs.mknod(&root, dir, name("file"), &file).unwrap().ino;
+    let credentials = Credentials { pid: 1, uid: 1000, groups: vec![1000] };
+    let service = Service::new(Quotas::default(), || ());
+    let client = Connection::new(Arc::clone(&fs), service, credentials);
+    let path = |text: &'static str| NormalPath::new(text.as_bytes()).unwrap();
+    let nobody = |step: defuse_connection::Step| assert_eq!(step.ino, dir);
+    assert_eq!(client.steps(&user, dir, path("file"), nobody), Err(Errno::ESTALE), "not told of");
+    assert_eq!(
+        client.steps(&user, Ino::ROOT, path("dir"), nobody),
+        Ok(defuse_connection::End::Found)
+    );
+    assert_eq!(client.steps(&user, dir, path("file"), nobody), Err(Errno::EACCES));
+    assert_eq!(client.steps(&user, Ino::ROOT, path("dir/file"), nobody), Err(Errno::EACCES));
+    let told = client.names(&user, dir, 10, |_, _| panic!("a name is told"));
+    assert_eq!(told, Err(Errno::EACCES));
+    assert_eq!(client.getattr(&user, file, None), Err(Errno::ESTALE));
+    assert_eq!(client.steps(&root, Ino::ROOT, path("dir"), nobody), Err(Errno::EPERM), "for root");
+    client.close();
+}
+
+/// The server remembers a limited number of inodes that it told of.
+#[test]
+fn a_client_is_told_of_no_more_inodes_than_are_remembered() {
+    let fs = memory();
+    let cx = context();
+    let service = Service::new(Quotas::default(), || ());
+    let credentials = Credentials { pid: 1, uid: 0, groups: vec![0] };
+    let client = Connection::new(Arc::clone(&fs), service, credentials);
+    let node = NewNode::new(FileKind::Fifo, 0o644, cx.caller);
+    let mut all = Vec::new();
+    for number in 0..80_000 {
+        let text = number.to_string();
+        all.push(fs.mknod(&cx, Ino::ROOT, name(&text), &node).unwrap().ino);
+        client.steps(&cx, Ino::ROOT, name(&text).into(), |_| ()).unwrap();
+    }
+    let known = |ino: &&Ino| client.getattr(&cx, **ino, None).is_ok();
+    let count = all.iter().filter(known).count();
+    assert!((32_000..70_000).contains(&count), "{count} inodes are remembered");
+    assert!(all[79_000..].iter().all(|ino| known(&ino)), "the last ones");
+    client.close();
+}
+
+/// A reader of a file notices at once what another client appends, and finds the end where it is.
+#[test]
+fn the_end_of_a_file_moves_with_what_others_append() {
+    let served = served();
+    let (one, two) = (Program::new(&served), Program::new(&served));
+    let open = |program: &Program, flags| {
+        let how = How { flags, mode: 0o644, ..How::default() };
+        program.client.open(&program.task, At::Cwd, b"m:/log", how).unwrap()
+    };
+    let writer = open(&one, OpenFlags::WRONLY | OpenFlags::CREAT | OpenFlags::APPEND);
+    let reader = open(&two, 0);
+    let read = || {
+        let mut room = [0; 64];
+        let len = two.client.read(&two.task, &reader, &mut room).unwrap();
+        room[..len].to_vec()
+    };
+    for round in 0..50 {
+        let line = format!("line {round}");
+        one.client.write(&one.task, &writer, line.as_bytes()).unwrap();
+        let by_file = two.client.fstat(&two.task, &reader).unwrap().attr.size;
+        assert_eq!(by_file, one.stat("m:/log").unwrap().size);
+        assert_eq!(read(), line.as_bytes());
+        assert_eq!((read(), read()), (Vec::new(), Vec::new()));
+    }
+    writer.close(&one.task).unwrap();
+    reader.close(&two.task).unwrap();
+}
+
+/// Nobody tells of changes after the end of the server.
+#[test]
+fn the_end_of_the_server_ends_what_its_clients_know() {
+    let served = served();
+    let program = Program::new(&served);
+    create(&served.client(), "file");
+    assert!(program.stat("m:/file").is_ok() && program.stat("m:/none") == Err(2));
+    drop(served);
+    // The last thread of the server says that it has ended.
+    let begun = Instant::now();
+    while program.stat("m:/none") == Err(2) && begun.elapsed() < Duration::from_secs(60) {
+        std::thread::yield_now();
+    }
+    assert_eq!(program.stat("m:/none"), Err(Errno::ENOTCONN.raw()));
+    assert_eq!(program.stat("m:/file"), Err(Errno::ENOTCONN.raw()));
+}
