@@ -1,4 +1,5 @@
-//! Volumes of GlusterFS on this machine: a distributed one and a replicated one.
+//! Volumes of GlusterFS on this machine: a distributed one and a replicated one, whose servers tell clients of
+//! changes by others.
 //!
 //! The servers have a network, mounts and processes of their own (namespaces(7)). Any number of such sets
 //! exist side by side, nothing of them is visible from outside, and the kernel ends all of it with their first

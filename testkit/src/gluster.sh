@@ -28,6 +28,7 @@ g() { gluster --glusterd-sock=$socket --mode=script "$@" >/dev/null; }
 until g pool list 2>/dev/null; do sleep 0.05; done
 g volume create dist $host:/mnt/dist1 $host:/mnt/dist2 force
 g volume create repl replica 2 $host:/mnt/repl1 $host:/mnt/repl2 force
+g volume set repl features.cache-invalidation on features.cache-invalidation-timeout 600
 g volume start dist
 g volume start repl
 echo ready

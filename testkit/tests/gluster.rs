@@ -2,7 +2,7 @@
 //! at once, and crashes. One set of servers serves all parts, which run one after another.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
@@ -39,6 +39,7 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
         });
     }
     timed("two clients", || two_clients_see_each_other(&servers));
+    timed("kept answers", || changes_are_seen_although_answers_are_kept(&servers));
     timed("errors", || errors_say_what_to_do(&servers));
 }
 
@@ -223,6 +224,118 @@ fn two_clients_see_each_other(servers: &Servers) {
     drop(file);
     client.unmount(b"g:", false).unwrap();
     mount.end().unwrap();
+}
+
+/// The servers of the replicated volume tell of changes, so that answers are kept for minutes.
+fn changes_are_seen_although_answers_are_kept(servers: &Servers) {
+    let places = [mounted::scratch().unwrap(), mounted::scratch().unwrap()];
+    let [here, there] = places.each_ref().map(|place| mount(servers, "repl", place.path()));
+    let [from, to] = [&here, &there].map(|mount| mount.path().join("kept"));
+    fs::create_dir(&from).unwrap();
+    until("names and attributes are kept", || names_and_attributes_are_kept(&here, &from));
+
+    // Each change in a directory of its own, because a directory that another client has changed is watched
+    // more closely.
+    let new = |dir: &str| {
+        let (from, to) = (from.join(dir), to.join(dir));
+        fs::create_dir(&from).unwrap();
+        fs::write(from.join("f"), "old").unwrap();
+        assert_eq!(fs::metadata(from.join("f")).unwrap().len(), 3);
+        (from.join("f"), to.join("f"))
+    };
+    let (known, other) = new("data");
+    let open = fs::File::open(&known).unwrap();
+    assert_eq!(read(&open), "old");
+    fs::write(&other, "longer").unwrap();
+    until("data of an open file", || read(&open) == "longer");
+    until("the size", || fs::metadata(&known).unwrap().len() == 6);
+    drop(open);
+
+    let (known, other) = new("mode");
+    let mode = |mode| fs::Permissions::from_mode(mode);
+    fs::set_permissions(&other, mode(0o640)).unwrap();
+    until("the mode", || fs::metadata(&known).unwrap().permissions().mode() & 0o777 == 0o640);
+
+    let (known, other) = new("removed");
+    fs::remove_file(&other).unwrap();
+    until("a removal", || !known.exists());
+
+    let (known, other) = new("moved");
+    fs::rename(&other, other.with_extension("new")).unwrap();
+    until("a new name", || !known.exists() && known.with_extension("new").exists());
+
+    let (known, other) = new("replaced");
+    fs::write(other.with_extension("new"), "replacement").unwrap();
+    fs::rename(other.with_extension("new"), &other).unwrap();
+    until("a replacement", || fs::metadata(&known).unwrap().len() == 11);
+
+    // Nobody tells of this one, because the replaced file lives on, and its successor is not known here.
+    let (known, other) = new("replaced-while-open");
+    let open = fs::File::open(&known).unwrap();
+    let elsewhere = to.join("elsewhere");
+    fs::write(&elsewhere, "replacement").unwrap();
+    fs::rename(&elsewhere, &other).unwrap();
+    until("a replacement of an open file", || fs::metadata(&known).unwrap().len() == 11);
+    assert_eq!(read(&open), "old");
+    drop(open);
+
+    fs::remove_dir_all(&from).unwrap();
+    until("the removal of all", || !to.exists());
+    here.end().unwrap();
+    there.end().unwrap();
+}
+
+/// Looks at files again when answers that are kept for a second are old, and counts requests.
+fn names_and_attributes_are_kept(mount: &Mount, dir: &Path) -> bool {
+    let dir = tempfile::tempdir_in(dir).unwrap();
+    let look = || {
+        for number in 0..40 {
+            fs::metadata(dir.path().join(number.to_string())).unwrap();
+        }
+        (requests(mount, &["LOOKUP"]), requests(mount, &["GETATTR", "STATX"]))
+    };
+    for number in 0..40 {
+        fs::write(dir.path().join(number.to_string()), "x").unwrap();
+    }
+    look();
+    std::thread::sleep(Duration::from_millis(1200));
+    let before = look();
+    std::thread::sleep(Duration::from_millis(1200));
+    let after = look();
+    let (names, attributes) = (after.0 - before.0, after.1 - before.1);
+    println!("{names} names and {attributes} attributes were asked for again");
+    // Those of the directories themselves are kept for a second.
+    names < 10 && attributes < 20
+}
+
+/// Number of requests of these kinds so far.
+fn requests(mount: &Mount, kinds: &[&str]) -> u64 {
+    let mut stat = Command::new(program().unwrap());
+    let place = mount.path().parent().unwrap();
+    stat.args(["stat", "--json"]).arg(mount.path()).env("DEFUSE_RUNTIME_DIR", place.join("run"));
+    let said = String::from_utf8(stat.output().unwrap().stdout).unwrap();
+    assert!(said.contains("\"ops\""), "{said}");
+    let count = |kind: &&str| -> u64 {
+        let of_kind = said.split("{\"op\":").filter(|op| op.starts_with(&format!("\"{kind}\"")));
+        let counts = of_kind.filter_map(|op| op.split_once("\"count\":")?.1.split(',').next());
+        counts.map(|count| count.parse::<u64>().unwrap()).max().unwrap_or(0)
+    };
+    kinds.iter().map(count).sum()
+}
+
+fn read(file: &fs::File) -> String {
+    let mut bytes = [0; 100];
+    let len = file.read_at(&mut bytes, 0).unwrap();
+    String::from_utf8(bytes[..len].to_vec()).unwrap()
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    println!("{what}: after {} ms", begun.elapsed().as_millis());
 }
 
 fn errors_say_what_to_do(servers: &Servers) {

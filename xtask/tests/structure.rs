@@ -22,6 +22,7 @@ const UNSAFE_FILES: &[&str] = &[
     "backends/gluster/src/ffi.rs",
     "backends/gluster/src/file.rs",
     "backends/gluster/src/transfer.rs",
+    "backends/gluster/src/upcalls/events.rs",
     "backends/gluster/src/volume.rs",
     // A descriptor that a program inherits, between fork(2) and exec(2).
     "backends/remote/src/program.rs",

@@ -13,6 +13,7 @@ use crate::address::Address;
 use crate::ffi::library;
 use crate::gluster::{Gluster, Settings};
 use crate::transfer::AnswerOn;
+use crate::upcalls::{Asks, Watch};
 use crate::volume::{Connect, Gfid, Volume};
 use crate::{Options, Transport};
 
@@ -37,6 +38,7 @@ pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
     let library = library().map_err(|missing| missing.0)?;
     let servers = servers(address, options)?;
     reach(&servers, options.transport)?;
+    let asks = asks(address, &servers, options);
     let connect = Connect {
         volume: text(&address.volume)?,
         transport: text(options.transport.name())?,
@@ -45,7 +47,7 @@ pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
             .map(|(server, port)| Ok((text(server)?, *port)))
             .collect::<Result<_, String>>()?,
         log_level: options.log_level,
-        translators: translators(&address.volume, options)?,
+        translators: translators(&address.volume, options, asks.is_some())?,
         ends: options.in_application,
     };
     let known = format!("volume {} of {}", address.volume, names(&servers));
@@ -57,21 +59,44 @@ pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
     })?;
     let posix_acl = keeps_acls(&volume, root);
     let settings = Settings {
-        valid_for: options.valid_for,
         restores: options.in_application,
         answer_on: if options.in_application { AnswerOn::OwnThread } else { AnswerOn::Callback },
         submits: options.submits,
         posix_acl,
     };
-    Ok(Gluster::new(volume, root, settings))
+    Ok(Gluster::new(volume, root, settings, (Watch::new(options.valid_for), asks)))
+}
+
+/// The questions to the servers whether they tell of changes by other clients, and the time for which frontends
+/// may keep what they know; `None` if frontends may not.
+fn asks(
+    address: &Address,
+    servers: &[(String, u16)],
+    options: &Options,
+) -> Option<(Asks, Duration)> {
+    let asks = Asks {
+        servers: servers.to_vec(),
+        transport: options.transport,
+        volume: address.volume.clone(),
+        at_most: options.told_for,
+    };
+    match asks.long() {
+        Ok(long) => Some((asks, long)),
+        Err(reason) => {
+            log::info!("names and attributes are kept for {:?}: {reason}", options.valid_for);
+            None
+        }
+    }
 }
 
 /// The options of the translators of GlusterFS's client, which differ from those of the volume.
 fn translators(
     volume: &str,
     options: &Options,
+    is_told: bool,
 ) -> Result<Vec<(CString, CString, CString)>, String> {
-    let seconds = options.valid_for.as_secs().min(600).to_string();
+    // What frontends keep for long must come from a server, which then knows to tell of changes.
+    let seconds = if is_told { 0 } else { options.valid_for.as_secs().min(600) }.to_string();
     let level = match options.log_level {
         0 => "NONE",
         1..=3 => "CRITICAL",
@@ -92,6 +117,9 @@ fn translators(
         ("*-quick-read", "max-file-size", "0"),
         ("*-io-cache", "cache-timeout", "0"),
         ("*-md-cache", "md-cache-timeout", &seconds),
+        // Servers tell of changed access lists only if somebody says that they matter.
+        ("*-md-cache", "cache-invalidation", if is_told { "on" } else { "off" }),
+        ("*-md-cache", "cache-posix-acl", if is_told { "on" } else { "off" }),
         (volume, "log-level", level),
     ];
     all.into_iter().map(|(name, key, value)| Ok((text(name)?, text(key)?, text(value)?))).collect()

@@ -3,16 +3,18 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use defuse_fs::posix::without_set_id;
 use defuse_fs::{
     Attr, Context, Errno, Fallocate, Fh, Ino, Io, IoOp, LockOwner, OpenArgs, OpenFlags, Opened,
     ReadArgs, ReadBuf, ReleaseArgs, Result, SetAttr, WriteArgs, WriteBuf,
 };
 
-use crate::attributes::{attr, changes};
+use crate::attributes::changes;
 use crate::file::Handle;
 use crate::gluster::{Gluster, OpenFile, Opened as Open};
 use crate::transfer;
-use crate::volume::set;
+use crate::upcalls::Mark;
+use crate::volume::{no_stat, set};
 
 /// The flags of open(2) that the servers know.
 pub(crate) fn open_flags(flags: OpenFlags) -> i32 {
@@ -168,16 +170,25 @@ impl Gluster {
         }
     }
 
-    pub(crate) fn allocate(&self, file: &OpenFile, range: Fallocate) -> Result<()> {
+    pub(crate) fn allocate(
+        &self,
+        cx: &Context<'_>,
+        file: &OpenFile,
+        range: Fallocate,
+    ) -> Result<()> {
         const HOLE: u32 = Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE;
         const KEEP: u32 = Fallocate::KEEP_SIZE;
         let Fallocate { mode, offset, length } = range;
         match mode {
-            0 | KEEP => file.handle.allocate(mode == KEEP, offset, length),
-            HOLE => file.handle.discard(offset, length),
-            Fallocate::ZERO_RANGE => file.handle.zero(offset, length),
-            _ => Err(Errno::EOPNOTSUPP),
+            0 | KEEP => file.handle.allocate(mode == KEEP, offset, length)?,
+            HOLE => file.handle.discard(offset, length)?,
+            Fallocate::ZERO_RANGE => file.handle.zero(offset, length)?,
+            _ => return Err(Errno::EOPNOTSUPP),
         }
+        if cx.caller.uid != 0 {
+            self.drop_set_id(file.ino, self.watch.inbox.now())?;
+        }
+        Ok(())
     }
 
     pub(crate) fn set_attributes(
@@ -186,14 +197,15 @@ impl Gluster {
         (ino, fh): (Ino, Option<Fh>),
         change: &SetAttr,
     ) -> Result<Attr> {
-        let _acting = self.act(cx);
+        let acting = self.act(cx);
+        let _change = self.watch.changing(&[self.nodes.gfid(ino)?]);
         if let Some(size) = change.size {
             self.set_size((ino, fh), size)?;
         }
         let (stat, valid) = changes(change);
         if valid != 0 {
             match self.set_named(ino, (&stat, valid)) {
-                Err(Errno::EPERM) if self.only_drops_set_id(ino, change)? => {
+                Err(Errno::EPERM) if self.only_drops_set_id(ino, change, acting.since)? => {
                     // A write by somebody else than the owner drops the bits. The frontend has allowed the
                     // write; a server would only let the owner change them.
                     self.volume.act_as(0, 0, &[]);
@@ -202,7 +214,23 @@ impl Gluster {
                 set => set?,
             }
         }
-        self.attributes(ino)
+        if change.size.is_some() && change.kill_suidgid {
+            self.drop_set_id(ino, acting.since)?;
+        }
+        self.attributes(ino, acting.since)
+    }
+
+    /// Drops the bits that a change of the data drops. Servers do it at writes by themselves. This thread acts as
+    /// root afterwards: a server would only let the owner change them, but the frontend has allowed it.
+    fn drop_set_id(&self, ino: Ino, since: Mark) -> Result<()> {
+        let perm = self.attributes(ino, since)?.perm;
+        let mut stat = no_stat();
+        stat.st_mode = without_set_id(perm, true);
+        if stat.st_mode == perm {
+            return Ok(());
+        }
+        self.volume.act_as(0, 0, &[]);
+        self.set_named(ino, (&stat, set::MODE))
     }
 
     fn set_size(&self, (ino, fh): (Ino, Option<Fh>), size: u64) -> Result<()> {
@@ -225,19 +253,15 @@ impl Gluster {
         )
     }
 
-    fn only_drops_set_id(&self, ino: Ino, change: &SetAttr) -> Result<bool> {
+    fn only_drops_set_id(&self, ino: Ino, change: &SetAttr, since: Mark) -> Result<bool> {
         let only_perm = SetAttr { perm: change.perm, size: change.size, ..SetAttr::default() };
         let Some(perm) =
             change.perm.filter(|_| SetAttr { kill_suidgid: false, ..*change } == only_perm)
         else {
             return Ok(false);
         };
-        let old = self.attributes(ino)?.perm;
+        let old = self.attributes(ino, since)?.perm;
         Ok(old & !perm & !0o6000 == 0 && perm & !old == 0)
-    }
-
-    pub(crate) fn stat_open(&self, fh: Fh) -> Result<Attr> {
-        attr(&self.file(fh)?.handle.stat()?, self.settings.valid_for)
     }
 }
 

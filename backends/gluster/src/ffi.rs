@@ -28,6 +28,18 @@ pub struct GlfsXstat(c_void);
 #[repr(C)]
 pub struct GlfsStat(c_void);
 
+/// `struct glfs_upcall`: a message of a server.
+#[repr(C)]
+pub struct GlfsUpcall(c_void);
+
+/// `struct glfs_upcall_inode`: what a message says about an inode.
+#[repr(C)]
+pub struct GlfsUpcallInode(c_void);
+
+/// `glfs_upcall_cbk`: a message of a server.
+// SAFETY: a type; the function gets the pointer that was registered.
+pub type UpcallCallback = unsafe extern "C" fn(*mut GlfsUpcall, *mut c_void);
+
 /// `glfs_io_cbk`: the end of an asynchronous operation.
 // SAFETY: a type; the function gets the pointer that the operation was started with.
 pub type IoCallback =
@@ -126,6 +138,15 @@ functions! {
     glfs_h_open "3.4.2" (*mut Glfs, *mut GlfsObject, c_int) -> *mut GlfsFd;
     glfs_h_opendir "3.4.2" (*mut Glfs, *mut GlfsObject) -> *mut GlfsFd;
 
+    glfs_upcall_register "3.13.0" (*mut Glfs, u32, UpcallCallback, *mut c_void) -> c_int;
+    glfs_upcall_get_reason "3.7.16" (*mut GlfsUpcall) -> c_int;
+    glfs_upcall_get_event "3.7.16" (*mut GlfsUpcall) -> *mut GlfsUpcallInode;
+    glfs_upcall_inode_get_flags "3.7.16" (*mut GlfsUpcallInode) -> u64;
+    glfs_upcall_inode_get_object "3.7.16" (*mut GlfsUpcallInode) -> *mut GlfsObject;
+    glfs_upcall_inode_get_pobject "3.7.16" (*mut GlfsUpcallInode) -> *mut GlfsObject;
+    glfs_upcall_inode_get_oldpobject "3.7.16" (*mut GlfsUpcallInode) -> *mut GlfsObject;
+
+    glfs_open "3.4.0" (*mut Glfs, *const c_char, c_int) -> *mut GlfsFd;
     glfs_close "3.4.0" (*mut GlfsFd) -> c_int;
     glfs_closedir "3.4.0" (*mut GlfsFd) -> c_int;
     glfs_dup "3.4.0" (*mut GlfsFd) -> *mut GlfsFd;
@@ -155,6 +176,7 @@ functions! {
     glfs_seekdir "3.4.0" (*mut GlfsFd, c_long);
     glfs_xreaddirplus_r "3.11.0" (*mut GlfsFd, u32, *mut *mut GlfsXstat, *mut dirent64, *mut *mut dirent64) -> c_int;
     glfs_xreaddirplus_get_stat "3.11.0" (*mut GlfsXstat) -> *mut stat;
+    glfs_object_copy "3.11.0" (*mut GlfsObject) -> *mut GlfsObject;
     glfs_xreaddirplus_get_object "3.11.0" (*mut GlfsXstat) -> *mut GlfsObject;
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use defuse_fs::{Errno, Result};
 
 use crate::ffi::GlfsFd;
-use crate::volume::{Gfid, Volume, check, check_len, extract, last};
+use crate::volume::{Gfid, Kept, Volume, check, check_len, extract, last};
 
 /// An open file or directory. Closed when dropped, also on a thread of libgfapi.
 pub struct Handle {
@@ -207,9 +207,9 @@ impl Handle {
         unsafe { (self.volume.library().glfs_seekdir)(self.raw, position as i64) };
     }
 
-    /// The next entry of a listing, with attributes and identity if `plus` is set; `None` at the end. The caller
-    /// is the only one that lists through this handle now.
-    pub fn next_entry(&self, plus: bool) -> Result<Option<Listed>> {
+    /// The next entry of a listing, with attributes and identity if `plus` is set; `None` at the end. With `keeps`,
+    /// the inode stays known. The caller is the only one that lists through this handle now.
+    pub fn next_entry(&self, plus: bool, keeps: bool) -> Result<Option<Listed>> {
         /// `GFAPI_XREADDIRP_STAT` and `GFAPI_XREADDIRP_HANDLE`.
         const PLUS: u32 = 3;
         let library = self.volume.library();
@@ -231,6 +231,9 @@ impl Handle {
                 if plus && !stat.is_null() && !object.is_null() && (*stat).st_mode != 0 {
                     let gfid = extract(library, object).ok();
                     listed.found = gfid.map(|gfid| (gfid, *stat));
+                    if keeps {
+                        listed.kept.set(Kept::copy(&self.volume, object));
+                    }
                 }
                 (library.glfs_free)(xstat.cast::<c_void>());
             }
@@ -307,13 +310,15 @@ pub struct Listed {
     pub kind: u8,
     /// Identity and attributes, if the server sent them.
     pub found: Option<(Gfid, libc::stat)>,
+    /// Its inode.
+    pub kept: Cell<Option<Kept>>,
 }
 
 impl Listed {
     fn of(entry: &libc::dirent64) -> Listed {
         let name = entry.d_name.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8);
         let (name, ino, next) = (name.collect(), entry.d_ino, entry.d_off as u64);
-        Listed { name, ino, next, kind: entry.d_type, found: None }
+        Listed { name, ino, next, kind: entry.d_type, found: None, kept: Cell::new(None) }
     }
 }
 

@@ -1,12 +1,13 @@
 //! The contract.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, FileKind,
     FileSystem, Ino, Io, IoOp, Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name,
-    NewNode, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result,
-    SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    NewNode, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags,
+    Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 use crate::attributes::space;
@@ -19,9 +20,17 @@ impl FileSystem for Gluster {
             readdir_entries: true,
             posix_acl: self.settings.posix_acl,
             locks: LockSupport::FileSystem,
+            // The file systems of the servers clear the bits and the capability at each write.
+            kill_suidgid: true,
             submits: self.settings.submits,
             negative_valid_for: Duration::ZERO,
             ..Caps::default()
+        }
+    }
+
+    fn attached(&self, notify: Arc<dyn Notify>) {
+        if self.watch.attach(notify) {
+            self.start_telling();
         }
     }
 
@@ -111,11 +120,18 @@ impl FileSystem for Gluster {
     }
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
-        let _acting = self.act(cx);
-        match fh.map(|fh| self.stat_open(fh)) {
-            Some(Ok(attr)) => Ok(attr),
+        let acting = self.act(cx);
+        let open = match fh {
+            Some(fh) => {
+                let is_told = self.listen_to(ino);
+                self.file(fh).and_then(|file| Ok((file.handle.stat()?, is_told))).ok()
+            }
+            None => None,
+        };
+        match open {
+            Some((stat, is_told)) => self.attr_of(ino, &stat, (is_told, acting.since)),
             // The handle of a directory, too.
-            _ => self.attributes(ino),
+            _ => self.attributes(ino, acting.since),
         }
     }
 
@@ -217,7 +233,7 @@ impl FileSystem for Gluster {
 
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
         let _acting = self.act_on_open(cx);
-        self.allocate(&*self.file(file.fh)?, range)
+        self.allocate(cx, &*self.file(file.fh)?, range)
     }
 
     fn lseek(&self, cx: &Context<'_>, file: File, offset: u64, whence: Whence) -> Result<u64> {
@@ -277,8 +293,8 @@ impl FileSystem for Gluster {
     }
 
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
-        let _acting = self.act(cx);
-        self.list(&*self.dir(dir.fh)?, from, out)
+        let acting = self.act(cx);
+        self.list((&*self.dir(dir.fh)?, acting.since), from, out)
     }
 
     fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {

@@ -5,15 +5,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use defuse_fs::{Context, Entry, Errno, Fh, Ino, OpenFlags, Result};
+use defuse_fs::{Attr, Context, Entry, Errno, Fh, FileKind, Ino, Name, OpenFlags, Result};
 
 use crate::address::Address;
 use crate::attributes::attr;
 use crate::file::Handle;
 use crate::listing::Listing;
 use crate::locks::Locks;
-use crate::nodes::Nodes;
+use crate::nodes::{Nodes, Reference};
 use crate::transfer::{AnswerOn, Pool};
+use crate::upcalls::{Asks, Child, Mark, Teller, Watch};
 use crate::volume::{Gfid, Object, Volume};
 use crate::{Options, connect};
 
@@ -26,7 +27,10 @@ const GROUPS_KEPT: usize = 1024;
 /// A GlusterFS volume.
 pub struct Gluster {
     pub(crate) volume: Arc<Volume>,
-    pub(crate) nodes: Nodes,
+    pub(crate) nodes: Arc<Nodes>,
+    pub(crate) watch: Arc<Watch>,
+    /// The questions to the servers that know the volume, if frontends may keep anything for long.
+    asks: Option<(Asks, Duration)>,
     pub(crate) open: RwLock<HashMap<u64, Opened>>,
     next_fh: AtomicU64,
     pub(crate) locks: Locks,
@@ -44,8 +48,6 @@ type KnownGroups = (Instant, Arc<[u32]>);
 /// The settings of a file system that do not change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Settings {
-    /// Validity of names and attributes.
-    pub valid_for: Duration,
     /// Threads of an application call: they get their user back.
     pub restores: bool,
     /// The thread that answers transfers.
@@ -85,10 +87,17 @@ impl Gluster {
         connect::open(&Address::parse(address)?, options)
     }
 
-    pub(crate) fn new(volume: Arc<Volume>, root: Gfid, settings: Settings) -> Gluster {
+    pub(crate) fn new(
+        volume: Arc<Volume>,
+        root: Gfid,
+        settings: Settings,
+        (watch, asks): (Watch, Option<(Asks, Duration)>),
+    ) -> Gluster {
         Gluster {
             volume,
-            nodes: Nodes::new(root),
+            nodes: Arc::new(Nodes::new(root)),
+            watch: Arc::new(watch),
+            asks,
             open: RwLock::default(),
             next_fh: AtomicU64::new(1),
             locks: Locks::default(),
@@ -108,13 +117,33 @@ impl Gluster {
         // The servers let root do anything.
         let groups = if uid == 0 { None } else { Some(self.groups(cx)) };
         self.volume.act_as(uid, gid, groups.as_deref().unwrap_or_default());
-        Acting { volume: &self.volume, restores: self.settings.restores }
+        self.acting()
     }
 
     /// Acts as the caller on an open file, for which servers check nothing.
     pub(crate) fn act_on_open(&self, cx: &Context<'_>) -> Acting<'_> {
         self.volume.act_as(cx.caller.uid, cx.caller.gid, &[]);
-        Acting { volume: &self.volume, restores: self.settings.restores }
+        self.acting()
+    }
+
+    fn acting(&self) -> Acting<'_> {
+        let since = self.watch.inbox.now();
+        Acting { volume: &self.volume, restores: self.settings.restores, since }
+    }
+
+    /// Starts the thread that tells frontends of changes by other clients.
+    pub(crate) fn start_telling(&self) {
+        let Some((asks, long)) = self.asks.clone() else { return };
+        if let Err(errno) = self.volume.hear(&self.watch.inbox) {
+            log::warn!("names and attributes are kept for a short time: no upcalls: {errno}");
+            return;
+        }
+        let (watch, nodes) = (Arc::clone(&self.watch), Arc::clone(&self.nodes));
+        let teller = Teller { watch, nodes, volume: Arc::clone(&self.volume), asks, long };
+        let thread = std::thread::Builder::new().name("gluster-upcalls".to_owned());
+        if let Err(error) = thread.spawn(move || teller.run()) {
+            log::warn!("names and attributes are kept for a short time: no thread: {error}");
+        }
     }
 
     /// The supplementary groups of the caller; none where nobody knows them.
@@ -140,26 +169,83 @@ impl Gluster {
         self.volume.object(self.nodes.gfid(ino)?)
     }
 
-    /// The answer of a lookup, which counts.
+    /// The answer of a lookup, which counts, of a name in a directory.
     pub(crate) fn entry(
         &self,
         (object, stat): (&Object<'_>, &libc::stat),
-        parent: Gfid,
+        (parent, name): (Gfid, Name<'_>),
+        since: Mark,
     ) -> Result<Entry> {
-        self.entry_of((object.gfid()?, stat), parent)
+        self.entry_of((object.gfid()?, stat), (parent, Some(name)), since)
     }
 
-    /// The answer of a lookup, which counts, of an identity.
+    /// The answer of a lookup, which counts, of an identity. Without a name, that of the entry is not kept.
     pub(crate) fn entry_of(
         &self,
         (gfid, stat): (Gfid, &libc::stat),
-        parent: Gfid,
+        (parent, name): (Gfid, Option<Name<'_>>),
+        since: Mark,
     ) -> Result<Entry> {
-        let valid_for = self.settings.valid_for;
-        let attr = attr(stat, valid_for)?;
-        let parent = (attr.kind == defuse_fs::FileKind::Directory).then_some(parent);
-        let ino = self.nodes.look_up(gfid, parent);
+        let mut attr = attr(stat, Duration::ZERO)?;
+        let ino = self.nodes.look_up(gfid, Some(parent));
+        let is_told = self.listen(ino, || self.refer(gfid));
+        attr.valid_for = self.attributes_valid(gfid, &attr, (is_told, since));
+        let is_single = attr.nlink == 1 || attr.kind == FileKind::Directory;
+        let child = Child { ino, gfid, is_single };
+        let valid_for = match name {
+            Some(name) if is_told && self.hears_of(parent) => {
+                self.watch.name(parent, name.as_bytes(), &child, since)
+            }
+            _ => self.watch.short(),
+        };
         Ok(Entry { ino, generation: 0, attr, valid_for })
+    }
+
+    /// The attributes of an inode, which were asked for after `since`. Messages about it arrive if `is_told`.
+    pub(crate) fn attr_of(
+        &self,
+        ino: Ino,
+        stat: &libc::stat,
+        (is_told, since): (bool, Mark),
+    ) -> Result<Attr> {
+        let mut attr = attr(stat, Duration::ZERO)?;
+        attr.valid_for = self.attributes_valid(self.nodes.gfid(ino)?, &attr, (is_told, since));
+        Ok(attr)
+    }
+
+    fn attributes_valid(
+        &self,
+        gfid: Gfid,
+        attr: &Attr,
+        (is_told, since): (bool, Mark),
+    ) -> Duration {
+        match attr.kind {
+            FileKind::Directory => {
+                let changed = (attr.ctime.secs, i64::from(attr.ctime.nanos));
+                self.watch.directory(gfid, changed)
+            }
+            _ if is_told => self.watch.attributes(gfid, since),
+            _ => self.watch.short(),
+        }
+    }
+
+    /// Sees to it that messages about an inode arrive, if frontends may keep it for long.
+    pub(crate) fn listen(&self, ino: Ino, refer: impl FnOnce() -> Option<Reference>) -> bool {
+        self.watch.listen(&self.nodes, ino, refer)
+    }
+
+    /// Like `listen`, for a known inode, before it is asked for.
+    pub(crate) fn listen_to(&self, ino: Ino) -> bool {
+        self.nodes.gfid(ino).is_ok_and(|gfid| self.listen(ino, || self.refer(gfid)))
+    }
+
+    pub(crate) fn refer(&self, gfid: Gfid) -> Option<Reference> {
+        self.volume.keep(gfid).ok().map(|kept| Box::new(kept) as Reference)
+    }
+
+    /// True if messages about a directory arrive.
+    fn hears_of(&self, dir: Gfid) -> bool {
+        self.nodes.ino(dir).is_some_and(|ino| self.listen(ino, || self.refer(dir)))
     }
 
     /// Adds an open file or directory.
@@ -219,10 +305,18 @@ impl Gluster {
     }
 }
 
+impl Drop for Gluster {
+    fn drop(&mut self) {
+        self.watch.inbox.end();
+    }
+}
+
 /// A thread that acts as a user.
 pub(crate) struct Acting<'a> {
     volume: &'a Volume,
     restores: bool,
+    /// Answers from now on are newer than this.
+    pub since: Mark,
 }
 
 impl Drop for Acting<'_> {

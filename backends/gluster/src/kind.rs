@@ -51,6 +51,8 @@ const OPTIONS: &[Opt<Options>] = &[
         "port of the servers (default 24007)"),
     Opt::new("valid", Seconds(|o, time| o.valid_for = time),
         "changes of other clients are seen after at most twice this time (default 1)"),
+    Opt::new("upcalls", Seconds(|o, time| o.told_for = time),
+        "names and attributes of files are kept for this time where servers tell of changes (default 300, 0: never)"),
 ];
 
 fn defaults(frontend: &Frontend) -> Options {
@@ -60,6 +62,11 @@ fn defaults(frontend: &Frontend) -> Options {
         in_application: frontend.threads == Threads::Application,
         // A server passes locks on, because it has several clients.
         submits: frontend.locks == Locks::Frontend,
+        told_for: if frontend.concurrent || frontend.locks != Locks::Frontend {
+            Duration::ZERO
+        } else {
+            base.told_for
+        },
         ..base
     }
 }
@@ -80,17 +87,20 @@ mod tests {
     fn options_reach_their_settings() {
         let of = |options: &[&str]| KIND.settings(&Frontend::default(), options);
         assert_eq!(of(&[]), Ok(Options::default()));
-        let set = of(&["log-level=debug", "transport=unix", "port=7", "valid=0.5"]).unwrap();
+        let set = of(&["log-level=debug", "transport=unix", "port=7", "valid=0.5", "upcalls=9"]);
+        let set = set.unwrap();
         let expected = Options {
             log_level: 8,
             transport: Transport::Unix,
             port: 7,
             valid_for: Duration::from_millis(500),
+            told_for: Duration::from_secs(9),
             ..Options::default()
         };
         assert_eq!(set, expected);
         let server = Frontend { locks: Locks::FileSystem, ..Frontend::default() };
-        assert!(!KIND.settings(&server, &[] as &[&str]).unwrap().submits);
+        let of_server = KIND.settings(&server, &[] as &[&str]).unwrap();
+        assert!(!of_server.submits && of_server.told_for.is_zero());
         assert!(of(&["port=0"]).unwrap_err().to_string().contains("from 1 to 65535"));
     }
 }

@@ -21,6 +21,7 @@ mod locks;
 mod names;
 mod nodes;
 mod transfer;
+mod upcalls;
 mod volume;
 mod xattrs;
 
@@ -59,6 +60,10 @@ pub struct Options {
     pub port: u16,
     /// Validity of names and attributes in frontends.
     pub valid_for: Duration,
+    /// The longest validity where servers tell of changes by other clients (`features.cache-invalidation`), at
+    /// most half of the time for which they do. Zero: never longer than `valid_for`. Not for several frontends,
+    /// which are not told of each other's changes.
+    pub told_for: Duration,
     /// The threads of an application call, which goes on after the volume is closed.
     pub in_application: bool,
     /// Reads, writes and syncs are answered by threads of libgfapi. Not for the clients of a server: one that
@@ -73,6 +78,7 @@ impl Default for Options {
             transport: Transport::Tcp,
             port: 0,
             valid_for: Duration::from_secs(1),
+            told_for: Duration::from_secs(300),
             in_application: false,
             submits: true,
         }

@@ -6,43 +6,53 @@ use defuse_fs::{Context, DirBuf, DirItem, Entry, Errno, FileKind, Ino, Name, Pus
 
 use crate::file::{Handle, Listed};
 use crate::gluster::{Gluster, Opened};
+use crate::upcalls::Mark;
+use crate::volume::{Gfid, c_name};
 
 /// An open directory.
 pub(crate) struct Listing {
-    ino: Ino,
+    gfid: Gfid,
     pub handle: Handle,
     at: Mutex<At>,
 }
 
 /// The place of a listing.
-#[derive(Default)]
 struct At {
     /// The position of the next entry.
     position: u64,
     /// The next entry, which did not fit into the last answer, and whether it was asked with attributes.
     pending: Option<(Listed, bool)>,
+    /// libgfapi asked for the entries after this.
+    since: Mark,
 }
 
 impl Gluster {
     pub(crate) fn open_listing(&self, cx: &Context<'_>, ino: Ino) -> Result<defuse_fs::Opened> {
-        let _acting = self.act(cx);
-        let handle = self.volume.open_dir(&self.object(ino)?)?;
-        let fh = self.add_open(Opened::Dir(Listing { ino, handle, at: Mutex::default() }.into()));
+        let acting = self.act(cx);
+        let gfid = self.nodes.gfid(ino)?;
+        let handle = self.volume.open_dir(&self.volume.object(gfid)?)?;
+        let at = At { position: 0, pending: None, since: acting.since }.into();
+        let fh = self.add_open(Opened::Dir(Listing { gfid, handle, at }.into()));
         Ok(defuse_fs::Opened::new(fh))
     }
 
-    pub(crate) fn list(&self, dir: &Listing, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+    pub(crate) fn list(
+        &self,
+        (dir, now): (&Listing, Mark),
+        from: u64,
+        out: &mut DirBuf<'_>,
+    ) -> Result<()> {
         let plus = out.wants_entries();
         let mut at = dir.at.lock().unwrap_or_else(PoisonError::into_inner);
         let known = at.pending.as_ref().is_none_or(|(_, with)| *with == plus);
         if at.position != from || !known {
             dir.handle.seek_dir(from);
-            *at = At { position: from, pending: None };
+            *at = At { position: from, pending: None, since: now };
         }
         loop {
             let listed = match at.pending.take() {
                 Some((listed, _)) => listed,
-                None => match dir.handle.next_entry(plus)? {
+                None => match dir.handle.next_entry(plus, plus && self.watch.is_on())? {
                     Some(listed) => listed,
                     None => return Ok(()),
                 },
@@ -53,7 +63,7 @@ impl Gluster {
             }
             let kind = kind(&listed);
             let item = DirItem { ino: listed.ino, next: listed.next, kind, name: &listed.name };
-            if out.push_with(item, || self.listed_entry(dir, &listed)) == Push::Full {
+            if out.push_with(item, || self.listed_entry((dir, at.since), &listed)) == Push::Full {
                 at.pending = Some((listed, plus));
                 return Ok(());
             }
@@ -62,18 +72,19 @@ impl Gluster {
     }
 
     /// The entry of a listed name. Looks it up if the server sent no attributes, as for some directories.
-    fn listed_entry(&self, dir: &Listing, listed: &Listed) -> Option<Entry> {
+    fn listed_entry(&self, (dir, since): (&Listing, Mark), listed: &Listed) -> Option<Entry> {
         if listed.name == b"." || listed.name == b".." {
             return None;
         }
-        let parent = self.nodes.gfid(dir.ino).ok()?;
+        let name = Name::new(&listed.name).ok()?;
+        // Until the entry has a reference of its own.
+        let _kept = listed.kept.take();
         if let Some((gfid, stat)) = &listed.found {
-            return self.entry_of((*gfid, stat), parent).ok();
+            return self.entry_of((*gfid, stat), (dir.gfid, Some(name)), since).ok();
         }
-        let name = std::ffi::CString::new(listed.name.clone()).ok()?;
-        let parent_object = self.volume.object(parent).ok()?;
-        let (object, stat) = self.volume.look_up(Some(&parent_object), &name).ok()?;
-        self.entry((&object, &stat), parent).ok()
+        let parent = self.volume.object(dir.gfid).ok()?;
+        let (object, stat) = self.volume.look_up(Some(&parent), &c_name(name).ok()?).ok()?;
+        self.entry((&object, &stat), (dir.gfid, name), since).ok()
     }
 
     /// Makes the names of a directory durable, if the servers can.

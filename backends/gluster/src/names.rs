@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use defuse_fs::{Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, Opened, Result};
 
-use crate::attributes::attr;
 use crate::data::open_flags;
 use crate::gluster::{Gluster, OpenFile};
+use crate::upcalls::Mark;
 use crate::volume::{Object, c_name};
 
 /// The default access list of a directory.
@@ -16,16 +16,21 @@ const DEFAULT_ACL: &CStr = c"system.posix_acl_default";
 
 impl Gluster {
     pub(crate) fn look_up(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        let _acting = self.act(cx);
+        let acting = self.act(cx);
         let gfid = self.nodes.gfid(parent)?;
         let dir = self.volume.object(gfid)?;
+        if self.watch.needs_asking(gfid)
+            && let Ok(stat) = self.volume.stat(&dir)
+        {
+            self.watch.directory(gfid, (stat.st_ctime, stat.st_ctime_nsec));
+        }
         let (object, stat) = self.volume.look_up(Some(&dir), &c_name(name)?)?;
-        self.entry((&object, &stat), gfid)
+        self.entry((&object, &stat), (gfid, name), acting.since)
     }
 
     /// The parent of a directory, in which it was found last.
     pub(crate) fn look_up_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
-        let _acting = self.act(cx);
+        let acting = self.act(cx);
         let root = self.nodes.gfid(Ino::ROOT)?;
         let parent = match ino {
             Ino::ROOT => root,
@@ -34,7 +39,8 @@ impl Gluster {
         let object = self.volume.object(parent)?;
         let stat = self.volume.stat(&object)?;
         let above = self.nodes.ino(parent).and_then(|ino| self.nodes.parent(ino).ok().flatten());
-        self.entry((&object, &stat), above.unwrap_or(root))
+        let above = above.unwrap_or(root);
+        self.entry_of((object.gfid()?, &stat), (above, None), acting.since)
     }
 
     pub(crate) fn make(
@@ -44,15 +50,16 @@ impl Gluster {
         name: Name<'_>,
         node: &NewNode<'_>,
     ) -> Result<Entry> {
-        let _acting = self.act_as(cx, (node.uid, node.gid));
-        let (gfid, name) = (self.nodes.gfid(parent)?, c_name(name)?);
+        let acting = self.act_as(cx, (node.uid, node.gid));
+        let (gfid, new) = (self.nodes.gfid(parent)?, c_name(name)?);
         let dir = self.volume.object(gfid)?;
+        let _change = self.watch.changing(&[gfid]);
         let perm = self.perm(&dir, node);
         let (object, stat) = match node.kind {
-            FileKind::Directory => self.volume.mkdir(&dir, &name, perm)?,
-            kind => self.volume.mknod(&dir, &name, kind.mode_bits() | perm, node.rdev)?,
+            FileKind::Directory => self.volume.mkdir(&dir, &new, perm)?,
+            kind => self.volume.mknod(&dir, &new, kind.mode_bits() | perm, node.rdev)?,
         };
-        self.entry((&object, &stat), gfid)
+        self.entry((&object, &stat), (gfid, name), acting.since)
     }
 
     pub(crate) fn make_link_to(
@@ -62,12 +69,13 @@ impl Gluster {
         target: &[u8],
         node: &NewNode<'_>,
     ) -> Result<Entry> {
-        let _acting = self.act_as(cx, (node.uid, node.gid));
+        let acting = self.act_as(cx, (node.uid, node.gid));
         let gfid = self.nodes.gfid(parent)?;
         let target = CString::new(target).map_err(|_| Errno::EINVAL)?;
         let dir = self.volume.object(gfid)?;
+        let _change = self.watch.changing(&[gfid]);
         let (object, stat) = self.volume.symlink(&dir, &c_name(name)?, &target)?;
-        self.entry((&object, &stat), gfid)
+        self.entry((&object, &stat), (gfid, name), acting.since)
     }
 
     pub(crate) fn make_and_open(
@@ -77,12 +85,13 @@ impl Gluster {
         node: &NewNode<'_>,
         args: OpenArgs,
     ) -> Result<(Entry, Opened)> {
-        let _acting = self.act_as(cx, (node.uid, node.gid));
+        let acting = self.act_as(cx, (node.uid, node.gid));
         let gfid = self.nodes.gfid(parent)?;
         let dir = self.volume.object(gfid)?;
+        let _change = self.watch.changing(&[gfid]);
         let (perm, flags) = (self.perm(&dir, node), open_flags(args.flags));
         let (object, stat, handle) = self.volume.create(&dir, &c_name(name)?, flags, perm)?;
-        let entry = self.entry((&object, &stat), gfid)?;
+        let entry = self.entry((&object, &stat), (gfid, name), acting.since)?;
         let file = OpenFile {
             ino: entry.ino,
             flags: args.flags,
@@ -99,15 +108,16 @@ impl Gluster {
         ino: Ino,
         (parent, name): (Ino, Name<'_>),
     ) -> Result<Entry> {
-        let _acting = self.act(cx);
+        let acting = self.act(cx);
         let gfid = self.nodes.gfid(parent)?;
         let (object, dir) = (self.object(ino)?, self.volume.object(gfid)?);
+        let _change = self.watch.changing(&[gfid]);
         self.volume.link(&object, &dir, &c_name(name)?).map_err(|errno| match errno {
             Errno::EISDIR => Errno::EPERM,
             errno => errno,
         })?;
         let stat = self.volume.stat(&object)?;
-        self.entry((&object, &stat), gfid)
+        self.entry((&object, &stat), (gfid, name), acting.since)
     }
 
     /// Removes a name of a directory, or of anything else.
@@ -118,7 +128,9 @@ impl Gluster {
         is_dir: bool,
     ) -> Result<()> {
         let _acting = self.act(cx);
-        let (dir, name) = (self.object(parent)?, c_name(name)?);
+        let (gfid, name) = (self.nodes.gfid(parent)?, c_name(name)?);
+        let dir = self.volume.object(gfid)?;
+        let _change = self.watch.changing(&[gfid]);
         // libgfapi has one call for both, which removes whatever it finds.
         let (_, stat) = self.volume.look_up(Some(&dir), &name)?;
         match (stat.st_mode & libc::S_IFMT == libc::S_IFDIR, is_dir) {
@@ -135,8 +147,9 @@ impl Gluster {
         to: (Ino, Name<'_>),
     ) -> Result<()> {
         let _acting = self.act(cx);
-        let target = self.nodes.gfid(to.0)?;
-        let (old_dir, new_dir) = (self.object(from.0)?, self.volume.object(target)?);
+        let (origin, target) = (self.nodes.gfid(from.0)?, self.nodes.gfid(to.0)?);
+        let (old_dir, new_dir) = (self.volume.object(origin)?, self.volume.object(target)?);
+        let _change = self.watch.changing(&[origin, target]);
         let (old, new) = (c_name(from.1)?, c_name(to.1)?);
         self.volume.rename((&old_dir, &old), (&new_dir, &new))?;
         if from.0 != to.0
@@ -159,8 +172,9 @@ impl Gluster {
     }
 
     /// Attributes, also of a file without a name.
-    pub(crate) fn attributes(&self, ino: Ino) -> Result<defuse_fs::Attr> {
+    pub(crate) fn attributes(&self, ino: Ino, since: Mark) -> Result<defuse_fs::Attr> {
+        let is_told = self.listen_to(ino);
         let stat = self.reach(ino, |object| self.volume.stat(object), |file| file.handle.stat())?;
-        attr(&stat, self.settings.valid_for)
+        self.attr_of(ino, &stat, (is_told, since))
     }
 }

@@ -1,7 +1,9 @@
 //! The inodes that frontends know, by their numbers: an identity and a count each.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use defuse_fs::{Errno, Fh, Ino, Result};
 
@@ -18,14 +20,35 @@ struct Inner {
     by_number: HashMap<u64, Node>,
     by_gfid: HashMap<Gfid, u64>,
     next: u64,
+    /// Number of nodes that are kept for long.
+    kept: usize,
+    searched: Option<Instant>,
+}
+
+/// Maximum number of inodes that frontends keep for long, so that their references take at most 40 MB.
+const KEPT: usize = 1 << 15;
+
+/// Time between two searches for inodes that are no longer kept.
+const SEARCH_EVERY: Duration = Duration::from_secs(5);
+
+/// A reference by which libgfapi knows an inode, which costs more than a kilobyte.
+pub type Reference = Box<dyn Any + Send + Sync>;
+
+#[derive(Debug)]
+struct Kept {
+    _reference: Reference,
+    /// The time when it was last asked for.
+    asked: Instant,
 }
 
 #[derive(Debug)]
 struct Node {
     gfid: Gfid,
     lookups: u64,
-    /// The directory in which a directory was found last.
+    /// The directory in which it was found last.
     parent: Option<Gfid>,
+    /// A frontend keeps its attributes, or names in it, for long.
+    kept: Option<Kept>,
     /// Its open files, by which it is reached after its last name was removed.
     open: Vec<Fh>,
 }
@@ -33,13 +56,21 @@ struct Node {
 impl Nodes {
     /// Only the root is known.
     pub fn new(root: Gfid) -> Nodes {
-        let node = Node { gfid: root, lookups: 0, parent: None, open: Vec::new() };
+        let node = Node { gfid: root, lookups: 0, parent: None, kept: None, open: Vec::new() };
         let by_number = HashMap::from([(Ino::ROOT.0, node)]);
         let by_gfid = HashMap::from([(root, Ino::ROOT.0)]);
-        Nodes { inner: Mutex::new(Inner { by_number, by_gfid, next: Ino::ROOT.0 + 1 }) }
+        Nodes {
+            inner: Mutex::new(Inner {
+                by_number,
+                by_gfid,
+                next: Ino::ROOT.0 + 1,
+                kept: 0,
+                searched: None,
+            }),
+        }
     }
 
-    /// Adds a lookup of `gfid`, a directory in `parent` if that is given.
+    /// Adds a lookup of `gfid`, in the directory `parent` if that is given.
     pub fn look_up(&self, gfid: Gfid, parent: Option<Gfid>) -> Ino {
         let mut inner = self.lock();
         let next = inner.next;
@@ -47,7 +78,7 @@ impl Nodes {
         if number == next {
             inner.next += 1;
         }
-        let new = Node { gfid, lookups: 0, parent: None, open: Vec::new() };
+        let new = Node { gfid, lookups: 0, parent: None, kept: None, open: Vec::new() };
         let node = inner.by_number.entry(number).or_insert(new);
         if number != Ino::ROOT.0 {
             node.lookups += 1;
@@ -63,8 +94,12 @@ impl Nodes {
         node.lookups = node.lookups.saturating_sub(lookups);
         if node.lookups == 0 && ino != Ino::ROOT {
             let gfid = node.gfid;
-            inner.by_number.remove(&ino.0);
+            let removed = inner.by_number.remove(&ino.0);
             inner.by_gfid.remove(&gfid);
+            inner.kept -= usize::from(removed.as_ref().is_some_and(|node| node.kept.is_some()));
+            drop(inner);
+            // Outside of the lock, because it calls libgfapi.
+            drop(removed);
         }
     }
 
@@ -78,12 +113,12 @@ impl Nodes {
         self.lock().by_gfid.get(&gfid).map(|&number| Ino(number))
     }
 
-    /// The directory in which a directory is, as far as it is known.
+    /// The directory in which an inode was found last, as far as it is known.
     pub fn parent(&self, ino: Ino) -> Result<Option<Gfid>> {
         self.with(ino, |node| node.parent)
     }
 
-    /// A directory was moved to `parent`.
+    /// An inode was moved to `parent`.
     pub fn moved(&self, gfid: Gfid, parent: Gfid) {
         let mut inner = self.lock();
         if let Some(number) = inner.by_gfid.get(&gfid).copied()
@@ -91,6 +126,57 @@ impl Nodes {
         {
             node.parent = Some(parent);
         }
+    }
+
+    /// A frontend is about to keep an inode for `long`, by a new reference if there is none. False without one,
+    /// or if there are too many.
+    pub fn keep(
+        &self,
+        ino: Ino,
+        long: Duration,
+        refer: impl FnOnce() -> Option<Reference>,
+    ) -> bool {
+        let asked = Instant::now();
+        if let Ok(true) = self.with(ino, |node| node.asked(asked)) {
+            return true;
+        }
+        if !self.has_room(asked, long) {
+            return false;
+        }
+        let Some(reference) = refer() else { return false };
+        let mut inner = self.lock();
+        let Some(node) = inner.by_number.get_mut(&ino.0) else { return false };
+        let old = node.kept.replace(Kept { _reference: reference, asked });
+        inner.kept += usize::from(old.is_none());
+        drop(inner);
+        true
+    }
+
+    /// True if a frontend keeps an inode for long, which it shall do no longer.
+    pub fn take_kept(&self, ino: Ino) -> bool {
+        let mut inner = self.lock();
+        let taken = inner.by_number.get_mut(&ino.0).and_then(|node| node.kept.take());
+        inner.kept -= usize::from(taken.is_some());
+        drop(inner);
+        taken.is_some()
+    }
+
+    /// All inodes that frontends keep for long, which they shall do no longer.
+    pub fn take_all_kept(&self) -> Vec<Ino> {
+        let taken = self.lock().take_kept(|_| true);
+        taken.into_iter().map(|(ino, _)| ino).collect()
+    }
+
+    fn has_room(&self, now: Instant, long: Duration) -> bool {
+        let mut inner = self.lock();
+        let is_early = |searched: Instant| now.duration_since(searched) < SEARCH_EVERY;
+        if inner.kept < KEPT || inner.searched.is_some_and(is_early) {
+            return inner.kept < KEPT;
+        }
+        inner.searched = Some(now);
+        let old = inner.take_kept(|kept| now.duration_since(kept.asked) > long);
+        drop(inner);
+        !old.is_empty()
     }
 
     /// Notes an open file.
@@ -123,6 +209,29 @@ impl Nodes {
     }
 }
 
+impl Inner {
+    fn take_kept(&mut self, is_wanted: impl Fn(&Kept) -> bool) -> Vec<(Ino, Kept)> {
+        let nodes = self.by_number.iter_mut();
+        let taken: Vec<_> = nodes
+            .filter_map(|(&number, node)| {
+                Some((Ino(number), node.kept.take_if(|it| is_wanted(it))?))
+            })
+            .collect();
+        self.kept -= taken.len();
+        taken
+    }
+}
+
+impl Node {
+    /// True if it is kept; it was asked for again.
+    fn asked(&mut self, now: Instant) -> bool {
+        self.kept.as_mut().is_some_and(|kept| {
+            kept.asked = now;
+            true
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,5 +256,32 @@ mod tests {
         assert_eq!(nodes.look_up([1; 16], Some([9; 16])), Ino::ROOT);
         nodes.forget(Ino::ROOT, 5);
         assert_eq!((nodes.gfid(Ino::ROOT), nodes.parent(Ino::ROOT)), (Ok([1; 16]), Ok(None)));
+    }
+
+    #[test]
+    fn kept_inodes_are_bounded_and_old_ones_give_room() {
+        let nodes = Nodes::new([1; 16]);
+        let all: Vec<Ino> = (0..=KEPT as u128)
+            .map(|number| nodes.look_up((number + 9).to_ne_bytes(), None))
+            .collect();
+        let keep = |ino, long| nodes.keep(ino, long, || Some(Box::new(())));
+        let long = Duration::from_secs(1000);
+        assert!(all[..KEPT].iter().all(|&ino| keep(ino, long)));
+        assert!(!keep(all[KEPT], long) && keep(all[0], long));
+        assert!(nodes.take_kept(all[0]) && !nodes.take_kept(all[0]));
+        assert!(keep(all[KEPT], long) && !keep(all[0], long));
+        nodes.forget(all[KEPT], 1);
+        assert!(keep(all[0], long));
+        nodes.lock().searched = None;
+        assert!(!nodes.take_kept(Ino::ROOT) && keep(Ino::ROOT, Duration::ZERO));
+        let kept = nodes.lock().kept;
+        assert_eq!((kept, nodes.take_all_kept()), (1, vec![Ino::ROOT]));
+        assert_eq!(nodes.lock().kept, 0);
+    }
+
+    #[test]
+    fn an_inode_without_a_reference_is_not_kept() {
+        let nodes = Nodes::new([1; 16]);
+        assert!(!nodes.keep(Ino::ROOT, Duration::ZERO, || None) && !nodes.take_kept(Ino::ROOT));
     }
 }

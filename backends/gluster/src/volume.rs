@@ -3,13 +3,14 @@
 use std::ffi::{CStr, CString, c_int};
 use std::mem::MaybeUninit;
 use std::ptr::{self, null_mut};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use defuse_fs::{Errno, Name, Result, XattrName};
 
 use crate::ffi::{Glfs, GlfsObject, Library};
 use crate::file::Handle;
+use crate::upcalls::{Inbox, told};
 
 /// The number by which GlusterFS identifies an inode, on all servers and for ever.
 pub type Gfid = [u8; 16];
@@ -22,6 +23,8 @@ pub struct Volume {
     own: (u32, u32),
     started: AtomicBool,
     ends: bool,
+    /// For messages of servers. It lives longer than the connection.
+    inbox: OnceLock<Arc<Inbox>>,
 }
 
 // SAFETY: libgfapi locks its state by itself; any thread may call it.
@@ -61,7 +64,7 @@ impl Volume {
             }
             let own = (libc::geteuid(), libc::getegid());
             let (started, ends) = (AtomicBool::new(false), connect.ends);
-            let volume = Volume { library, fs, own, started, ends };
+            let volume = Volume { library, fs, own, started, ends, inbox: OnceLock::new() };
             for (server, port) in &connect.servers {
                 let (transport, port) = (connect.transport.as_ptr(), c_int::from(*port));
                 check((library.glfs_set_volfile_server)(fs, transport, server.as_ptr(), port))?;
@@ -86,6 +89,33 @@ impl Volume {
         unsafe { check((self.library.glfs_init)(self.fs)) }?;
         self.started.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// Puts messages of servers into `inbox` from now on. Once for each connection.
+    ///
+    /// # Errors
+    ///
+    /// The errors of libgfapi; `EBUSY` for the second time.
+    pub(crate) fn hear(&self, inbox: &Arc<Inbox>) -> Result<()> {
+        /// `GLFS_EVENT_INODE_INVALIDATE`.
+        const INVALIDATIONS: u32 = 1;
+        self.inbox.set(Arc::clone(inbox)).map_err(|_| Errno::EBUSY)?;
+        let to = Arc::as_ptr(inbox).cast_mut().cast();
+        // SAFETY: the inbox lives until after the end of the connection, see drop.
+        let registered =
+            unsafe { (self.library.glfs_upcall_register)(self.fs, INVALIDATIONS, told, to) };
+        check(registered).map(drop)
+    }
+
+    /// The text in which libgfapi tells about itself, a file below `/.meta`. Asks no server.
+    pub(crate) fn internal(self: &Arc<Self>, path: &CStr) -> Result<Vec<u8>> {
+        // SAFETY: the path ends with NUL.
+        let fd = unsafe { (self.library.glfs_open)(self.fs, path.as_ptr(), libc::O_RDONLY) };
+        let file = Handle::of(self, fd, false)?;
+        let mut text = vec![0; 1 << 18];
+        let len = file.read(&mut text, 0)?;
+        text.truncate(len);
+        Ok(text)
     }
 
     /// The functions.
@@ -116,6 +146,12 @@ impl Volume {
             (self.library.glfs_h_create_from_handle)(self.fs, gfid.as_mut_ptr(), 16, null_mut())
         };
         self.known(raw)
+    }
+
+    /// A lasting reference to the inode `gfid`, without asking a server if the connection knows it.
+    pub(crate) fn keep(self: &Arc<Self>, gfid: Gfid) -> Result<Kept> {
+        let object = std::mem::ManuallyDrop::new(self.object(gfid)?);
+        Ok(Kept { volume: Arc::clone(self), raw: object.raw })
     }
 
     /// Looks up a name in a directory, or `/` without one. Does not follow symbolic links.
@@ -349,13 +385,18 @@ impl Drop for Volume {
     /// Ends the connection on a thread of its own, because that takes up to ten seconds. At the end of a
     /// daemon it is left to the kernel.
     fn drop(&mut self) {
+        let inbox = self.inbox.take();
         if !self.ends || !*self.started.get_mut() {
+            // Messages may still arrive.
+            std::mem::forget(inbox);
             return;
         }
         let (end, fs) = (self.library.glfs_fini, self.fs as usize);
         let run = move || {
             // SAFETY: open files have references to the volume, so that nothing of it is in use.
             unsafe { end(fs as *mut Glfs) };
+            // Threads of libgfapi may still be about to deliver a message.
+            std::mem::forget(inbox);
         };
         if let Err(error) = std::thread::Builder::new().name("gluster-end".to_owned()).spawn(run) {
             log::warn!("a connection to GlusterFS stays: no thread: {error}");
@@ -378,6 +419,35 @@ impl Object<'_> {
 }
 
 impl Drop for Object<'_> {
+    fn drop(&mut self) {
+        // SAFETY: this is the only reference to the object.
+        unsafe { (self.volume.library.glfs_h_close)(self.raw) };
+    }
+}
+
+/// A reference to an inode that lasts longer than an operation: libgfapi delivers messages about an inode only
+/// while there is one.
+pub struct Kept {
+    volume: Arc<Volume>,
+    raw: *mut GlfsObject,
+}
+
+// SAFETY: see Volume.
+unsafe impl Send for Kept {}
+// SAFETY: see Volume.
+unsafe impl Sync for Kept {}
+
+impl Kept {
+    /// A copy of `object`, which is valid during the call.
+    // SAFETY: the caller says so.
+    pub(crate) unsafe fn copy(volume: &Arc<Volume>, object: *mut GlfsObject) -> Option<Kept> {
+        // SAFETY: see above.
+        let raw = unsafe { (volume.library.glfs_object_copy)(object) };
+        (!raw.is_null()).then(|| Kept { volume: Arc::clone(volume), raw })
+    }
+}
+
+impl Drop for Kept {
     fn drop(&mut self) {
         // SAFETY: this is the only reference to the object.
         unsafe { (self.volume.library.glfs_h_close)(self.raw) };

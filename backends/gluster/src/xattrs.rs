@@ -101,7 +101,8 @@ impl Gluster {
         (value, flags): (&[u8], SetXattrFlags),
     ) -> Result<()> {
         served(name)?;
-        let _acting = self.act(cx);
+        let acting = self.act(cx);
+        let _change = self.watch.changing(&[self.nodes.gfid(ino)?]);
         let name = c_xattr(name)?;
         let how = match flags {
             SetXattrFlags { create: true, .. } => libc::XATTR_CREATE,
@@ -114,7 +115,7 @@ impl Gluster {
             |file| file.handle.set_xattr(&name, value, how),
         )?;
         if flags.clear_sgid {
-            let perm = self.attributes(ino)?.perm;
+            let perm = self.attributes(ino, acting.since)?.perm;
             let mut stat = no_stat();
             stat.st_mode = perm & !0o2000;
             let object = self.object(ino)?;
@@ -131,6 +132,7 @@ impl Gluster {
     ) -> Result<()> {
         served(name)?;
         let _acting = self.act(cx);
+        let _change = self.watch.changing(&[self.nodes.gfid(ino)?]);
         let name = c_xattr(name)?;
         self.reach(
             ino,

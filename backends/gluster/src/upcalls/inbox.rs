@@ -1,0 +1,167 @@
+//! Messages of servers about changes by other clients, until the thread that passes them on takes them.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::volume::Gfid;
+
+/// Maximum number of inodes that wait to be passed on. With more, all of them have changed.
+const WAITING: usize = 1 << 16;
+
+/// Number of places for the times of messages.
+const PLACES: usize = 1024;
+
+/// A moment in the order of all messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Mark(u64);
+
+/// Messages that nobody has taken, and the moments when inodes were last in one.
+#[derive(Debug)]
+pub struct Inbox {
+    state: Mutex<State>,
+    arrived: Condvar,
+    /// Number of messages.
+    count: AtomicU64,
+    /// The last message about any inode of a place. An inode that shares its place with a changed one counts
+    /// as changed, which is right but needless.
+    places: [AtomicU64; PLACES],
+    /// The last message about all inodes.
+    all: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    told: HashMap<Gfid, u64>,
+    lost: bool,
+    ended: bool,
+}
+
+/// Messages that were taken.
+#[derive(Debug, Default)]
+pub struct Taken {
+    /// Changed inodes, with the flags of all messages about them.
+    pub told: Vec<(Gfid, u64)>,
+    /// Any other inode may have changed, too.
+    pub lost: bool,
+    /// Nobody needs them any more.
+    pub ended: bool,
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        Inbox {
+            state: Mutex::default(),
+            arrived: Condvar::new(),
+            count: AtomicU64::new(0),
+            places: [const { AtomicU64::new(0) }; PLACES],
+            all: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Inbox {
+    /// Adds a message about an inode.
+    pub fn put(&self, gfid: Gfid, flags: u64) {
+        // Before it can be taken: an answer that was held before then is either seen as old, or recorded
+        // where the thread that takes the message finds it.
+        self.places[place(gfid)].fetch_max(self.next(), Ordering::SeqCst);
+        let mut state = self.lock();
+        if state.told.len() < WAITING || state.told.contains_key(&gfid) {
+            *state.told.entry(gfid).or_default() |= flags;
+        } else {
+            state.lost = true;
+            self.all.fetch_max(self.next(), Ordering::SeqCst);
+        }
+        drop(state);
+        self.arrived.notify_one();
+    }
+
+    /// Adds a message about all inodes.
+    pub fn put_all(&self) {
+        self.all.fetch_max(self.next(), Ordering::SeqCst);
+        self.lock().lost = true;
+        self.arrived.notify_one();
+    }
+
+    /// Takes all messages, after at most `wait`.
+    pub fn take(&self, wait: Duration) -> Taken {
+        let is_empty = |state: &mut State| state.told.is_empty() && !state.lost && !state.ended;
+        let waited = self.arrived.wait_timeout_while(self.lock(), wait, is_empty);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        let (lost, ended) = (std::mem::take(&mut state.lost), state.ended);
+        Taken { told: state.told.drain().collect(), lost, ended }
+    }
+
+    /// Nobody needs messages any more.
+    pub fn end(&self) {
+        self.lock().ended = true;
+        self.arrived.notify_one();
+    }
+
+    /// The present moment.
+    pub fn now(&self) -> Mark {
+        Mark(self.count.load(Ordering::SeqCst))
+    }
+
+    /// True if the inode may have changed after `since`.
+    pub fn told_since(&self, gfid: Gfid, since: Mark) -> bool {
+        let last = self.places[place(gfid)].load(Ordering::SeqCst);
+        last.max(self.all.load(Ordering::SeqCst)) > since.0
+    }
+
+    fn next(&self) -> u64 {
+        self.count.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The place of an inode. Identities are random numbers.
+fn place(gfid: Gfid) -> usize {
+    (usize::from(gfid[14]) << 8 | usize::from(gfid[15])) % PLACES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inode_has_changed_after_each_moment_before_its_message() {
+        let inbox = Inbox::default();
+        let (a, b) = ([1; 16], [2; 16]);
+        let before = inbox.now();
+        inbox.put(a, 1);
+        assert!(inbox.told_since(a, before) && !inbox.told_since(b, before));
+        assert!(!inbox.told_since(a, inbox.now()));
+        inbox.put_all();
+        assert!(inbox.told_since(b, before));
+        assert!(!inbox.told_since(b, inbox.now()));
+    }
+
+    #[test]
+    fn messages_about_one_inode_are_taken_once() {
+        let inbox = Inbox::default();
+        inbox.put([1; 16], 1);
+        inbox.put([1; 16], 4);
+        let taken = inbox.take(Duration::from_secs(60));
+        assert_eq!((taken.told, taken.lost, taken.ended), (vec![([1; 16], 5)], false, false));
+        inbox.end();
+        assert!(inbox.take(Duration::from_secs(60)).ended);
+    }
+
+    #[test]
+    fn more_messages_than_there_is_room_for_are_about_all_inodes() {
+        let inbox = Inbox::default();
+        let before = inbox.now();
+        for number in 0..=WAITING as u128 {
+            inbox.put(number.to_be_bytes(), 1);
+        }
+        let taken = inbox.take(Duration::ZERO);
+        assert_eq!((taken.told.len(), taken.lost), (WAITING, true));
+        assert!(inbox.told_since([9; 16], before));
+    }
+}

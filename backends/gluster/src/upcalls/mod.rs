@@ -1,0 +1,242 @@
+//! Changes by other clients, of which the servers tell: what frontends may keep for long, and how it is taken
+//! back.
+//!
+//! A server remembers which clients have asked for a file, for the time of
+//! `features.cache-invalidation-timeout`, and tells them of changes by others. Frontends keep attributes of
+//! files and names for at most half of this time. Attributes of directories are kept for a short time only:
+//! servers do not tell of every change of a directory. A name that another file replaces, of which this client
+//! does not know, is noticed by the change time of its directory.
+
+mod events;
+mod inbox;
+mod names;
+mod teller;
+pub mod volfile;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use defuse_fs::{Ino, Notify};
+
+use crate::nodes::{Nodes, Reference};
+use crate::volume::Gfid;
+
+pub(crate) use events::told;
+pub use inbox::{Inbox, Mark};
+use names::Names;
+pub(crate) use teller::{Asks, Teller};
+
+/// The answers that frontends keep, and their times.
+pub(crate) struct Watch {
+    pub inbox: Arc<Inbox>,
+    /// The time where servers do not tell of changes.
+    short: Duration,
+    /// The time where they do, in milliseconds; 0 while they do not.
+    long_ms: AtomicU64,
+    names: Mutex<Names>,
+    frontends: Mutex<Vec<Arc<dyn Notify>>>,
+}
+
+/// A child in a directory, as far as its name matters.
+pub(crate) struct Child {
+    pub ino: Ino,
+    pub gfid: Gfid,
+    /// It has one name only, as far as is known.
+    pub is_single: bool,
+}
+
+impl Watch {
+    /// Everything is kept for a `short` time.
+    pub fn new(short: Duration) -> Watch {
+        Watch {
+            inbox: Arc::default(),
+            short,
+            long_ms: AtomicU64::new(0),
+            names: Mutex::default(),
+            frontends: Mutex::default(),
+        }
+    }
+
+    /// Adds a frontend. True if it is the first. With two, nothing is kept for long: servers do not tell of
+    /// changes that come from here.
+    pub fn attach(&self, notify: Arc<dyn Notify>) -> bool {
+        let mut frontends = lock(&self.frontends);
+        frontends.push(notify);
+        if frontends.len() == 2 {
+            self.inbox.put_all();
+        }
+        frontends.len() == 1
+    }
+
+    /// Servers tell of changes for twice this time after they were asked; zero for those that do not.
+    pub fn keep_for(&self, long: Duration) {
+        let single = lock(&self.frontends).len() <= 1;
+        let long = if single && long > self.short { long.as_millis() as u64 } else { 0 };
+        self.long_ms.store(long, Ordering::SeqCst);
+    }
+
+    /// The time for which everything else is kept.
+    pub fn short(&self) -> Duration {
+        self.short
+    }
+
+    /// True if frontends may keep something for long.
+    pub fn is_on(&self) -> bool {
+        self.long().is_some()
+    }
+
+    /// Sees to it that messages about an inode arrive. Before it is asked for, or while there is another
+    /// reference to it.
+    pub fn listen(
+        &self,
+        nodes: &Nodes,
+        ino: Ino,
+        refer: impl FnOnce() -> Option<Reference>,
+    ) -> bool {
+        self.long().is_some_and(|long| nodes.keep(ino, long, refer))
+    }
+
+    /// The time for which attributes are valid that were asked for after `since`, of an inode about which
+    /// messages [arrive](Watch::listen).
+    pub fn attributes(&self, gfid: Gfid, since: Mark) -> Duration {
+        let Some(long) = self.long() else { return self.short };
+        if self.inbox.told_since(gfid, since) { Duration::ZERO } else { long }
+    }
+
+    /// The time for which attributes of a directory are valid. Compares them with those before.
+    pub fn directory(&self, gfid: Gfid, changed: (i64, i64)) -> Duration {
+        if self.long().is_some() && lock(&self.names).asked(gfid, changed, Instant::now()) {
+            self.inbox.put(gfid, 0);
+        }
+        self.short
+    }
+
+    /// The time for which a name is valid that was asked for after `since`.
+    pub fn name(&self, dir: Gfid, name: &[u8], child: &Child, since: Mark) -> Duration {
+        let Some(long) = self.long() else { return self.short };
+        let now = Instant::now();
+        // Of a file with several names, nobody tells that one of them was replaced.
+        if !child.is_single || !lock(&self.names).hold(dir, name, child.ino, (now, long)) {
+            return self.short;
+        }
+        let inbox = &self.inbox;
+        let is_old = inbox.told_since(dir, since) || inbox.told_since(child.gfid, since);
+        if is_old { Duration::ZERO } else { long }
+    }
+
+    /// True if names are kept for long, but servers may soon not tell of changes of `dir` any more: it must be
+    /// asked for.
+    pub fn needs_asking(&self, dir: Gfid) -> bool {
+        self.long().is_some_and(|long| !lock(&self.names).is_asked(dir, long, Instant::now()))
+    }
+
+    /// This client changes directories, until the result is dropped.
+    pub fn changing(&self, dirs: &[Gfid]) -> Changing<'_> {
+        let changing =
+            Changing { watch: self, dirs: dirs.first().copied(), other: dirs.get(1).copied() };
+        changing.mark();
+        changing
+    }
+
+    fn long(&self) -> Option<Duration> {
+        match self.long_ms.load(Ordering::SeqCst) {
+            0 => None,
+            long => Some(Duration::from_millis(long)),
+        }
+    }
+
+    fn frontends(&self) -> Vec<Arc<dyn Notify>> {
+        lock(&self.frontends).clone()
+    }
+}
+
+/// Directories that this client is changing: the change may become visible at any time until the answer.
+pub(crate) struct Changing<'a> {
+    watch: &'a Watch,
+    dirs: Option<Gfid>,
+    other: Option<Gfid>,
+}
+
+impl Changing<'_> {
+    fn mark(&self) {
+        if self.watch.long().is_some() {
+            let mut names = lock(&self.watch.names);
+            self.dirs.iter().chain(&self.other).for_each(|&dir| names.changed_by_us(dir));
+        }
+    }
+}
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.mark();
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use defuse_fs::NoNotify;
+
+    use super::*;
+
+    const SHORT: Duration = Duration::from_secs(1);
+    const LONG: Duration = Duration::from_secs(60);
+    const D: Gfid = [1; 16];
+    const F: Gfid = [2; 16];
+
+    fn watch() -> (Watch, Nodes, Ino) {
+        let (watch, nodes) = (Watch::new(SHORT), Nodes::new(D));
+        let ino = nodes.look_up(F, Some(D));
+        watch.directory(D, (1, 1));
+        watch.keep_for(LONG);
+        watch.directory(D, (1, 1));
+        (watch, nodes, ino)
+    }
+
+    #[test]
+    fn an_answer_that_a_message_has_overtaken_is_not_kept() {
+        let (watch, nodes, ino) = watch();
+        let child = Child { ino, gfid: F, is_single: true };
+        let since = watch.inbox.now();
+        assert!(watch.listen(&nodes, ino, || Some(Box::new(()))));
+        assert_eq!(watch.attributes(F, since), LONG);
+        assert_eq!(watch.name(D, b"f", &child, since), LONG);
+        watch.inbox.put(F, 1);
+        assert_eq!(watch.attributes(F, since), Duration::ZERO);
+        assert_eq!(watch.name(D, b"f", &child, since), Duration::ZERO);
+        assert_eq!(watch.attributes(F, watch.inbox.now()), LONG);
+    }
+
+    #[test]
+    fn directories_and_files_with_several_names_are_kept_for_a_short_time() {
+        let (watch, _, ino) = watch();
+        assert_eq!(watch.directory(D, (1, 1)), SHORT);
+        let child = Child { ino, gfid: F, is_single: false };
+        assert_eq!(watch.name(D, b"f", &child, watch.inbox.now()), SHORT);
+    }
+
+    #[test]
+    fn two_frontends_keep_everything_for_a_short_time() {
+        let (watch, nodes, ino) = watch();
+        assert!(watch.attach(Arc::new(NoNotify)) && !watch.attach(Arc::new(NoNotify)));
+        watch.keep_for(LONG);
+        assert_eq!(watch.attributes(F, watch.inbox.now()), SHORT);
+        assert!(!watch.listen(&nodes, ino, || Some(Box::new(()))));
+    }
+
+    #[test]
+    fn a_directory_that_changes_by_itself_is_reported() {
+        let (watch, _, ino) = watch();
+        let child = Child { ino, gfid: F, is_single: true };
+        assert_eq!(watch.name(D, b"f", &child, watch.inbox.now()), LONG);
+        drop(watch.changing(&[D]));
+        watch.directory(D, (2, 2));
+        assert_eq!(watch.inbox.take(Duration::ZERO).told, []);
+        watch.directory(D, (3, 3));
+        assert_eq!(watch.inbox.take(Duration::ZERO).told, [(D, 0)]);
+    }
+}

@@ -1,0 +1,222 @@
+//! The names that frontends keep for long, by directory, so that they can be taken back.
+//!
+//! A server tells of a changed directory, but not which of its names has changed.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use defuse_fs::Ino;
+
+use crate::volume::Gfid;
+
+/// Maximum number of names, and of directories. Without room, frontends keep a name for a short time.
+const NAMES: usize = 1 << 18;
+const DIRS: usize = 1 << 16;
+
+/// Time for which the names of a directory that another client has changed are kept for a short time only.
+const RESTLESS: Duration = Duration::from_secs(30);
+
+/// Time between two searches for names that are no longer kept.
+const SEARCH_EVERY: Duration = Duration::from_secs(5);
+
+/// A name in its directory.
+pub type Text = Box<[u8]>;
+
+/// The names.
+#[derive(Debug, Default)]
+pub struct Names {
+    dirs: HashMap<Gfid, Dir>,
+    /// Number of names of all directories.
+    count: usize,
+    searched: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Dir {
+    names: HashMap<Text, Held>,
+    /// The time when the servers were last asked for it. They tell of its changes for some time after.
+    asked: Instant,
+    /// Its change time then.
+    changed: Option<(i64, i64)>,
+    /// Changed by this client since then.
+    ours: bool,
+    /// The time when another client was last known to have changed it.
+    told: Option<Instant>,
+}
+
+#[derive(Debug)]
+struct Held {
+    until: Instant,
+    child: Ino,
+}
+
+impl Names {
+    /// The servers were asked for a directory, which was last changed at `changed`. True if another client has
+    /// changed it while its names were kept.
+    pub fn asked(&mut self, dir: Gfid, changed: (i64, i64), now: Instant) -> bool {
+        if !self.dirs.contains_key(&dir) && !self.has_room(now) {
+            return false;
+        }
+        let new =
+            || Dir { names: HashMap::new(), asked: now, changed: None, ours: false, told: None };
+        let dir = self.dirs.entry(dir).or_insert_with(new);
+        dir.asked = now;
+        let differs = dir.changed.replace(changed).is_some_and(|old| old != changed);
+        let is_ours = differs && std::mem::take(&mut dir.ours);
+        differs && !is_ours && !dir.names.is_empty()
+    }
+
+    /// This client changes a directory.
+    pub fn changed_by_us(&mut self, dir: Gfid) {
+        if let Some(dir) = self.dirs.get_mut(&dir) {
+            dir.ours = true;
+        }
+    }
+
+    /// Keeps a name until `now` + `long`, for `child`. False if that cannot be done: the directory is restless,
+    /// or the servers were not asked for it in the last `long`.
+    pub fn hold(
+        &mut self,
+        dir: Gfid,
+        name: &[u8],
+        child: Ino,
+        (now, long): (Instant, Duration),
+    ) -> bool {
+        let has_room = self.has_room(now);
+        let Some(dir) = self.dirs.get_mut(&dir) else { return false };
+        let is_restless = dir.told.is_some_and(|told| now.duration_since(told) < RESTLESS);
+        if is_restless || now.duration_since(dir.asked) > long {
+            return false;
+        }
+        let held = Held { until: now + long, child };
+        match dir.names.get_mut(name) {
+            Some(known) => *known = held,
+            None if has_room => {
+                dir.names.insert(name.into(), held);
+                self.count += 1;
+            }
+            None => return false,
+        }
+        true
+    }
+
+    /// True if the servers were asked for the directory in the last `time`.
+    pub fn is_asked(&self, dir: Gfid, time: Duration, now: Instant) -> bool {
+        self.dirs.get(&dir).is_some_and(|dir| now.duration_since(dir.asked) <= time)
+    }
+
+    /// Another client has changed a directory: takes all names back.
+    pub fn take(&mut self, dir: Gfid, now: Instant) -> Vec<Text> {
+        let Some(dir) = self.dirs.get_mut(&dir) else { return Vec::new() };
+        dir.told = Some(now);
+        self.count -= dir.names.len();
+        dir.names.drain().map(|(name, _)| name).collect()
+    }
+
+    /// Takes the names of `child` back.
+    pub fn take_child(&mut self, dir: Gfid, child: Ino) -> Vec<Text> {
+        let Some(dir) = self.dirs.get_mut(&dir) else { return Vec::new() };
+        let taken: Vec<Text> =
+            dir.names.extract_if(|_, held| held.child == child).map(|(name, _)| name).collect();
+        self.count -= taken.len();
+        taken
+    }
+
+    /// Takes all names back.
+    pub fn take_all(&mut self) -> Vec<(Gfid, Vec<Text>)> {
+        self.count = 0;
+        let taken = self.dirs.drain().map(|(dir, it)| (dir, it.names.into_keys().collect()));
+        taken.collect()
+    }
+
+    /// Looks for names that are no longer kept if there is no room.
+    fn has_room(&mut self, now: Instant) -> bool {
+        let full = |names: &Names| names.count >= NAMES || names.dirs.len() >= DIRS;
+        let is_early = |searched: Instant| now.duration_since(searched) < SEARCH_EVERY;
+        if full(self) && !self.searched.is_some_and(is_early) {
+            self.searched = Some(now);
+            for dir in self.dirs.values_mut() {
+                dir.names.retain(|_, held| held.until > now);
+            }
+            self.dirs.retain(|_, dir| !dir.names.is_empty());
+            self.count = self.dirs.values().map(|dir| dir.names.len()).sum();
+        }
+        !full(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+    const D: Gfid = [1; 16];
+
+    fn with_names(now: Instant) -> Names {
+        let mut names = Names::default();
+        assert!(!names.hold(D, b"a", Ino(2), (now, LONG)), "nobody asked for the directory");
+        assert!(!names.asked(D, (1, 1), now));
+        assert!(names.hold(D, b"a", Ino(2), (now, LONG)));
+        assert!(names.hold(D, b"b", Ino(3), (now, LONG)));
+        names
+    }
+
+    #[test]
+    fn names_are_taken_back_once_and_then_kept_for_a_short_time_only() {
+        let now = Instant::now();
+        let mut names = with_names(now);
+        let mut taken = names.take(D, now);
+        taken.sort();
+        assert_eq!(taken, [Text::from(*b"a"), Text::from(*b"b")]);
+        assert_eq!((names.take(D, now).len(), names.count), (0, 0));
+        assert!(!names.hold(D, b"a", Ino(2), (now + RESTLESS / 2, LONG)));
+        assert!(names.hold(D, b"a", Ino(2), (now + RESTLESS, LONG)));
+    }
+
+    #[test]
+    fn names_are_kept_only_while_the_servers_tell_of_the_directory() {
+        let now = Instant::now();
+        let mut names = with_names(now);
+        let late = now + LONG + Duration::from_secs(1);
+        assert!(!names.hold(D, b"c", Ino(4), (late, LONG)) && !names.is_asked(D, LONG, late));
+        names.asked(D, (1, 1), late);
+        assert!(names.hold(D, b"c", Ino(4), (late, LONG)));
+    }
+
+    #[test]
+    fn a_directory_that_we_did_not_change_was_changed_by_others() {
+        let now = Instant::now();
+        let mut names = with_names(now);
+        assert!(!names.asked(D, (1, 1), now));
+        names.changed_by_us(D);
+        assert!(!names.asked(D, (1, 1), now), "the change is still on its way");
+        assert!(!names.asked(D, (2, 0), now));
+        assert!(names.asked(D, (3, 0), now));
+    }
+
+    #[test]
+    fn the_names_of_one_file_are_taken_back() {
+        let mut names = with_names(Instant::now());
+        assert_eq!(names.take_child(D, Ino(3)), [Text::from(*b"b")]);
+        assert_eq!((names.take_child(D, Ino(9)).len(), names.count), (0, 1));
+        let all = names.take_all();
+        assert_eq!((all.len(), all[0].1.len(), names.count), (1, 1, 0));
+    }
+
+    #[test]
+    fn names_are_bounded_and_old_ones_give_room() {
+        let now = Instant::now();
+        let mut names = Names::default();
+        names.asked(D, (1, 1), now);
+        for number in 0..NAMES {
+            assert!(names.hold(D, &number.to_ne_bytes(), Ino(2), (now, LONG)));
+        }
+        assert!(!names.hold(D, b"more", Ino(2), (now, LONG)));
+        let late = now + LONG;
+        names.asked(D, (1, 1), late);
+        // All were old, so that the directory was given up, too.
+        assert!(!names.hold(D, b"more", Ino(2), (late, LONG)) && names.count == 0);
+        names.asked(D, (1, 1), late);
+        assert!(names.hold(D, b"more", Ino(2), (late, LONG)));
+    }
+}

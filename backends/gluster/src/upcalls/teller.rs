@@ -1,0 +1,269 @@
+//! The thread that passes messages of servers on to frontends, and notices when a server cannot send any.
+
+use std::ffi::CString;
+use std::io::Result;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use defuse_fs::{Errno, Ino, Name, Notify};
+
+use super::events::NAME_CHANGED;
+use super::names::Text;
+use super::volfile::{self, Brick};
+use super::{Watch, lock};
+use crate::Transport;
+use crate::nodes::Nodes;
+use crate::volume::{Gfid, Volume};
+
+/// Time between two looks at the connections. libgfapi connects again after three seconds at the earliest.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Time between two questions for the configuration of the volume.
+const ASK_EVERY: Duration = Duration::from_secs(30);
+
+/// Time after which an invalidation is repeated: it may have overtaken an answer on its way to the frontend.
+const REPEAT_AFTER: Duration = Duration::from_millis(200);
+
+/// Time in which messages about one inode become one. A file that another client writes all the time would
+/// otherwise keep a processor busy.
+const GATHER: Duration = Duration::from_millis(5);
+
+/// Time for a server to answer.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+
+/// The questions to the servers that know the volumes.
+#[derive(Clone, Debug)]
+pub(crate) struct Asks {
+    /// Hosts with their ports, or the path of a socket.
+    pub servers: Vec<(String, u16)>,
+    pub transport: Transport,
+    pub volume: String,
+    /// The longest time for which frontends keep anything.
+    pub at_most: Duration,
+}
+
+impl Asks {
+    /// The time for which frontends may keep what they know, or the reason why they may not.
+    pub fn long(&self) -> std::result::Result<Duration, String> {
+        if self.at_most.is_zero() {
+            return Err("upcalls=0".to_owned());
+        }
+        let asked = self.fetch(&self.volume).and_then(|text| {
+            let bricks = volfile::bricks(&text);
+            bricks.first().map(|brick| self.fetch(&brick.key(&self.volume))).transpose()
+        });
+        match asked {
+            Ok(Some(text)) => match volfile::tells_for(&text) {
+                Some(time) => Ok((time / 2).min(self.at_most)),
+                None => Err(format!(
+                    "`gluster volume set {} features.cache-invalidation on` would allow it",
+                    self.volume
+                )),
+            },
+            Ok(None) => Err("its configuration names no bricks".to_owned()),
+            Err(error) => Err(format!("its servers do not send their configuration: {error}")),
+        }
+    }
+
+    fn fetch(&self, key: &str) -> Result<String> {
+        let mut last = Err(std::io::Error::other("no server"));
+        for (server, port) in &self.servers {
+            last = match self.transport {
+                Transport::Unix => UnixStream::connect(server).and_then(|mut stream| {
+                    stream.set_read_timeout(Some(ANSWERS_WITHIN))?;
+                    volfile::fetch(&mut stream, key)
+                }),
+                Transport::Tcp => tcp(server, *port).and_then(|mut stream| {
+                    stream.set_read_timeout(Some(ANSWERS_WITHIN))?;
+                    stream.set_write_timeout(Some(ANSWERS_WITHIN))?;
+                    volfile::fetch(&mut stream, key)
+                }),
+            };
+            if last.is_ok() {
+                break;
+            }
+        }
+        last
+    }
+}
+
+fn tcp(server: &str, port: u16) -> Result<TcpStream> {
+    let none = || std::io::Error::other("the name has no address");
+    let address = (server, port).to_socket_addrs()?.next().ok_or_else(none)?;
+    TcpStream::connect_timeout(&address, ANSWERS_WITHIN)
+}
+
+/// A message to a frontend.
+enum Notice {
+    Attributes(Ino),
+    Name(Ino, Text),
+}
+
+/// The thread.
+pub(crate) struct Teller {
+    pub watch: Arc<Watch>,
+    pub nodes: Arc<Nodes>,
+    pub volume: Arc<Volume>,
+    pub asks: Asks,
+    /// The time that the configuration allows.
+    pub long: Duration,
+}
+
+/// The state of the connections, as last seen.
+#[derive(Default, PartialEq, Eq)]
+struct Connections {
+    /// The configuration with which libgfapi runs.
+    text: Vec<u8>,
+    bricks: Vec<Brick>,
+    /// All of them are connected.
+    are_up: bool,
+}
+
+impl Teller {
+    /// Runs until the file system ends.
+    pub fn run(mut self) {
+        self.volume.act_as_process();
+        let mut seen = Connections::default();
+        let mut repeats: Vec<(Instant, Notice)> = Vec::new();
+        let (mut looked, mut asked) = (None::<Instant>, Instant::now());
+        loop {
+            if looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
+                self.look(&mut seen);
+                looked = Some(Instant::now());
+            }
+            if asked.elapsed() >= ASK_EVERY {
+                self.ask(&seen);
+                asked = Instant::now();
+            }
+            let next = repeats.first().map(|(at, _)| at.saturating_duration_since(Instant::now()));
+            let taken = self.watch.inbox.take(next.unwrap_or(LOOK_EVERY).min(LOOK_EVERY));
+            if taken.ended {
+                self.watch.keep_for(Duration::ZERO);
+                return;
+            }
+            let due = repeats.partition_point(|(at, _)| *at <= Instant::now());
+            self.send(repeats.drain(..due).map(|(_, notice)| notice).collect::<Vec<_>>().iter());
+            let mut notices: Vec<Notice> =
+                taken.told.iter().flat_map(|&(gfid, flags)| self.notices(gfid, flags)).collect();
+            if taken.lost {
+                notices.extend(self.all());
+            }
+            self.send(notices.iter());
+            let at = Instant::now() + REPEAT_AFTER;
+            repeats.extend(notices.into_iter().map(|notice| (at, notice)));
+            if !taken.told.is_empty() {
+                std::thread::sleep(GATHER);
+            }
+        }
+    }
+
+    /// Everything that frontends keep of an inode, which they keep no longer.
+    fn notices(&self, gfid: Gfid, flags: u64) -> Vec<Notice> {
+        let (mut notices, ino) = (Vec::new(), self.nodes.ino(gfid));
+        let Some(ino) = ino else { return notices };
+        if self.nodes.take_kept(ino) {
+            notices.push(Notice::Attributes(ino));
+        }
+        let mut names = lock(&self.watch.names);
+        let of_dir = names.take(gfid, Instant::now());
+        notices.extend(of_dir.into_iter().map(|name| Notice::Name(ino, name)));
+        if flags & NAME_CHANGED != 0
+            && let Ok(Some(parent)) = self.nodes.parent(ino)
+            && let Some(parent_ino) = self.nodes.ino(parent)
+        {
+            let own = names.take_child(parent, ino);
+            notices.extend(own.into_iter().map(|name| Notice::Name(parent_ino, name)));
+        }
+        notices
+    }
+
+    /// Everything that frontends keep.
+    fn all(&self) -> Vec<Notice> {
+        let mut notices: Vec<Notice> =
+            self.nodes.take_all_kept().into_iter().map(Notice::Attributes).collect();
+        for (dir, names) in lock(&self.watch.names).take_all() {
+            let Some(ino) = self.nodes.ino(dir) else { continue };
+            notices.extend(names.into_iter().map(|name| Notice::Name(ino, name)));
+        }
+        notices
+    }
+
+    fn send<'a>(&self, notices: impl Iterator<Item = &'a Notice> + Clone) {
+        for frontend in self.watch.frontends() {
+            notices.clone().for_each(|notice| notice.send(&*frontend));
+        }
+    }
+
+    /// Looks at the connections. A server that was away has forgotten what this client knows, and has not told
+    /// of changes.
+    fn look(&self, seen: &mut Connections) {
+        let now = self.connections(seen);
+        if now == *seen {
+            return;
+        }
+        let had_some = !seen.bricks.is_empty();
+        *seen = now;
+        // In this order: what is asked for from now on is told of.
+        self.watch.keep_for(if seen.are_up { self.long } else { Duration::ZERO });
+        if had_some {
+            log::info!("a server of GlusterFS was away, or the volume has new options");
+            self.watch.inbox.put_all();
+        }
+    }
+
+    fn connections(&self, seen: &Connections) -> Connections {
+        let Ok(text) = self.volume.internal(c"/.meta/graphs/active/volfile") else {
+            return Connections::default();
+        };
+        let bricks = match seen.text == text {
+            true => seen.bricks.clone(),
+            false => volfile::bricks(&String::from_utf8_lossy(&text)),
+        };
+        let are_up = !bricks.is_empty() && bricks.iter().all(|brick| self.is_connected(brick));
+        Connections { text, bricks, are_up }
+    }
+
+    fn is_connected(&self, brick: &Brick) -> bool {
+        let path = format!("/.meta/graphs/active/{}/private", brick.client);
+        let Ok(path) = CString::new(path) else { return false };
+        let text = self.volume.internal(&path).unwrap_or_default();
+        String::from_utf8_lossy(&text).lines().any(|line| line.trim() == "connected = 1")
+    }
+
+    /// Asks whether the option is still on, or on again.
+    fn ask(&mut self, seen: &Connections) {
+        let long = self.asks.long();
+        if let Err(reason) = &long
+            && !self.long.is_zero()
+        {
+            log::info!("names and attributes are kept for a short time: {reason}");
+        }
+        let long = long.unwrap_or_default();
+        if long == self.long {
+            return;
+        }
+        self.long = long;
+        self.watch.keep_for(if seen.are_up { long } else { Duration::ZERO });
+        self.watch.inbox.put_all();
+    }
+}
+
+impl Notice {
+    /// Frontends that do not know the inode keep nothing of it.
+    fn send(&self, frontend: &dyn Notify) {
+        match self {
+            // Data stays: the kernel compares size and times before it uses it.
+            Notice::Attributes(ino) => {
+                let _ = frontend.invalidate_inode(*ino, None);
+            }
+            Notice::Name(dir, name) => {
+                let Ok(name) = Name::new(name) else { return };
+                if frontend.invalidate_entry(*dir, name, true) == Err(Errno::ENOSYS) {
+                    let _ = frontend.invalidate_entry(*dir, name, false);
+                }
+            }
+        }
+    }
+}
