@@ -9,6 +9,7 @@ use defuse_fs::{Attr, Context, Entry, Errno, Fh, FileKind, Ino, Name, OpenFlags,
 
 use crate::address::Address;
 use crate::attributes::attr;
+use crate::defaults::Defaults;
 use crate::file::Handle;
 use crate::listing::Listing;
 use crate::locks::Locks;
@@ -34,6 +35,7 @@ pub struct Gluster {
     pub(crate) open: RwLock<HashMap<u64, Opened>>,
     next_fh: AtomicU64,
     pub(crate) locks: Locks,
+    pub(crate) defaults: Defaults,
     pub(crate) pool: Arc<Pool>,
     pub(crate) settings: Settings,
     groups: Mutex<HashMap<Process, KnownGroups>>,
@@ -101,6 +103,7 @@ impl Gluster {
             open: RwLock::default(),
             next_fh: AtomicU64::new(1),
             locks: Locks::default(),
+            defaults: Defaults::default(),
             pool: Arc::default(),
             settings,
             groups: Mutex::default(),

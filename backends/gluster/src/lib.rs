@@ -11,6 +11,7 @@ mod address;
 mod attributes;
 mod connect;
 mod data;
+mod defaults;
 mod ffi;
 mod file;
 mod fs;

@@ -9,10 +9,10 @@ use defuse_fs::{Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, O
 use crate::data::open_flags;
 use crate::gluster::{Gluster, OpenFile};
 use crate::upcalls::Mark;
-use crate::volume::{Object, c_name};
+use crate::volume::{Gfid, Object, c_name};
 
 /// The default access list of a directory.
-const DEFAULT_ACL: &CStr = c"system.posix_acl_default";
+pub(crate) const DEFAULT_ACL: &CStr = c"system.posix_acl_default";
 
 impl Gluster {
     pub(crate) fn look_up(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
@@ -54,7 +54,7 @@ impl Gluster {
         let (gfid, new) = (self.nodes.gfid(parent)?, c_name(name)?);
         let dir = self.volume.object(gfid)?;
         let _change = self.watch.changing(&[gfid]);
-        let perm = self.perm(&dir, node);
+        let perm = self.perm((&dir, gfid), node);
         let (object, stat) = match node.kind {
             FileKind::Directory => self.volume.mkdir(&dir, &new, perm)?,
             kind => self.volume.mknod(&dir, &new, kind.mode_bits() | perm, node.rdev)?,
@@ -89,7 +89,7 @@ impl Gluster {
         let gfid = self.nodes.gfid(parent)?;
         let dir = self.volume.object(gfid)?;
         let _change = self.watch.changing(&[gfid]);
-        let (perm, flags) = (self.perm(&dir, node), open_flags(args.flags));
+        let (perm, flags) = (self.perm((&dir, gfid), node), open_flags(args.flags));
         let (object, stat, handle) = self.volume.create(&dir, &c_name(name)?, flags, perm)?;
         let entry = self.entry((&object, &stat), (gfid, name), acting.since)?;
         let file = OpenFile {
@@ -163,11 +163,13 @@ impl Gluster {
 
     /// The permission bits to create with. The servers know no umask, but make the default access list of a
     /// directory effective, which replaces it.
-    fn perm(&self, dir: &Object<'_>, node: &NewNode<'_>) -> u32 {
+    fn perm(&self, (dir, gfid): (&Object<'_>, Gfid), node: &NewNode<'_>) -> u32 {
         let masked = node.perm & !(node.umask & 0o777);
+        let ask =
+            || self.volume.get_xattr(dir, Some(DEFAULT_ACL), &mut []).is_ok_and(|len| len > 0);
         let inherits = masked != node.perm
             && self.settings.posix_acl
-            && self.volume.get_xattr(dir, Some(DEFAULT_ACL), &mut []).is_ok_and(|len| len > 0);
+            && self.defaults.has(gfid, self.watch.short(), ask);
         if inherits { node.perm } else { masked }
     }
 

@@ -5,7 +5,8 @@ use std::ffi::CStr;
 use defuse_fs::{Context, Errno, Ino, Result, SetXattrFlags, Xattr, XattrName};
 
 use crate::gluster::Gluster;
-use crate::volume::{c_xattr, no_stat, set};
+use crate::names::DEFAULT_ACL;
+use crate::volume::{Gfid, c_xattr, no_stat, set};
 
 /// The largest value, and the longest list of names, as for the kernel.
 const LARGEST: usize = 1 << 16;
@@ -102,7 +103,8 @@ impl Gluster {
     ) -> Result<()> {
         served(name)?;
         let acting = self.act(cx);
-        let _change = self.watch.changing(&[self.nodes.gfid(ino)?]);
+        let gfid = self.nodes.gfid(ino)?;
+        let _change = self.watch.changing(&[gfid]);
         let name = c_xattr(name)?;
         let how = match flags {
             SetXattrFlags { create: true, .. } => libc::XATTR_CREATE,
@@ -114,6 +116,7 @@ impl Gluster {
             |object| self.volume.set_xattr(object, &name, value, how),
             |file| file.handle.set_xattr(&name, value, how),
         )?;
+        self.lists_changed(gfid, &name);
         if flags.clear_sgid {
             let perm = self.attributes(ino, acting.since)?.perm;
             let mut stat = no_stat();
@@ -132,13 +135,22 @@ impl Gluster {
     ) -> Result<()> {
         served(name)?;
         let _acting = self.act(cx);
-        let _change = self.watch.changing(&[self.nodes.gfid(ino)?]);
+        let gfid = self.nodes.gfid(ino)?;
+        let _change = self.watch.changing(&[gfid]);
         let name = c_xattr(name)?;
         self.reach(
             ino,
             |object| self.volume.remove_xattr(object, &name),
             |file| file.handle.remove_xattr(&name),
-        )
+        )?;
+        self.lists_changed(gfid, &name);
+        Ok(())
+    }
+
+    fn lists_changed(&self, gfid: Gfid, name: &CStr) {
+        if name == DEFAULT_ACL {
+            self.defaults.changed(gfid);
+        }
     }
 }
 

@@ -1,0 +1,98 @@
+//! Directories with a default access list, which replaces the umask of new files.
+//!
+//! The servers know no umask, so that each creation would ask them for the list of its directory first.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::volume::Gfid;
+
+/// Maximum number of directories whose answers are kept.
+const KEPT: usize = 1024;
+
+/// The answers of the servers.
+#[derive(Debug, Default)]
+pub struct Defaults {
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    known: HashMap<Gfid, (Instant, bool)>,
+    /// Number of changes by this client.
+    changes: u64,
+}
+
+impl Defaults {
+    /// True if the directory has a default access list: by an answer that is not older than `valid`, or by
+    /// `ask`.
+    pub fn has(&self, dir: Gfid, valid: Duration, ask: impl FnOnce() -> bool) -> bool {
+        let before = {
+            let inner = self.lock();
+            match inner.known.get(&dir) {
+                Some((at, has)) if at.elapsed() < valid => return *has,
+                _ => inner.changes,
+            }
+        };
+        let asked = Instant::now();
+        let has = ask();
+        let mut inner = self.lock();
+        // An answer that a change has overtaken says nothing about the time after it.
+        if inner.changes == before && !valid.is_zero() {
+            if inner.known.len() >= KEPT {
+                inner.known.clear();
+            }
+            inner.known.insert(dir, (asked, has));
+        }
+        has
+    }
+
+    /// This client has changed the list of a directory.
+    pub fn changed(&self, dir: Gfid) {
+        let mut inner = self.lock();
+        inner.changes += 1;
+        inner.known.remove(&dir);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const D: Gfid = [1; 16];
+    const LONG: Duration = Duration::from_secs(1000);
+
+    #[test]
+    fn a_directory_is_asked_for_once_until_it_changes() {
+        let defaults = Defaults::default();
+        assert!(!defaults.has(D, LONG, || false));
+        assert!(!defaults.has(D, LONG, || panic!("asked again")));
+        defaults.changed(D);
+        assert!(defaults.has(D, LONG, || true) && defaults.has(D, LONG, || false));
+        assert!(!defaults.has(D, Duration::ZERO, || false), "an answer that is old at once");
+    }
+
+    #[test]
+    fn an_answer_that_a_change_overtakes_is_not_kept() {
+        let defaults = Defaults::default();
+        let answer = defaults.has(D, LONG, || {
+            defaults.changed(D);
+            false
+        });
+        assert!(!answer && defaults.has(D, LONG, || true));
+    }
+
+    #[test]
+    fn answers_are_bounded() {
+        let defaults = Defaults::default();
+        for number in 0..3 * KEPT as u128 {
+            assert!(defaults.has(number.to_ne_bytes(), LONG, || true));
+        }
+        assert!(defaults.lock().known.len() <= KEPT);
+    }
+}
