@@ -95,8 +95,6 @@ fn translators(
     options: &Options,
     is_told: bool,
 ) -> Result<Vec<(CString, CString, CString)>, String> {
-    // What frontends keep for long must come from a server, which then knows to tell of changes.
-    let seconds = if is_told { 0 } else { options.valid_for.as_secs().min(600) }.to_string();
     let level = match options.log_level {
         0 => "NONE",
         1..=3 => "CRITICAL",
@@ -116,7 +114,7 @@ fn translators(
         // old data to a file that was opened after another client has closed it.
         ("*-quick-read", "max-file-size", "0"),
         ("*-io-cache", "cache-timeout", "0"),
-        ("*-md-cache", "md-cache-timeout", &seconds),
+        ("*-md-cache", "md-cache-timeout", "0"),
         // Servers tell of changed access lists only if somebody says that they matter.
         ("*-md-cache", "cache-invalidation", if is_told { "on" } else { "off" }),
         ("*-md-cache", "cache-posix-acl", if is_told { "on" } else { "off" }),

@@ -14,9 +14,10 @@ use crate::file::Handle;
 use crate::listing::Listing;
 use crate::locks::Locks;
 use crate::nodes::{Nodes, Reference};
+use crate::recent::Recent;
 use crate::transfer::{AnswerOn, Pool};
 use crate::upcalls::{Asks, Child, Mark, Teller, Watch};
-use crate::volume::{Gfid, Object, Volume};
+use crate::volume::{Gfid, Kept, Object, Volume};
 use crate::{Options, connect};
 
 /// Time for which the groups of a process are not asked for again.
@@ -36,6 +37,7 @@ pub struct Gluster {
     next_fh: AtomicU64,
     pub(crate) locks: Locks,
     pub(crate) defaults: Defaults,
+    recent: Recent<Kept>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) settings: Settings,
     groups: Mutex<HashMap<Process, KnownGroups>>,
@@ -104,6 +106,7 @@ impl Gluster {
             next_fh: AtomicU64::new(1),
             locks: Locks::default(),
             defaults: Defaults::default(),
+            recent: Recent::default(),
             pool: Arc::default(),
             settings,
             groups: Mutex::default(),
@@ -170,6 +173,13 @@ impl Gluster {
     /// A reference to a known inode.
     pub(crate) fn object(&self, ino: Ino) -> Result<Object<'_>> {
         self.volume.object(self.nodes.gfid(ino)?)
+    }
+
+    /// A directory in which a name is used. libgfapi knows it for a while.
+    pub(crate) fn directory(&self, gfid: Gfid) -> Result<Object<'_>> {
+        let object = self.volume.object(gfid)?;
+        self.recent.keep(gfid, || self.volume.keep(gfid).ok());
+        Ok(object)
     }
 
     /// The answer of a lookup, which counts, of a name in a directory.

@@ -50,7 +50,7 @@ const OPTIONS: &[Opt<Options>] = &[
     Opt::new("port", Number(1, 65535, |o, n| o.port = n as u16),
         "port of the servers (default 24007)"),
     Opt::new("valid", Seconds(|o, time| o.valid_for = time),
-        "changes of other clients are seen after at most twice this time (default 1)"),
+        "changes of other clients are seen after at most this time (default 1)"),
     Opt::new("upcalls", Seconds(|o, time| o.told_for = time),
         "names and attributes of files are kept for this time where servers tell of changes (default 300, 0: never)"),
 ];

@@ -21,6 +21,7 @@ mod listing;
 mod locks;
 mod names;
 mod nodes;
+mod recent;
 mod transfer;
 mod upcalls;
 mod volume;

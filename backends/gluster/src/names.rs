@@ -18,7 +18,7 @@ impl Gluster {
     pub(crate) fn look_up(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(parent)?;
-        let dir = self.volume.object(gfid)?;
+        let dir = self.directory(gfid)?;
         if self.watch.needs_asking(gfid)
             && let Ok(stat) = self.volume.stat(&dir)
         {
@@ -52,7 +52,7 @@ impl Gluster {
     ) -> Result<Entry> {
         let acting = self.act_as(cx, (node.uid, node.gid));
         let (gfid, new) = (self.nodes.gfid(parent)?, c_name(name)?);
-        let dir = self.volume.object(gfid)?;
+        let dir = self.directory(gfid)?;
         let _change = self.watch.changing(&[gfid]);
         let perm = self.perm((&dir, gfid), node);
         let (object, stat) = match node.kind {
@@ -72,7 +72,7 @@ impl Gluster {
         let acting = self.act_as(cx, (node.uid, node.gid));
         let gfid = self.nodes.gfid(parent)?;
         let target = CString::new(target).map_err(|_| Errno::EINVAL)?;
-        let dir = self.volume.object(gfid)?;
+        let dir = self.directory(gfid)?;
         let _change = self.watch.changing(&[gfid]);
         let (object, stat) = self.volume.symlink(&dir, &c_name(name)?, &target)?;
         self.entry((&object, &stat), (gfid, name), acting.since)
@@ -87,7 +87,7 @@ impl Gluster {
     ) -> Result<(Entry, Opened)> {
         let acting = self.act_as(cx, (node.uid, node.gid));
         let gfid = self.nodes.gfid(parent)?;
-        let dir = self.volume.object(gfid)?;
+        let dir = self.directory(gfid)?;
         let _change = self.watch.changing(&[gfid]);
         let (perm, flags) = (self.perm((&dir, gfid), node), open_flags(args.flags));
         let (object, stat, handle) = self.volume.create(&dir, &c_name(name)?, flags, perm)?;
@@ -110,7 +110,7 @@ impl Gluster {
     ) -> Result<Entry> {
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(parent)?;
-        let (object, dir) = (self.object(ino)?, self.volume.object(gfid)?);
+        let (object, dir) = (self.object(ino)?, self.directory(gfid)?);
         let _change = self.watch.changing(&[gfid]);
         self.volume.link(&object, &dir, &c_name(name)?).map_err(|errno| match errno {
             Errno::EISDIR => Errno::EPERM,
@@ -129,7 +129,7 @@ impl Gluster {
     ) -> Result<()> {
         let _acting = self.act(cx);
         let (gfid, name) = (self.nodes.gfid(parent)?, c_name(name)?);
-        let dir = self.volume.object(gfid)?;
+        let dir = self.directory(gfid)?;
         let _change = self.watch.changing(&[gfid]);
         // libgfapi has one call for both, which removes whatever it finds.
         let (_, stat) = self.volume.look_up(Some(&dir), &name)?;
@@ -148,7 +148,7 @@ impl Gluster {
     ) -> Result<()> {
         let _acting = self.act(cx);
         let (origin, target) = (self.nodes.gfid(from.0)?, self.nodes.gfid(to.0)?);
-        let (old_dir, new_dir) = (self.volume.object(origin)?, self.volume.object(target)?);
+        let (old_dir, new_dir) = (self.directory(origin)?, self.directory(target)?);
         let _change = self.watch.changing(&[origin, target]);
         let (old, new) = (c_name(from.1)?, c_name(to.1)?);
         self.volume.rename((&old_dir, &old), (&new_dir, &new))?;

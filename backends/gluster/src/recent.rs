@@ -1,0 +1,58 @@
+//! References to the directories that were used last.
+//!
+//! libgfapi forgets an inode with its last object, and asks all bricks for it at the next use, before each
+//! operation on a name.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use crate::volume::Gfid;
+
+/// Maximum number of directories, each of which takes about a kilobyte.
+const KEPT: usize = 1024;
+
+/// The directories.
+#[derive(Debug)]
+pub struct Recent<T> {
+    kept: Mutex<HashMap<Gfid, T>>,
+}
+
+impl<T> Default for Recent<T> {
+    fn default() -> Self {
+        Recent { kept: Mutex::default() }
+    }
+}
+
+impl<T> Recent<T> {
+    /// Keeps a directory by the reference that `refer` makes, if it is not kept already.
+    pub fn keep(&self, dir: Gfid, refer: impl FnOnce() -> Option<T>) {
+        let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if lock().contains_key(&dir) {
+            return;
+        }
+        let Some(reference) = refer() else { return };
+        let mut kept = lock();
+        let old = if kept.len() >= KEPT { std::mem::take(&mut *kept) } else { HashMap::new() };
+        let other = kept.insert(dir, reference);
+        drop(kept);
+        // Outside of the lock, because they call libgfapi.
+        drop((old, other));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_are_kept_once_and_bounded() {
+        let recent = Recent::default();
+        recent.keep([1; 16], || None);
+        recent.keep([1; 16], || Some(1));
+        recent.keep([1; 16], || panic!("it is kept"));
+        for number in 0..3 * KEPT as u128 {
+            recent.keep(number.to_ne_bytes(), || Some(2));
+        }
+        assert!(recent.kept.lock().unwrap().len() <= KEPT);
+    }
+}
