@@ -46,6 +46,17 @@ pub fn run(plan: &MountPlan, ready: Ready) -> Result {
     outcome
 }
 
+/// Detaches the last frontend of a file system, which makes everything durable.
+///
+/// # Errors
+///
+/// Fails if that is not possible, with the source.
+pub fn make_durable(fs: &dyn FileSystem, source: &str) -> Result<()> {
+    fs.detached().map_err(|errno| {
+        Failure::Failed(format!("{source}: not all changes could be made durable: {errno}"))
+    })
+}
+
 /// Fails where the file system could not make everything durable at its end.
 fn not_durable(mountpoint: &Path, ended: Ended) -> Result {
     ended.durable.map_err(|errno| {

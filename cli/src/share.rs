@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use defuse_compose::Source;
@@ -94,7 +95,7 @@ pub fn run(mut args: ServeArgs) -> Result {
     let ready = if args.daemon { daemon::detach()? } else { daemon::Ready::Foreground };
     let log = mount::start_log(args.verbose, args.log_file.as_deref());
     match log.and_then(|()| listen(&args, &source, &settings)) {
-        Ok(server) => {
+        Ok(Listening { server, fs, settles }) => {
             // The server works without an entry.
             let text = source.text().to_string_lossy().into_owned();
             let registered = servers::register(text, &args.socket);
@@ -102,7 +103,10 @@ pub fn run(mut args: ServeArgs) -> Result {
             ready.tell(Ok(&[]));
             server.run();
             log::info!("{} has ended", args.socket.display());
-            Ok(())
+            settles.store(true, Ordering::Release);
+            let durable = serve::make_durable(&*fs, &source.text().to_string_lossy());
+            settles.store(false, Ordering::Release);
+            durable
         }
         Err(failure) => {
             ready.tell(Err(&failure));
@@ -111,7 +115,15 @@ pub fn run(mut args: ServeArgs) -> Result {
     }
 }
 
-fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<Server>> {
+/// A server that listens.
+struct Listening {
+    server: Arc<Server>,
+    fs: Arc<dyn FileSystem>,
+    /// The file system makes everything durable, however long that takes.
+    settles: Arc<AtomicBool>,
+}
+
+fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Listening> {
     serve::raise_file_limit();
     let mut opened = settings.source.clone();
     // The server keeps no locks, so that those of a frontend would hold for one client only.
@@ -145,10 +157,12 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<
         ..ServerOptions::default()
     };
     let mut caught = signals::catch().map_err(Failure::failed)?;
-    let server = Server::bind(&args.socket, fs, options).map_err(Failure::failed)?;
+    let server = Server::bind(&args.socket, Arc::clone(&fs), options).map_err(Failure::failed)?;
     let server = Arc::new(server);
     log::info!("{} is served at {}", source.text().display(), args.socket.display());
     let served = Arc::downgrade(&server);
+    let settles = Arc::new(AtomicBool::new(false));
+    let settling = Arc::clone(&settles);
     let listen = move || {
         for signal in caught.forever() {
             let Some(server) = served.upgrade() else { return };
@@ -156,7 +170,7 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<
                 SIGUSR1 => log::info!("statistics: {}", server.snapshot()),
                 _ => {
                     server.shut_down();
-                    give_up_after(END_PATIENCE);
+                    give_up_after(END_PATIENCE, Arc::clone(&settling));
                 }
             }
         }
@@ -166,13 +180,17 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Arc<
     if settings.sandbox {
         sandbox::filter(serve::needs(source));
     }
-    Ok(server)
+    Ok(Listening { server, fs, settles })
 }
 
-/// Kills this process after a time limit, if a file system does not answer or memory takes long to free.
-fn give_up_after(patience: Duration) {
+/// Kills this process after a time limit, if a file system does not answer or memory takes long to
+/// free. Data that becomes durable has all the time that it needs.
+fn give_up_after(patience: Duration, settles: Arc<AtomicBool>) {
     let wait = move || {
         std::thread::sleep(patience);
+        while settles.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(100));
+        }
         log::error!("the server did not end within {patience:?} and is killed");
         let _ = kill_process(getpid(), Signal::KILL);
     };

@@ -23,7 +23,7 @@ fn open(options: &QemuOptions) -> Option<(File, Nvme)> {
         }
         Err(error) => panic!("{error}"),
     };
-    let options = Options { timeout: Duration::from_secs(5), ..Options::default() };
+    let options = Options { timeout: Duration::from_secs(60), ..Options::default() };
     Some((file, Nvme::open(qemu, &options).unwrap()))
 }
 

@@ -102,7 +102,7 @@ fn a_killed_server_gives_errors_and_can_be_replaced(place: &Path) {
         mount.kill().unwrap();
         let begun = Instant::now();
         while !workers.iter().all(|worker| worker.is_finished()) {
-            assert!(begun.elapsed() < Duration::from_secs(10), "callers hang");
+            assert!(begun.elapsed() < Duration::from_secs(60), "callers hang");
             std::thread::sleep(Duration::from_millis(5));
         }
         stop.store(true, Ordering::Relaxed);

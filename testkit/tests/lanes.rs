@@ -185,5 +185,5 @@ fn a_client_that_is_killed_leaves_nothing_and_nobody_waits_for_it() {
         assert_eq!(client.setlk(&context(), file, &unlock), Ok(()));
         assert_eq!(used(), free, "files of clients that are gone");
     }
-    assert!(longest < Duration::from_secs(2), "a call took {longest:?}");
+    assert!(longest < Duration::from_secs(30), "a call took {longest:?}");
 }

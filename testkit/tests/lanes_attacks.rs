@@ -81,7 +81,7 @@ fn attack(run: impl FnOnce(&Path, Ino) + Send) {
         server.shut_down();
         done.unwrap();
         let longest = longest.unwrap();
-        assert!(longest < Duration::from_secs(2), "the honest client waited for {longest:?}");
+        assert!(longest < Duration::from_secs(30), "the honest client waited for {longest:?}");
     });
 }
 
@@ -242,7 +242,7 @@ fn counters_that_jump_and_ranges_outside_of_the_arena_end_only_the_connection_of
             attacker.memory.store(USED, u32::MAX);
             attacker.memory.store(LANE_AT, *submitted);
             attacker.bell();
-            let ended = attacker.has_ended(Duration::from_secs(10));
+            let ended = attacker.has_ended(Duration::from_secs(60));
             assert!(ended, "{submitted:#x} {words:x?} is served");
         }
     });

@@ -553,6 +553,6 @@ fn an_interrupt_reaches_a_session_whose_workers_are_all_stuck() {
         for reader in readers {
             assert_eq!(reader.join().unwrap(), Err(Errno::EINTR));
         }
-        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     });
 }

@@ -36,7 +36,7 @@ fn locks_can_be_awaited_and_interrupted_and_others_see_them() {
     let options = Options { locks: Locks::FileSystem, ..Options::default() };
     everywhere(&options, |served| {
         let short = Duration::from_millis(30);
-        let long = Duration::from_secs(10);
+        let long = Duration::from_secs(60);
         let (entry, file) = served.create("a");
         let other = served.open(entry.ino, OpenFlags::RDWR).unwrap();
         for kind in [LockKind::Posix, LockKind::Flock] {
@@ -137,5 +137,5 @@ fn in_a_process_that_forks_a_conflicting_lock_is_eagain() {
     let (_, file) = served.create("a");
     assert_eq!(served.fs.setlk(&me(), file, &request(LockKind::Posix, 1, LockType::Write)), Ok(()));
     let (answer, _) = wait(&served, file, request(LockKind::Posix, 2, LockType::Write));
-    assert_eq!(answer.recv_timeout(Duration::from_secs(10)), Ok(Err(Errno::EAGAIN)));
+    assert_eq!(answer.recv_timeout(Duration::from_secs(60)), Ok(Err(Errno::EAGAIN)));
 }

@@ -20,6 +20,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::error::{Failure, Result};
+use crate::serve;
 use crate::sources::{SOURCES, is_in_process};
 
 /// Parses `TARGET=TYPE:REST[,OPTION...]`.
@@ -152,10 +153,7 @@ impl Servers {
         for Running { source, server, thread, fs } in self.running {
             server.shut_down();
             let _ = thread.join();
-            if let Err(errno) = fs.detached() {
-                let failure = format!("{source}: not all changes could be made durable: {errno}");
-                outcome = outcome.and(Err(Failure::Failed(failure)));
-            }
+            outcome = outcome.and(serve::make_durable(&*fs, &source));
         }
         outcome
     }

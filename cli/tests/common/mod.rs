@@ -169,11 +169,11 @@ pub fn said(output: Output) -> Said {
     }
 }
 
-/// Waits up to ten seconds until `happened` returns true.
+/// Waits up to a minute until `happened` returns true.
 pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !happened() {
-        assert!(begun.elapsed() < Duration::from_secs(10), "not {what} after ten seconds");
+        assert!(begun.elapsed() < Duration::from_secs(60), "not {what} after a minute");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
