@@ -112,13 +112,20 @@ impl Engine {
     /// ([`slots_to_keep`](Engine::slots_to_keep)). Returns how many units. With `now`, somebody waits for them.
     pub(crate) fn give_back_slots(&self, (least, share): (u64, u64), now: bool) -> Result<u64> {
         let Slots::Store(store) = &self.store else { return Ok(0) };
+        let keep = self.slots_to_keep(least, share);
+        // On a full device every operation asks, and nothing is written in vain.
+        let others = self.pool.slots().0.saturating_sub(self.pool.inodes().load(Ordering::Relaxed));
+        if others < keep + UNIT_BLOCKS {
+            return Ok(0);
+        }
         // Groups set the number of slots, too.
         let _writing = lock(&self.writing);
         if self.is_read_only() {
             return Ok(0);
         }
-        let keep = self.slots_to_keep(least, share) as usize;
-        let units = store.give_back(keep, MOST as usize, now).map_err(|error| self.fail(&error))?;
+        let units = store
+            .give_back(keep as usize, MOST as usize, now)
+            .map_err(|error| self.fail(&error))?;
         let mut space = self.pool.space();
         units.iter().for_each(|unit| space.give_back(*unit));
         drop(space);
