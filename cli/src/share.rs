@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use defuse_cache::Kind as PolicyKind;
 use defuse_compose::Source;
 use defuse_fs::FileSystem;
 use defuse_fs::source::Locks;
@@ -17,7 +18,7 @@ use signal_hook::consts::SIGUSR1;
 use crate::error::{Failure, Result};
 use crate::options::{self, Profile, Settings};
 use crate::sources::SOURCES;
-use crate::{daemon, mount, paths, sandbox, serve, servers, signals};
+use crate::{daemon, images, mount, paths, sandbox, serve, servers, signals};
 
 /// Time limit of the end after SIGTERM. The connections may take eight seconds.
 const END_PATIENCE: Duration = Duration::from_secs(20);
@@ -39,6 +40,12 @@ pub struct ServeArgs {
     /// Offer shared memory to clients, too (source shared:PATH)
     #[arg(long)]
     shared: bool,
+    /// With --shared: bytes of memory for pages of files that clients read without a request
+    #[arg(long, value_name = "SIZE", value_parser = size, requires = "shared")]
+    cache: Option<u64>,
+    /// With --shared: the policy by which pages leave this memory: lru, lfu, arc, s3-fifo, plain-e or e
+    #[arg(long, value_name = "POLICY", value_parser = eviction, requires = "shared")]
+    eviction: Option<&'static str>,
     /// Also admit this user, with that user's permissions; may be repeated
     #[arg(long, value_name = "UID")]
     admit: Vec<u32>,
@@ -63,11 +70,22 @@ pub struct ServeArgs {
 }
 
 impl ServeArgs {
+    fn paged(&self) -> PagedOptions {
+        let default = PagedOptions::default();
+        let named = self.eviction.and_then(|name| PolicyKind::named(name).ok());
+        PagedOptions {
+            bytes: self.cache.unwrap_or(default.bytes),
+            policy: named.unwrap_or(default.policy),
+        }
+    }
+
     /// The arguments of the background process.
     fn to_command_line(&self) -> Vec<OsString> {
         let mut line: Vec<OsString> = vec!["serve".into(), "--daemon".into()];
         line.extend(self.options.iter().map(|list| format!("-o{list}").into()));
         line.extend(self.shared.then(|| "--shared".into()));
+        line.extend(self.cache.map(|bytes| format!("--cache={bytes}").into()));
+        line.extend(self.eviction.map(|policy| format!("--eviction={policy}").into()));
         line.extend(self.admit.iter().map(|uid| format!("--admit={uid}").into()));
         line.push(format!("--max-connections={}", self.max_connections).into());
         line.extend(
@@ -80,6 +98,20 @@ impl ServeArgs {
         line.extend(["--".into(), self.source.clone(), self.socket.clone().into()]);
         line
     }
+}
+
+/// The value of `--cache`.
+fn size(text: &str) -> std::result::Result<u64, String> {
+    let bytes = images::size(text)?;
+    if bytes < PagedOptions::LEAST {
+        return Err("the least is 1M: without --shared there is no cache".to_owned());
+    }
+    Ok(bytes)
+}
+
+/// The value of `--eviction`.
+fn eviction(text: &str) -> std::result::Result<&'static str, String> {
+    PolicyKind::named(text).map(PolicyKind::name)
 }
 
 /// Serves in this process or in the background.
@@ -139,8 +171,7 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<List
     // Names have versions and files have pages only where all changes come through this server.
     let versioned = args.shared.then(|| Versioned::over(Arc::clone(&fs))).flatten();
     let fs = versioned.clone().map_or(fs, |versioned| versioned as Arc<dyn FileSystem>);
-    let paged =
-        args.shared.then(|| Paged::over(Arc::clone(&fs), PagedOptions::default())).flatten();
+    let paged = args.shared.then(|| Paged::over(Arc::clone(&fs), args.paged())).flatten();
     let fs = paged.clone().map_or(fs, |paged| paged as Arc<dyn FileSystem>);
     let session = settings.session.clone();
     let max_connections = args.max_connections;

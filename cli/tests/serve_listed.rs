@@ -21,7 +21,7 @@ fn a_server_is_listed_with_its_socket_while_it_runs_and_its_process_names_both()
     assert!(servers().is_empty());
     for signal in [Signal::TERM, Signal::KILL] {
         // It goes to the background, and is listed when it comes back.
-        place.ok(&["serve", "memory:", "socket", "-o", "size=1M", "--shared"]);
+        place.ok(&["serve", "memory:", "socket", "-o", "size=1M", "--shared", "--cache=2M"]);
         let [server] = &servers()[..] else { panic!("{:?}", servers()) };
         assert_eq!(server["source"], "memory:");
         let table = place.ok(&["list"]);
@@ -30,7 +30,7 @@ fn a_server_is_listed_with_its_socket_while_it_runs_and_its_process_names_both()
         let pid = server["pid"].as_u64().unwrap();
         let title = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap();
         assert!(title.contains("\0memory:\0") && title.contains(&socket), "{title}");
-        assert!(title.contains("\0--shared\0"), "{title}");
+        assert!(title.contains("\0--shared\0--cache=2097152\0"), "{title}");
         kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
         eventually("the end of the server", || servers().is_empty());
     }

@@ -1,9 +1,10 @@
 //! Cached pages of one file: the server alone writes them, and clients read them by loads alone.
 //!
 //! A frame holds at most one page of the file, page n in frame n modulo the number of frames. The memory never
-//! changes its length and gives no frame back, so that an access never fails; a frame gets another page under
-//! its own version.
+//! changes its length, so that an access never fails; a frame gets another page under its own version. Memory is
+//! given back in groups of frames, which then read as zeros and hold no page.
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
@@ -15,6 +16,10 @@ use crate::{Memory, Shared};
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
+/// Frames of a group: memory is hidden and given back in groups.
+pub const GROUP: u64 = 16;
+/// Bytes of the frames of a group.
+pub const GROUP_BYTES: u64 = GROUP * PAGE as u64;
 /// The first word of the memory: "defuseP1".
 const MAGIC: u64 = u64::from_le_bytes(*b"defuseP1");
 /// The most frames of a file: 16 MiB.
@@ -36,6 +41,8 @@ pub struct Pages {
     memory: Memory,
     fd: OwnedFd,
     frames: u32,
+    /// The page numbers + 1 of groups that are hidden.
+    hidden: HashMap<u64, [u64; GROUP as usize]>,
 }
 
 /// A client's side.
@@ -76,7 +83,7 @@ impl Pages {
         memory.write(AT_FRAMES, &frames.to_ne_bytes());
         memory.write(0, &MAGIC.to_ne_bytes());
         memory.store64(AT_STATE, 1);
-        Ok(Pages { memory, fd, frames })
+        Ok(Pages { memory, fd, frames, hidden: HashMap::new() })
     }
 
     /// A descriptor to read the memory, for [`PageReader::of`].
@@ -92,6 +99,61 @@ impl Pages {
     /// Bytes of the memory.
     pub fn bytes(&self) -> u64 {
         bytes_of(self.frames) as u64
+    }
+
+    /// Bytes of the memory without its frames, which are in use for as long as it is there.
+    pub fn bytes_of_heads(&self) -> u64 {
+        first_frame(self.frames) as u64
+    }
+
+    /// Bytes of memory that are in use now, by the kernel's count.
+    ///
+    /// # Errors
+    ///
+    /// Those of fstat(2).
+    pub fn bytes_in_use(&self) -> Result<u64> {
+        Ok(rustix::fs::fstat(&self.fd)?.st_blocks as u64 * 512)
+    }
+
+    /// The number of groups.
+    pub fn groups(&self) -> u64 {
+        u64::from(self.frames) / GROUP
+    }
+
+    /// The group in which a page is.
+    pub fn group_of(&self, page: u64) -> u64 {
+        page % u64::from(self.frames) / GROUP
+    }
+
+    /// Takes the pages of a group from readers, until it is [shown](Pages::show).
+    pub fn hide(&mut self, group: u64) {
+        let mut held = [0; GROUP as usize];
+        for (frame, held) in (group * GROUP..).zip(&mut held) {
+            *held = self.memory.load64(head_at(frame, self.frames) + 8);
+            self.change(frame, |_, _| 0);
+        }
+        self.hidden.entry(group).or_insert(held);
+    }
+
+    /// Gives the pages of a hidden group to readers again, except those that were forgotten.
+    pub fn show(&mut self, group: u64) {
+        let held = self.hidden.remove(&group).unwrap_or_default();
+        for (frame, held) in (group * GROUP..).zip(held).filter(|(_, held)| *held != 0) {
+            self.change(frame, |_, _| held);
+        }
+    }
+
+    /// Drops the pages of a group, and gives their memory back.
+    pub fn give_back(&mut self, group: u64) {
+        self.hidden.remove(&group);
+        (group * GROUP..).take(GROUP as usize).for_each(|frame| self.change(frame, |_, _| 0));
+        // A reader that copies now meets other versions in the end.
+        fence(Ordering::SeqCst);
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let from = frame_at(group * GROUP, self.frames) as u64;
+        if let Err(error) = rustix::fs::fallocate(&self.fd, flags, from, GROUP_BYTES) {
+            log::warn!("shared memory is not given back: {error}");
+        }
     }
 
     /// The length of the file when it was opened last, in bytes.
@@ -132,7 +194,9 @@ impl Pages {
         let (first, end) = (range.start / PAGE as u64, range.end.div_ceil(PAGE as u64));
         if end - first.min(end) >= u64::from(self.frames) {
             (0..u64::from(self.frames)).for_each(|frame| self.change(frame, |_, _| 0));
+            self.hidden.values_mut().for_each(|held| *held = [0; GROUP as usize]);
         } else {
+            self.forget_hidden(first..end);
             for page in (first..end).filter(|&page| self.has(page)).collect::<Vec<_>>() {
                 self.change(page, |_, _| 0);
             }
@@ -140,7 +204,12 @@ impl Pages {
         fence(Ordering::SeqCst);
     }
 
-    /// Puts a page into its frame, in place of the one that is there.
+    fn forget_hidden(&mut self, pages: Range<u64>) {
+        let held = self.hidden.values_mut().flatten();
+        held.filter(|held| **held != 0 && pages.contains(&(**held - 1))).for_each(|held| *held = 0);
+    }
+
+    /// Puts a page into its frame, in place of the one that is there. Its group is not hidden.
     pub fn put(&mut self, page: u64, bytes: &[u8; PAGE]) {
         self.change(page, |memory, frame| {
             memory.write(frame, bytes);
@@ -272,6 +341,45 @@ mod tests {
         assert_eq!((reader.read(other * PAGE as u64, &mut out), out), (Some(10), [6; 10]));
     }
 
+    #[test]
+    fn a_hidden_group_is_shown_again_without_the_pages_that_were_forgotten() {
+        let (mut pages, reader) = both(1 << 20);
+        (0..20).for_each(|page| pages.put(page, &[page as u8; PAGE]));
+        let read = |page: u64| {
+            let mut out = [99; 4];
+            reader.read(page * PAGE as u64, &mut out).map(|_| out[0])
+        };
+        pages.hide(0);
+        assert_eq!((read(0), read(15), read(16)), (None, None, Some(16)));
+        pages.forget(PAGE as u64..2 * PAGE as u64);
+        pages.show(0);
+        assert_eq!((read(0), read(1), read(15)), (Some(0), None, Some(15)));
+        pages.hide(0);
+        pages.hide(0);
+        pages.show(0);
+        assert_eq!(read(15), Some(15), "hidden twice, it still knows its pages");
+        pages.hide(0);
+        pages.forget(0..u64::MAX);
+        pages.show(0);
+        assert_eq!((read(0), read(16)), (None, None));
+    }
+
+    #[test]
+    fn a_group_that_is_given_back_takes_no_memory_and_holds_no_pages() {
+        let (mut pages, reader) = both(1 << 20);
+        (0..64).for_each(|page| pages.put(page, &[1; PAGE]));
+        let before = pages.bytes_in_use().unwrap();
+        pages.hide(1);
+        pages.give_back(1);
+        pages.give_back(2);
+        assert_eq!(pages.bytes_in_use().unwrap(), before - 2 * GROUP_BYTES);
+        pages.show(1);
+        let read = |page: u64| reader.read(page * PAGE as u64, &mut [0; 4]).is_some();
+        assert_eq!([15, 16, 47, 48].map(read), [true, false, false, true]);
+        pages.put(16, &[2; PAGE]);
+        assert!(read(16) && !read(17));
+    }
+
     /// Whoever could write would change what all other clients read.
     #[test]
     fn a_client_can_neither_write_nor_shorten_the_pages_of_a_file() {
@@ -308,8 +416,14 @@ mod tests {
             scope.spawn(move || {
                 for round in 0..20_000_u32 {
                     pages.put(0, &[round as u8; PAGE]);
-                    if round % 16 == 0 {
-                        pages.forget(0..1);
+                    match round % 64 {
+                        0 | 16 | 32 => pages.forget(0..1),
+                        48 => pages.give_back(0),
+                        50 => {
+                            pages.hide(0);
+                            pages.show(0);
+                        }
+                        _ => {}
                     }
                 }
                 pages.put(0, &[77; PAGE]);

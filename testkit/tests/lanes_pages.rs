@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use defuse_cache::Kind;
 use defuse_connection::PageSource;
 use defuse_fs::{
     Caller, Context, Errno, Fallocate, File, FileKind, FileSystem, Ino, Name, NewNode, OpenArgs,
@@ -248,21 +249,172 @@ fn pages_end_with_the_last_close_and_the_next_file_has_others() {
     assert_eq!(kept.read(0, &mut out), None);
 }
 
-/// A file takes as much as its length, up to 16 MiB, and a user has a share.
+/// The bytes of the smallest memory for pages.
+const LEAST: u64 = PagedOptions::LEAST;
+
+/// Heads of files cannot leave memory, so that their number is bounded. These have 8 KiB each.
 #[test]
-fn a_user_takes_no_more_memory_for_pages_than_its_share() {
-    let fs = paged(PagedOptions { bytes: 300_000, bytes_of_user: 200_000 });
-    let files = ["a", "b", "c", "d", "e"].map(|text| create(&*fs, text));
+fn a_user_takes_no_more_memory_for_heads_than_its_share() {
+    let fs = paged(PagedOptions { bytes: LEAST, ..PagedOptions::default() });
+    let files: Vec<File> = (0..24).map(|at| create(&*fs, &format!("file {at}"))).collect();
     let takes = |at: usize, uid| fs.pages(files[at].ino, uid).map(drop);
-    assert_eq!((takes(0, 1), takes(1, 1)), (Ok(()), Ok(())));
-    assert_eq!(takes(2, 1), Err(Errno::ENOMEM), "the share of the user");
+    (0..8).for_each(|at| assert_eq!(takes(at, 1), Ok(())));
+    assert_eq!(takes(8, 1), Err(Errno::ENOMEM), "the share of the user");
     assert_eq!((takes(0, 1), takes(1, 2)), (Ok(()), Ok(())), "what is there costs nothing");
-    assert_eq!((takes(2, 2), takes(3, 2)), (Ok(()), Ok(())));
-    assert_eq!(takes(4, 3), Err(Errno::ENOMEM), "the share of all");
+    (8..16).for_each(|at| assert_eq!(takes(at, 2), Ok(())));
+    assert_eq!(takes(16, 3), Err(Errno::ENOMEM), "the share of all");
     fs.release(&cx(), files[0], ReleaseArgs::default()).unwrap();
-    assert_eq!(takes(4, 3), Ok(()));
-    resize(&*fs, files[4], 1 << 40);
+    assert_eq!(takes(16, 3), Ok(()));
+    resize(&*fs, files[16], 1 << 40);
     assert!(defuse_ring::pages::bytes_of(MOST_FRAMES) < 17 << 20);
+}
+
+/// Pages of files that are several times as long as the memory, each with its number in all words.
+const FILES: usize = 12;
+const FILE_PAGES: u64 = 32;
+
+fn number(file: usize, page: u64) -> u64 {
+    ((file as u64) << 32 | page) << 16
+}
+
+fn filled(fs: &dyn FileSystem) -> Vec<File> {
+    let make = |file: usize| {
+        let made = create(fs, &format!("file {file}"));
+        for page in 0..FILE_PAGES {
+            write(fs, made, page * 4096, &number(file, page).to_ne_bytes().repeat(512));
+        }
+        made
+    };
+    (0..FILES).map(make).collect()
+}
+
+#[test]
+fn pages_of_many_files_stay_within_their_memory_and_what_is_read_is_right() {
+    for (policy, kind) in Kind::ALL {
+        let fs = paged(PagedOptions { bytes: LEAST, policy: kind });
+        let files = filled(&*fs);
+        // Two users, each with its share of the heads.
+        let reader = |(at, file): (usize, &File)| {
+            PageReader::of(fs.pages(file.ino, at as u32 % 2).unwrap()).unwrap()
+        };
+        let readers: Vec<PageReader> = files.iter().enumerate().map(reader).collect();
+        let mut random = fastrand::Rng::with_seed(5);
+        let (mut out, mut by_loads) = ([0; 4096], 0);
+        for round in 0..4000 {
+            // Some files are used more than others.
+            let file = random.usize(..FILES).min(random.usize(..FILES));
+            let page = random.u64(..FILE_PAGES);
+            let expected = number(file, page).to_ne_bytes().repeat(512);
+            if readers[file].read(page * 4096, &mut out) == Some(4096) {
+                by_loads += 1;
+                assert!(out[..] == expected, "{policy}: round {round}");
+            } else {
+                // A group of pages at once.
+                let bytes = read(&*fs, files[file], page / 16 * 65536, 65536);
+                let at = page as usize % 16 * 4096;
+                assert!(bytes[at..at + 4096] == expected, "{policy}");
+                assert!(fs.bytes_in_use() <= LEAST, "{policy}: {}", fs.bytes_in_use());
+            }
+        }
+        assert!(by_loads > 1000, "{policy}: pages are of use: {by_loads}");
+        assert!(fs.bytes_in_use() > LEAST / 2, "{policy}: memory is used");
+        // Changes and closing leave the rest in order.
+        resize(&*fs, files[0], 0);
+        assert_eq!(read(&*fs, files[0], 0, 4096), []);
+        assert_eq!(readers[0].read(0, &mut out), Some(0));
+        files.iter().for_each(|file| fs.release(&cx(), *file, ReleaseArgs::default()).unwrap());
+        assert_eq!(fs.bytes_in_use(), 0, "{policy}");
+        assert!(readers.iter().all(|reader| reader.read(0, &mut out).is_none()));
+    }
+}
+
+/// A reader sees no number that is older than an acknowledged one, although pages come and go all the time.
+#[test]
+fn two_clients_read_what_was_written_while_pages_leave_their_memory() {
+    serve(PagedOptions { bytes: LEAST, ..PagedOptions::default() }, |connect| {
+        let maker = connect();
+        filled(&maker);
+        let acknowledged: Vec<AtomicU64> =
+            (0..FILES as u64 * FILE_PAGES).map(|_| AtomicU64::new(0)).collect();
+        let over = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            let (acknowledged, over) = (&acknowledged, &over);
+            scope.spawn(move || {
+                let open = |file| open(&maker, &format!("file {file}"), OpenFlags::RDWR);
+                let files: Vec<File> = (0..FILES).map(open).collect();
+                let mut random = fastrand::Rng::with_seed(8);
+                for round in 1..=3000_u64 {
+                    let (file, page) = (random.usize(..FILES), random.u64(..FILE_PAGES));
+                    let new = number(file, page) + round;
+                    write(&maker, files[file], page * 4096, &new.to_ne_bytes().repeat(512));
+                    let at = file * FILE_PAGES as usize + page as usize;
+                    acknowledged[at].store(round, Ordering::SeqCst);
+                }
+                over.store(1, Ordering::SeqCst);
+            });
+            for seed in 0..2 {
+                let client = connect();
+                scope.spawn(move || {
+                    let open = |file| open(&client, &format!("file {file}"), 0);
+                    let files: Vec<File> = (0..FILES).map(open).collect();
+                    let mut random = fastrand::Rng::with_seed(seed);
+                    let mut rounds = 0;
+                    while over.load(Ordering::SeqCst) == 0 || rounds < 2000 {
+                        let (file, page) = (random.usize(..FILES), random.u64(..FILE_PAGES));
+                        let at = file * FILE_PAGES as usize + page as usize;
+                        let least = number(file, page) + acknowledged[at].load(Ordering::SeqCst);
+                        let bytes = read(&client, files[file], page * 4096, 4096);
+                        let first = u64::from_ne_bytes(bytes[..8].try_into().unwrap());
+                        assert!(bytes == first.to_ne_bytes().repeat(512), "mixed");
+                        assert!(first >= least && first < least + 3001, "{first} after {least}");
+                        rounds += 1;
+                    }
+                    assert!(client.lane_counts().unwrap().page_reads > 0);
+                });
+            }
+        });
+    });
+}
+
+/// One user reads ever other pages, by many processes, to have the memory for itself.
+#[test]
+fn a_user_that_reads_everything_displaces_no_pages_that_others_share() {
+    for kind in [Kind::Lru, Kind::default()] {
+        let fs = paged(PagedOptions { bytes: 4 * LEAST, policy: kind });
+        let as_user = |uid, pid, file: File, page: u64| {
+            let mut bytes = [0; 4096];
+            let mut sink = SliceSink::new(&mut bytes);
+            let args = ReadArgs { offset: page * 4096, ..ReadArgs::default() };
+            let by = Context::new(Caller { uid, gid: 0, pid });
+            fs.read(&by, file, args, &mut ReadBuf::new(&mut sink, 4096)).unwrap();
+        };
+        let files = filled(&*fs);
+        let readers: Vec<PageReader> = files
+            .iter()
+            .map(|file| PageReader::of(fs.pages(file.ino, 3).unwrap()).unwrap())
+            .collect();
+        // 2.5 MiB are 40 groups of 16 pages. Users 1 and 2 share five files, 10 groups.
+        for page in 0..FILE_PAGES {
+            (0..5).for_each(|file| as_user(1 + (page / 16) as u32, 1, files[file], page));
+        }
+        let big = create(&*fs, "big");
+        write(&*fs, big, 0, &vec![1; 2 << 20]);
+        let of_big = PageReader::of(fs.pages(big.ino, 3).unwrap()).unwrap();
+        for round in 0..4 {
+            for page in 0..512 {
+                as_user(3, round * 512 + page as u32, big, page);
+            }
+            (5..FILES).for_each(|file| {
+                (0..FILE_PAGES).for_each(|page| as_user(3, round, files[file], page));
+            });
+        }
+        let is_there =
+            |reader: &PageReader, page: u64| reader.read(page * 4096, &mut [0; 4096]) == Some(4096);
+        let all = (0..FILE_PAGES).all(|page| readers[..5].iter().all(|r| is_there(r, page)));
+        assert!(all, "{kind:?}: pages of users 1 and 2 have left");
+        assert!((0..512).any(|page| !is_there(&of_big, page)), "{kind:?}: memory was short");
+        assert!(fs.bytes_in_use() <= 4 * LEAST);
+    }
 }
 
 /// A client that has the file open for writing only, or not at all, gets no pages of it.

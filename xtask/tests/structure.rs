@@ -207,7 +207,7 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
                 &["fs", "probe", "wire", "session", "connection"]
             }
             "frontends" if package.folder == "frontends/shared" => {
-                &["fs", "probe", "wire", "session", "connection", "ring"]
+                &["fs", "probe", "wire", "session", "connection", "ring", "cache"]
             }
             "frontends" | "trace" => &["fs", "probe"],
             // Workloads know a file system through its contract at most.

@@ -5,11 +5,13 @@
 //! replies of short calls then need no system call while both sides run. Everything else stays on the socket:
 //! INIT, notifications, descriptors, interrupts, and the end of the client.
 //!
-//! [`Paged`] keeps pages of open files in memory that clients read without a request. [`Versioned`] tells clients by
-//! versions in memory which names and attributes have changed.
+//! [`Paged`] keeps pages of open files in bounded memory that clients read without a request; a policy of `cache/`
+//! decides which of them leave. [`Versioned`] tells clients by versions in memory which names and attributes have
+//! changed.
 //!
 //! This crate does not listen, decides no rights (`connection`), and handles no requests (`session`).
 
+mod memory;
 mod paged;
 mod rings;
 mod versioned;

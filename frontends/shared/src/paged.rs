@@ -3,6 +3,8 @@
 //! Each change of a file through this layer drops the pages that it changes before it begins, and closes the
 //! file if its length may change. Pages are filled by reads, unless a change has begun meanwhile. So a client
 //! never sees old data after somebody's change was answered, nor after it saw newer data.
+//!
+//! The memory is bounded (`memory.rs`): parts of files leave it when others need it.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -10,6 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use defuse_cache::Kind;
 use defuse_connection::PageSource;
 use defuse_fs::{
     Attr, Caller, Context, CopyRange, Entry, Errno, Fallocate, Fh, File, FileSystem, Ino,
@@ -19,22 +22,33 @@ use defuse_fs::{
 };
 use defuse_ring::pages::{PAGE, Pages};
 
+use crate::memory::{Bound, Groups};
+
 /// The most pages that one read fills.
 const MOST_FILLED: u64 = 32;
 const ALL: Range<u64> = 0..u64::MAX;
+/// Of the memory, this part may be heads.
+pub(crate) const HEADS: u64 = 8;
+/// Files may have so many times the memory in frames, most of which are empty. One user may have half.
+const RESERVED: u64 = 4;
 
-/// Limits of the memory for pages.
+/// The memory for pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PagedOptions {
-    /// Bytes for all files. A file takes at most 16 MiB.
+    /// Bytes of pages of all files, 1 MiB at least. A file takes at most 16 MiB, and at most half of this.
     pub bytes: u64,
-    /// Bytes for files that one user was the first to read through memory.
-    pub bytes_of_user: u64,
+    /// The policy that decides which pages leave.
+    pub policy: Kind,
+}
+
+impl PagedOptions {
+    /// The fewest bytes.
+    pub const LEAST: u64 = 1 << 20;
 }
 
 impl Default for PagedOptions {
     fn default() -> Self {
-        PagedOptions { bytes: 512 << 20, bytes_of_user: 128 << 20 }
+        PagedOptions { bytes: 512 << 20, policy: Kind::default() }
     }
 }
 
@@ -45,8 +59,18 @@ pub struct Paged {
     options: PagedOptions,
 }
 
-#[derive(Default)]
-struct Table(Mutex<HashMap<Ino, Entries>>);
+struct Table(Mutex<State>);
+
+struct State {
+    files: HashMap<Ino, Entries>,
+    bound: Bound,
+}
+
+impl Groups for HashMap<Ino, Entries> {
+    fn pages(&mut self, ino: Ino) -> Option<&mut Pages> {
+        self.get_mut(&ino)?.pages.as_mut().map(|charged| &mut charged.pages)
+    }
+}
 
 /// A file that is open, or that is changing.
 #[derive(Default)]
@@ -68,19 +92,19 @@ struct Charged {
 
 impl std::fmt::Debug for Paged {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Paged({} files)", self.table.lock().len())
+        write!(f, "Paged({} files)", self.table.lock().files.len())
     }
 }
 
 impl Table {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Ino, Entries>> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A change of these bytes of the file begins; of its length, too, if it `resizes` or goes beyond the end.
     fn begin(&self, ino: Ino, range: Range<u64>, resizes: bool) {
-        let mut files = self.lock();
-        let entry = files.entry(ino).or_default();
+        let mut state = self.lock();
+        let entry = state.files.entry(ino).or_default();
         entry.running += 1;
         let fits = |one: &Charged| !one.pages.is_closed() && range.end <= one.pages.size();
         let resizes = resizes || !entry.pages.as_ref().is_some_and(fits);
@@ -88,28 +112,30 @@ impl Table {
     }
 
     fn end(&self, ino: Ino) {
-        let mut files = self.lock();
+        let files = &mut self.lock().files;
         if let Some(entry) = files.get_mut(&ino) {
             entry.running -= 1;
         }
-        Table::tidy(&mut files, ino);
+        Table::tidy(files, ino);
     }
 
     fn opened(&self, ino: Ino) {
-        self.lock().entry(ino).or_default().opens += 1;
+        self.lock().files.entry(ino).or_default().opens += 1;
     }
 
     fn closed(&self, ino: Ino) {
-        let mut files = self.lock();
+        let State { files, bound } = &mut *self.lock();
         if let Some(entry) = files.get_mut(&ino) {
             entry.opens = entry.opens.saturating_sub(1);
             if entry.opens == 0 {
                 entry.epoch += 1;
-                entry.pages = None;
                 entry.stopped = false;
+                if let Some(charged) = entry.pages.take() {
+                    bound.closed(ino, charged.pages.groups());
+                }
             }
         }
-        Table::tidy(&mut files, ino);
+        Table::tidy(files, ino);
     }
 
     fn tidy(files: &mut HashMap<Ino, Entries>, ino: Ino) {
@@ -120,7 +146,7 @@ impl Table {
 
     /// The file system says that a file has changed.
     fn changed(&self, ino: Ino, range: Range<u64>) {
-        if let Some(entry) = self.lock().get_mut(&ino) {
+        if let Some(entry) = self.lock().files.get_mut(&ino) {
             entry.forget(range, true);
         }
     }
@@ -149,8 +175,17 @@ impl Paged {
     /// its operations submitted.
     pub fn over(inner: Arc<dyn FileSystem>, options: PagedOptions) -> Option<Arc<Paged>> {
         let caps = inner.caps();
-        let table = Arc::default();
+        let bound = Bound::new(options.bytes.max(PagedOptions::LEAST), options.policy);
+        let state = State { files: HashMap::new(), bound };
+        let table = Arc::new(Table(Mutex::new(state)));
         (caps.exclusive && !caps.submits).then(|| Arc::new(Paged { inner, table, options }))
+    }
+
+    /// Bytes of memory that pages take now, by the kernel's count.
+    pub fn bytes_in_use(&self) -> u64 {
+        let state = self.table.lock();
+        let pages = state.files.values().filter_map(|entry| entry.pages.as_ref());
+        pages.map(|one| one.pages.bytes_in_use().unwrap_or(0)).sum()
     }
 
     fn change<T>(
@@ -167,13 +202,17 @@ impl Paged {
     /// Fills the pages of a read that the client has just made.
     fn fill(&self, cx: &Context<'_>, file: File, args: ReadArgs, len: usize) {
         let (epoch, is_closed, missing) = {
-            let mut files = self.table.lock();
+            let State { files, bound } = &mut *self.table.lock();
             let Some(entry) = files.get_mut(&file.ino) else { return };
             let epoch = entry.epoch;
             let Some(pages) = entry.fillable() else { return };
             let first = args.offset / PAGE as u64;
             let end = args.offset.saturating_add(len as u64).div_ceil(PAGE as u64);
             let all = first..end.min(first + MOST_FILLED);
+            let mut groups: Vec<u64> = all.clone().map(|page| pages.group_of(page)).collect();
+            groups.dedup();
+            groups.into_iter().for_each(|group| bound.used(files, file.ino, group, cx.caller));
+            let Some(pages) = files.pages(file.ino) else { return };
             let missing: Vec<u64> = all.filter(|&page| !pages.has(page)).collect();
             (epoch, pages.is_closed(), missing)
         };
@@ -193,11 +232,14 @@ impl Paged {
             bytes[filled..].fill(0);
             read.push((page, bytes));
         }
-        let mut files = self.table.lock();
+        let State { files, bound } = &mut *self.table.lock();
         let entry = files.get_mut(&file.ino).filter(|entry| entry.epoch == epoch);
         let Some(pages) = entry.and_then(Entries::fillable) else { return };
         for (page, bytes) in read {
-            pages.put(page, &bytes);
+            // Its group may have left meanwhile.
+            if bound.holds(file.ino, pages.group_of(page)) {
+                pages.put(page, &bytes);
+            }
         }
         if let Some(Ok(attr)) = size {
             pages.open(attr.size);
@@ -214,10 +256,14 @@ fn errno(error: rustix::io::Errno) -> Errno {
     Errno::from_raw(error.raw_os_error())
 }
 
-/// The bytes of the files that these users were the first to read.
-fn charged(files: &HashMap<Ino, Entries>, whose: impl Fn(u32) -> bool) -> u64 {
+/// The sum over the files that these users were the first to read.
+fn sum(
+    files: &HashMap<Ino, Entries>,
+    whose: impl Fn(u32) -> bool,
+    bytes: impl Fn(&Pages) -> u64,
+) -> u64 {
     let pages = files.values().filter_map(|entry| entry.pages.as_ref());
-    pages.filter(|one| whose(one.uid)).map(|one| one.pages.bytes()).sum()
+    pages.filter(|one| whose(one.uid)).map(|one| bytes(&one.pages)).sum()
 }
 
 /// Ends a change, also if it panics.
@@ -232,7 +278,7 @@ impl Drop for Ended<'_> {
 impl PageSource for Paged {
     fn pages(&self, ino: Ino, uid: u32) -> Result<OwnedFd> {
         let size = self.inner.getattr(&Context::new(Caller::default()), ino, None)?.size;
-        let mut files = self.table.lock();
+        let files = &mut self.table.lock().files;
         let entry = files.get(&ino).filter(|entry| entry.opens > 0).ok_or(Errno::ESTALE)?;
         if entry.stopped {
             return Err(Errno::EBUSY);
@@ -240,11 +286,16 @@ impl PageSource for Paged {
         if let Some(charged) = &entry.pages {
             return charged.pages.reader().map_err(errno);
         }
-        let (all, own) = (charged(&files, |_| true), charged(&files, |user| user == uid));
+        let most = self.options.bytes.max(PagedOptions::LEAST);
         // Closed, until a read fills it.
-        let pages = Pages::new(size).map_err(errno)?;
-        let fits = |used: u64, most: u64| used + pages.bytes() <= most;
-        if !fits(all, self.options.bytes) || !fits(own, self.options.bytes_of_user) {
+        let pages = Pages::new(size.min(most / 2)).map_err(errno)?;
+        let fits = |bytes: fn(&Pages) -> u64, most: u64, most_of_user: u64| {
+            let (all, own) = (sum(files, |_| true, bytes), sum(files, |user| user == uid, bytes));
+            all + bytes(&pages) <= most && own + bytes(&pages) <= most_of_user
+        };
+        // Heads are always in memory. Frames could be, if clients touched all of them.
+        let heads = fits(Pages::bytes_of_heads, most / HEADS, most / HEADS / 2);
+        if !heads || !fits(Pages::bytes, most * RESERVED, most * RESERVED / 2) {
             return Err(Errno::ENOMEM);
         }
         let fd = pages.reader().map_err(errno)?;
@@ -253,7 +304,7 @@ impl PageSource for Paged {
     }
 
     fn stop(&self, ino: Ino) {
-        if let Some(entry) = self.table.lock().get_mut(&ino) {
+        if let Some(entry) = self.table.lock().files.get_mut(&ino) {
             entry.stopped = true;
             entry.forget(ALL, true);
         }
