@@ -52,7 +52,7 @@ const OPTIONS: &[Opt<Options>] = &[
     Opt::new("valid", Seconds(|o, time| o.valid_for = time),
         "changes of other clients are seen after at most this time (default 1)"),
     Opt::new("upcalls", Seconds(|o, time| o.told_for = time),
-        "names and attributes of files are kept for this time where servers tell of changes (default 300, 0: never)"),
+        "files are cached for this time if servers tell of changes (default 300, 0: never)"),
 ];
 
 fn defaults(frontend: &Frontend) -> Options {
