@@ -54,7 +54,7 @@ impl Thing<'_> {
             let hash = (hash ^ word).wrapping_mul(FACTOR);
             hash ^ hash >> 32
         };
-        let mut hash = mix(mix(kind, ino), name.len() as u64);
+        let mut hash = mix(mix(mix(0, kind), ino), name.len() as u64);
         for piece in name.chunks(8) {
             let mut word = [0; 8];
             word[..piece.len()].copy_from_slice(piece);

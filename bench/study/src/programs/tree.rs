@@ -107,7 +107,7 @@ pub fn prepare(place: &Place, scale: &Scale) -> Result<()> {
 
 /// Between 100 bytes and 2 KiB, different in each file.
 fn text(number: usize) -> String {
-    format!("line {number} of a small file\n").repeat(4 + number * 7 % 64)
+    format!("line {number} of a small file\n").repeat(5 + number * 7 % 64)
 }
 
 #[cfg(test)]
