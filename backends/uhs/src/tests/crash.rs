@@ -223,7 +223,7 @@ fn each_sentence_about_data_is_needed() {
         ("shifted blocks move", Rules { shifted_blocks_move: false, ..Rules::ALL }),
     ];
     for (name, rules) in without {
-        let found = (0..400).find(|seed| play(*seed, rules, false).is_err());
+        let found = (0..4000).find(|seed| play(*seed, rules, false).is_err());
         assert!(found.is_some(), "nothing fails without: {name}");
         println!("without \"{name}\", seed {} fails", found.unwrap_or(0));
     }
