@@ -17,11 +17,16 @@ pub struct Limit {
 impl Limit {
     /// Kills all descendants of this process after `time`.
     pub fn new(step: &'static str, time: Duration) -> Self {
+        Limit::over(std::process::id(), step, time)
+    }
+
+    /// Kills all descendants of the process `root`.
+    fn over(root: u32, step: &'static str, time: Duration) -> Self {
         let (done, end) = channel();
         let watcher = std::thread::spawn(move || {
             if end.recv_timeout(time) == Err(RecvTimeoutError::Timeout) {
                 println!("{step}: not finished after {} minutes; killed:", time.as_secs() / 60);
-                kill_descendants();
+                kill_descendants(root);
             }
         });
         Limit { done: Some(done), watcher: Some(watcher) }
@@ -37,9 +42,9 @@ impl Drop for Limit {
     }
 }
 
-fn kill_descendants() {
+fn kill_descendants(root: u32) {
     // Kills parents before their children, so that they cannot start more.
-    for pid in descendants(std::process::id(), &parents()) {
+    for pid in descendants(root, &parents()) {
         let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         let line = String::from_utf8_lossy(&words).replace('\0', " ");
         println!("  {pid} {}", line.trim());
@@ -86,11 +91,15 @@ mod tests {
         parents().contains_key(&std::process::id())
     }
 
+    /// The step is a shell of this test, because other tests have processes, too.
     #[test]
     fn a_hanging_step_is_killed_and_a_finished_one_is_not() {
-        let mut child = Command::new("sleep").arg("600").spawn().unwrap();
-        let limit = Limit::new("a test", Duration::from_millis(50));
-        assert!(!child.wait().unwrap().success());
+        let mut step = Command::new("sh").args(["-c", "sleep 600 & wait $!"]).spawn().unwrap();
+        while descendants(step.id(), &parents()).is_empty() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let limit = Limit::over(step.id(), "a test", Duration::from_millis(50));
+        assert!(!step.wait().unwrap().success());
         drop(limit);
         let limit = Limit::new("a test", Duration::from_secs(600));
         assert!(Command::new("true").status().unwrap().success());
