@@ -2,8 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use defuse_cache::Kind as PolicyKind;
@@ -44,8 +43,8 @@ pub struct ServeArgs {
     #[arg(long, value_name = "SIZE", value_parser = size, requires = "shared")]
     cache: Option<u64>,
     /// With --shared: the policy by which pages leave this memory: lru, lfu, arc, s3-fifo, plain-e or e
-    #[arg(long, value_name = "POLICY", value_parser = eviction, requires = "shared")]
-    eviction: Option<&'static str>,
+    #[arg(long, value_name = "POLICY", value_parser = PolicyKind::named, requires = "shared")]
+    eviction: Option<PolicyKind>,
     /// Also admit this user, with that user's permissions; may be repeated
     #[arg(long, value_name = "UID")]
     admit: Vec<u32>,
@@ -72,10 +71,9 @@ pub struct ServeArgs {
 impl ServeArgs {
     fn paged(&self) -> PagedOptions {
         let default = PagedOptions::default();
-        let named = self.eviction.and_then(|name| PolicyKind::named(name).ok());
         PagedOptions {
             bytes: self.cache.unwrap_or(default.bytes),
-            policy: named.unwrap_or(default.policy),
+            policy: self.eviction.unwrap_or(default.policy),
         }
     }
 
@@ -85,7 +83,7 @@ impl ServeArgs {
         line.extend(self.options.iter().map(|list| format!("-o{list}").into()));
         line.extend(self.shared.then(|| "--shared".into()));
         line.extend(self.cache.map(|bytes| format!("--cache={bytes}").into()));
-        line.extend(self.eviction.map(|policy| format!("--eviction={policy}").into()));
+        line.extend(self.eviction.map(|policy| format!("--eviction={}", policy.name()).into()));
         line.extend(self.admit.iter().map(|uid| format!("--admit={uid}").into()));
         line.push(format!("--max-connections={}", self.max_connections).into());
         line.extend(
@@ -109,11 +107,6 @@ fn size(text: &str) -> std::result::Result<u64, String> {
     Ok(bytes)
 }
 
-/// The value of `--eviction`.
-fn eviction(text: &str) -> std::result::Result<&'static str, String> {
-    PolicyKind::named(text).map(PolicyKind::name)
-}
-
 /// Serves in this process or in the background.
 pub fn run(mut args: ServeArgs) -> Result {
     let source = SOURCES.parse(&args.source)?;
@@ -127,7 +120,7 @@ pub fn run(mut args: ServeArgs) -> Result {
     let ready = if args.daemon { daemon::detach()? } else { daemon::Ready::Foreground };
     let log = mount::start_log(args.verbose, args.log_file.as_deref());
     match log.and_then(|()| listen(&args, &source, &settings)) {
-        Ok(Listening { server, fs, settles }) => {
+        Ok(Listening { server, fs, settling }) => {
             // The server works without an entry.
             let text = source.text().to_string_lossy().into_owned();
             let registered = servers::register(text, &args.socket);
@@ -135,10 +128,8 @@ pub fn run(mut args: ServeArgs) -> Result {
             ready.tell(Ok(&[]));
             server.run();
             log::info!("{} has ended", args.socket.display());
-            settles.store(true, Ordering::Release);
-            let durable = serve::make_durable(&*fs, &source.text().to_string_lossy());
-            settles.store(false, Ordering::Release);
-            durable
+            let _settling = lock(&settling);
+            serve::make_durable(&*fs, &source.text().to_string_lossy())
         }
         Err(failure) => {
             ready.tell(Err(&failure));
@@ -151,8 +142,8 @@ pub fn run(mut args: ServeArgs) -> Result {
 struct Listening {
     server: Arc<Server>,
     fs: Arc<dyn FileSystem>,
-    /// The file system makes everything durable, however long that takes.
-    settles: Arc<AtomicBool>,
+    /// Locked while the file system makes everything durable, however long that takes.
+    settling: Arc<Mutex<()>>,
 }
 
 fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Listening> {
@@ -192,8 +183,8 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<List
     let server = Arc::new(server);
     log::info!("{} is served at {}", source.text().display(), args.socket.display());
     let served = Arc::downgrade(&server);
-    let settles = Arc::new(AtomicBool::new(false));
-    let settling = Arc::clone(&settles);
+    let settling = Arc::new(Mutex::new(()));
+    let until_settled = Arc::clone(&settling);
     let listen = move || {
         for signal in caught.forever() {
             let Some(server) = served.upgrade() else { return };
@@ -201,7 +192,7 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<List
                 SIGUSR1 => log::info!("statistics: {}", server.snapshot()),
                 _ => {
                     server.shut_down();
-                    give_up_after(END_PATIENCE, Arc::clone(&settling));
+                    give_up_after(END_PATIENCE, Arc::clone(&until_settled));
                 }
             }
         }
@@ -211,21 +202,23 @@ fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<List
     if settings.sandbox {
         sandbox::filter(serve::needs(source));
     }
-    Ok(Listening { server, fs, settles })
+    Ok(Listening { server, fs, settling })
 }
 
 /// Kills this process after a time limit, if a file system does not answer or memory takes long to
 /// free. Data that becomes durable has all the time that it needs.
-fn give_up_after(patience: Duration, settles: Arc<AtomicBool>) {
+fn give_up_after(patience: Duration, settling: Arc<Mutex<()>>) {
     let wait = move || {
         std::thread::sleep(patience);
-        while settles.load(Ordering::Acquire) {
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        let _settled = lock(&settling);
         log::error!("the server did not end within {patience:?} and is killed");
         let _ = kill_process(getpid(), Signal::KILL);
     };
     if let Err(error) = std::thread::Builder::new().name("defuse-end".to_owned()).spawn(wait) {
         log::warn!("no time limit for the end: {error}");
     }
+}
+
+fn lock(settling: &Mutex<()>) -> MutexGuard<'_, ()> {
+    settling.lock().unwrap_or_else(PoisonError::into_inner)
 }
