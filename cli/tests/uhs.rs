@@ -8,7 +8,8 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::process::{Command, Stdio};
 
-use common::{Place, eventually, said};
+use common::{Place, Tmpfs, eventually, said};
+use rustix::mount::MountFlags;
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A place with an image `img`, if it can be mounted.
@@ -404,15 +405,15 @@ fn a_user_opens_only_images_that_the_user_may_open() {
 fn a_server_whose_data_the_device_does_not_take_fails_at_its_end() {
     let Some(place) = Place::to_mount() else { return };
     for takes in [true, false] {
-        let disk = Tmpfs::new(place.path("disk"), "size=40m");
+        let disk = Tmpfs::on(place.path("disk"), MountFlags::empty(), c"size=40m");
         place.ok(&["mkfs", "uhs", "disk/img", "--size", "32M"]);
         if !takes {
             // The image loses the room that it was given, and another file takes it.
-            let (img, sparse) = (disk.0.join("img"), disk.0.join("sparse"));
+            let (img, sparse) = (disk.path().join("img"), disk.path().join("sparse"));
             let copied = Command::new("cp").arg("--sparse=always").args([&img, &sparse]).status();
             assert!(copied.unwrap().success());
             fs::rename(&sparse, &img).unwrap();
-            let mut rest = File::create(disk.0.join("rest")).unwrap();
+            let mut rest = File::create(disk.path().join("rest")).unwrap();
             std::io::copy(&mut std::io::repeat(1), &mut rest).unwrap_err();
         }
         let mut server = place.command(&["serve", "-f", "uhs:disk/img", "socket"]);
@@ -425,24 +426,5 @@ fn a_server_whose_data_the_device_does_not_take_fails_at_its_end() {
         assert_eq!(end.code, Some(if takes { 0 } else { 1 }), "{}", end.err);
         let said = "disk/img: not all changes could be made durable";
         assert_eq!(end.err.contains(said), !takes, "{}", end.err);
-    }
-}
-
-/// A small file system, unmounted when dropped.
-struct Tmpfs(std::path::PathBuf);
-
-impl Tmpfs {
-    fn new(path: std::path::PathBuf, options: &str) -> Tmpfs {
-        let _ = fs::create_dir(&path);
-        let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(&path);
-        assert!(mount.status().unwrap().success());
-        Tmpfs(path)
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
     }
 }

@@ -1,6 +1,8 @@
 //! Attacks of clients through shared memory. The server runs as root; the attacker is another user, who makes
 //! requests by hand and writes anything into its lanes, while an honest client works.
 
+mod raw;
+
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -19,10 +21,7 @@ use defuse_ring::layout::{ARENA, BYTES, number_in};
 use defuse_ring::{Lane, Memory as Ring, Shared};
 use defuse_shared::Rings;
 use defuse_socket::{Admission, Server, ServerOptions};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
-    SocketFlags, SocketType,
-};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 
 const USER: u32 = 4321;
 const SECRET: &[u8] = b"the bytes that only root may read";
@@ -131,32 +130,17 @@ struct Attacker {
 
 /// A request of FUSE with the credentials of the attacker.
 fn request(opcode: u32, number: u64, ino: u64, body: &[u8]) -> Vec<u8> {
-    let mut message = Vec::new();
-    message.extend((40 + body.len() as u32).to_ne_bytes());
-    message.extend(opcode.to_ne_bytes());
-    message.extend(number.to_ne_bytes());
-    message.extend(ino.to_ne_bytes());
-    message.extend([USER, USER, 1, 0].map(u32::to_ne_bytes).concat());
-    message.extend(body);
-    message
+    raw::request(opcode, number, ino, USER, body)
 }
 
 const LOOKUP: u32 = 1;
 const GETATTR: u32 = 3;
 const OPEN: u32 = 14;
 const READ: u32 = 15;
-const INIT: u32 = 26;
 
 impl Attacker {
     fn connect(path: &Path) -> Attacker {
-        let flags = SocketFlags::CLOEXEC;
-        let socket =
-            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-                .unwrap();
-        rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
-        let numbers = [7u32, 45, 0, u32::MAX].map(u32::to_ne_bytes).concat();
-        let init = request(INIT, 2, 0, &[numbers, vec![0; 48]].concat());
-        rustix::net::send(&socket, &init, SendFlags::empty()).unwrap();
+        let socket = raw::begun(path, USER);
         let mut room = [0; 4096];
         let mut beside = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut beside = RecvAncillaryBuffer::new(&mut beside);

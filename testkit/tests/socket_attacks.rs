@@ -1,6 +1,8 @@
 //! Attacks of clients on the server of a socket and on each other. The server runs as root. The
 //! clients are threads of this process with the credentials of other users.
 
+mod raw;
+
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
@@ -678,30 +680,6 @@ impl FileSystem for OneThread {
     }
 }
 
-/// A request of FUSE on the root directory.
-fn raw_request(opcode: u32, unique: u64, body: &[u8]) -> Vec<u8> {
-    let len = 40 + body.len() as u32;
-    let header = [&len.to_ne_bytes()[..], &opcode.to_ne_bytes(), &unique.to_ne_bytes()].concat();
-    [&header[..], &1u64.to_ne_bytes(), &[0; 16], body].concat()
-}
-
-/// A connection of a client that does what it wants.
-fn raw_connection(path: &std::path::Path) -> OwnedFd {
-    use rustix::net::{
-        AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-    };
-    let flags = SocketFlags::CLOEXEC;
-    let seqpacket = SocketType::SEQPACKET;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, seqpacket, flags, None).unwrap();
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
-    let numbers = [7u32, 45, 0, u32::MAX].map(u32::to_ne_bytes).concat();
-    let init = raw_request(26, 2, &[numbers, vec![0; 48]].concat());
-    rustix::net::send(&socket, &init, SendFlags::empty()).unwrap();
-    let mut room = [0; 4096];
-    assert!(rustix::net::recv(&socket, &mut room[..], RecvFlags::empty()).unwrap().0 > 16);
-    socket
-}
-
 /// The thread that completed the operations of all clients waited for one that read no answers, and
 /// with it everyone.
 #[test]
@@ -712,12 +690,16 @@ fn a_client_that_reads_no_answers_delays_nobody() {
     let server = Server::bind(&path, Arc::new(OneThread::new()), ServerOptions::default()).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
-        let stuck = raw_connection(&path);
+        let stuck = raw::begun(&path, 0);
+        let mut room = [0; 4096];
+        let (len, _) =
+            rustix::net::recv(&stuck, &mut room[..], rustix::net::RecvFlags::empty()).unwrap();
+        assert!(len > 16, "INIT was not answered");
         let mut refused = 0;
         let mut unique = 4;
         // The server takes requests until its own limits; then the socket is full in both directions.
         while refused < 20 {
-            let message = raw_request(SYNCFS, unique, &[0; 8]);
+            let message = raw::request(SYNCFS, unique, 1, 0, &[0; 8]);
             match rustix::net::send(&stuck, &message, rustix::net::SendFlags::DONTWAIT) {
                 Ok(_) => (unique, refused) = (unique + 2, 0),
                 Err(_) => {

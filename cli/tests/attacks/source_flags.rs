@@ -1,31 +1,18 @@
 //! Sources that may not grant set-user-id, devices or execution.
 
+use std::ffi::CStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::mount::MountFlags;
 
-use super::common::{Place, eventually};
+use super::common::{Place, Tmpfs, eventually};
 use super::users::{NOBODY, printed_for_nobody};
 
-/// A tmpfs, until it is dropped.
-struct Tmpfs(PathBuf);
-
-impl Tmpfs {
-    fn on(path: PathBuf, flags: MountFlags) -> Tmpfs {
-        mount("tmpfs", &path, "tmpfs", flags, c"mode=755").unwrap();
-        Tmpfs(path)
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        let _ = unmount(&self.0, UnmountFlags::DETACH);
-    }
-}
+const MODE: &CStr = c"mode=755";
 
 fn open_to_all(place: &Place) {
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
@@ -76,7 +63,7 @@ fn a_mount_inherits_the_restrictions_of_its_source() {
     let Some(place) = Place::to_mount() else { return };
     open_to_all(&place);
     let denied = MountFlags::NOSUID | MountFlags::NODEV;
-    let source = Tmpfs::on(place.path("src"), denied);
+    let source = Tmpfs::on(place.path("src"), denied, MODE);
     set_user_id_program(&place.path("src/id"));
     let said = place.run(&["mount", "passthrough:src", "mnt", "-o", "allow_other,suid,dev"]);
     assert_eq!(said.code, Some(0), "{}", said.err);
@@ -90,7 +77,7 @@ fn a_mount_inherits_the_restrictions_of_its_source() {
     place.ok(&["umount", "mnt"]);
     drop(source);
 
-    let _source = Tmpfs::on(place.path("src"), MountFlags::NOEXEC);
+    let _source = Tmpfs::on(place.path("src"), MountFlags::NOEXEC, MODE);
     let said = place.run(&["mount", "passthrough:src", "mnt", "-o", "suid,dev"]);
     assert!(
         said.err.contains("mounted with noexec") && said.err.lines().count() == 1,
@@ -106,7 +93,7 @@ fn a_file_system_below_the_source_that_denies_set_user_id_is_not_served_with_it(
     let Some(place) = Place::to_mount() else { return };
     open_to_all(&place);
     fs::create_dir(place.path("src/medium")).unwrap();
-    let _medium = Tmpfs::on(place.path("src/medium"), MountFlags::NOSUID);
+    let _medium = Tmpfs::on(place.path("src/medium"), MountFlags::NOSUID, MODE);
     set_user_id_program(&place.path("src/medium/id"));
     let program = place.path("mnt/medium/id");
     place.ok(&["mount", "passthrough:src", "mnt", "-o", "allow_other,suid"]);

@@ -3,12 +3,14 @@
 // Every test program uses another part of this module.
 #![allow(dead_code)]
 
+use std::ffi::CStr;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// The built program.
@@ -17,6 +19,28 @@ pub const PROGRAM: &str = env!("CARGO_BIN_EXE_defuse");
 /// A directory with a mount point `mnt`, a source `src` and a registry of its own.
 pub struct Place {
     dir: tempfile::TempDir,
+}
+
+/// A tmpfs, unmounted when dropped.
+pub struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    /// Mounts it on `path`, which is created if it does not exist.
+    pub fn on(path: PathBuf, flags: MountFlags, options: &CStr) -> Tmpfs {
+        fs::create_dir_all(&path).unwrap();
+        mount("tmpfs", &path, "tmpfs", flags, options).unwrap();
+        Tmpfs(path)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
+    }
 }
 
 /// The outcome of running the program.

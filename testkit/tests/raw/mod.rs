@@ -1,0 +1,32 @@
+//! A client made by hand, which says what it wants.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+
+const INIT: u32 = 26;
+
+/// A request of FUSE by a process of the user `uid`.
+pub fn request(opcode: u32, number: u64, ino: u64, uid: u32, body: &[u8]) -> Vec<u8> {
+    let mut message = Vec::new();
+    message.extend((40 + body.len() as u32).to_ne_bytes());
+    message.extend(opcode.to_ne_bytes());
+    message.extend(number.to_ne_bytes());
+    message.extend(ino.to_ne_bytes());
+    message.extend([uid, uid, 1, 0].map(u32::to_ne_bytes).concat());
+    message.extend(body);
+    message
+}
+
+/// A connection on which INIT was sent, and nothing received.
+pub fn begun(path: &Path, uid: u32) -> OwnedFd {
+    let flags = SocketFlags::CLOEXEC;
+    let seqpacket = SocketType::SEQPACKET;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, seqpacket, flags, None).unwrap();
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    let numbers = [7u32, 45, 0, u32::MAX].map(u32::to_ne_bytes).concat();
+    let init = request(INIT, 2, 0, uid, &[numbers, vec![0; 48]].concat());
+    rustix::net::send(&socket, &init, SendFlags::empty()).unwrap();
+    socket
+}
