@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::{Device, Done, Facts, Kind, Op, Queue, Region, Result, Waker};
+use crate::{Clock, Device, Done, Facts, Kind, Op, Purpose, Queue, Region, Result, Waker};
 
 /// A device that counts the operations of all its queues.
 pub struct Counted {
@@ -94,9 +94,17 @@ impl Device for Counted {
     }
 
     fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
-        let inner = self.inner.queue(depth)?;
+        self.queue_for(Purpose::Caller, depth)
+    }
+
+    fn queue_for(&self, purpose: Purpose, depth: u32) -> Result<Box<dyn Queue>> {
+        let inner = self.inner.queue_for(purpose, depth)?;
         let block_size = u64::from(self.facts().block_size);
         Ok(Box::new(CountedQueue { inner, counts: Arc::clone(&self.counts), block_size }))
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        self.inner.clock()
     }
 }
 

@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Done, Op, Region, Result, Waker};
+use crate::{Clock, Done, Monotonic, Op, Region, Result, Waker};
 
 /// Facts about a device. They do not change while it is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +50,19 @@ impl Facts {
     }
 }
 
+/// The purpose of the operations of a queue, for a device that treats them differently
+/// ([`Separated`](crate::Separated)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// Somebody waits for them.
+    #[default]
+    Caller,
+    /// They write what nobody waits for yet.
+    Behind,
+    /// They make space.
+    Reclaim,
+}
+
 /// A block device.
 ///
 /// # Order and durability
@@ -82,6 +95,21 @@ pub trait Device: Send + Sync {
     ///
     /// `EBUSY` where the device has no further queue, `ENOMEM` at a limit of the process.
     fn queue(&self, depth: u32) -> Result<Box<dyn Queue>>;
+
+    /// A queue for operations of one purpose. Most devices treat all alike.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`queue`](Device::queue).
+    fn queue_for(&self, _: Purpose, depth: u32) -> Result<Box<dyn Queue>> {
+        self.queue(depth)
+    }
+
+    /// The clock by which operations of this device are measured. A device in virtual time has its own, so that a
+    /// run is the same every time.
+    fn clock(&self) -> Arc<dyn Clock> {
+        Arc::new(Monotonic::default())
+    }
 }
 
 /// A pair of queues, for submissions and completions. One thread at a time uses it, and nothing

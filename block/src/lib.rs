@@ -3,8 +3,8 @@
 //! The crate has the traits [`Device`] and [`Queue`], the memory that operations use ([`Region`],
 //! [`Memory`]), and four devices: [`File`] (a file or block device, by io_uring), [`Ram`] (memory),
 //! [`Sim`] (memory that remembers every event, so that a test can compute what a power cut could
-//! leave behind) and [`Model`] (an SSD in virtual time). [`Separated`] puts one queue in front of several,
-//! and [`Counted`] counts what goes to a device.
+//! leave behind) and [`Model`] (an SSD in virtual time). [`Separated`] shares a few queues of a
+//! device among many users by the classes of their operations, and [`Counted`] counts what goes to a device.
 //!
 //! It knows no file system, keeps no cache, and promises no order that the device does not promise. No word of io_uring appears in the traits, so that a pair of NVMe queues fits them.
 //!
@@ -39,7 +39,7 @@ mod waker;
 pub use blocking::Blocking;
 pub use clock::{Clock, Monotonic};
 pub use counted::{Counted, Counters};
-pub use device::{Device, Facts, Queue};
+pub use device::{Device, Facts, Purpose, Queue};
 pub use driver::{Driver, Opened, add_driver, driver_of};
 pub use file::{Access, File, OpenError, OpenFile};
 pub use memory::{Memory, RawBuf, Segments};

@@ -1,18 +1,19 @@
 //! A simulated device: memory that remembers every event, fails on demand, and tells what a power
 //! failure at any moment could leave behind.
 //!
-//! It has no clock and no thread of its own. Operations are in flight until a queue waits, and then
-//! complete in an order that a seed decides; so a seed replays a run bit for bit, provided that one
-//! thread at a time uses the device.
+//! It has no thread of its own, and its time is the number of events. Operations are in flight until a queue
+//! waits, and then complete in an order that a seed decides; so a seed replays a run bit for bit, provided that
+//! one thread at a time uses the device.
 
 mod crash;
 mod queue;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::ram::{self, Store};
-use crate::{Device, Errno, Facts, Kind, Queue, Ram, Region, Result};
+use crate::{Clock, Device, Errno, Facts, Kind, Queue, Ram, Region, Result};
 use queue::SimQueue;
 
 pub use crash::{Cut, Cuts};
@@ -62,6 +63,8 @@ struct State {
     events: Vec<Event>,
     /// Operations that began.
     began: u64,
+    /// Operations that began, and those that completed.
+    steps: u64,
     random: fastrand::Rng,
     fault: Option<Fault>,
     /// Flushes complete, and make nothing durable.
@@ -97,6 +100,7 @@ impl Sim {
             now: store,
             events: Vec::new(),
             began: 0,
+            steps: 0,
             random: fastrand::Rng::with_seed(seed),
             fault: None,
             lies: false,
@@ -171,6 +175,17 @@ impl Device for Sim {
     fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
         let depth = depth.clamp(1, self.facts.max_depth) as usize;
         Ok(Box::new(SimQueue::new(self.clone(), depth)))
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        Arc::new(self.clone())
+    }
+}
+
+impl Clock for Sim {
+    /// A microsecond for each beginning and each end of an operation.
+    fn now(&self) -> Duration {
+        Duration::from_micros(self.lock().steps)
     }
 }
 

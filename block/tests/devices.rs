@@ -4,8 +4,12 @@ use std::fs::File as Plain;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
 
-use defuse_block::{Access, Blocking, Device, Errno, File, Kind, OpenError, OpenFile, Ram, Sim};
+use defuse_block::{
+    Access, Blocking, Device, Errno, File, Kind, OpenError, OpenFile, Ram, Separated, Separation,
+    Sim,
+};
 
 #[path = "cases/mod.rs"]
 mod cases;
@@ -18,8 +22,12 @@ device_cases!(each);
 fn each(case: impl Fn(&str, &dyn Device)) {
     case("memory", &Ram::new(4096, BLOCKS));
     case("simulation", &Sim::new(BLOCKS, 1));
+    separated(&case, "separated memory", Arc::new(Ram::new(4096, BLOCKS)));
+    separated(&case, "separated simulation", Arc::new(Sim::new(BLOCKS, 1)));
     let dir = tempfile::tempdir().unwrap();
     case("file", &File::open(&image(dir.path()), Access::ReadWrite).unwrap());
+    let file = File::open(&image(dir.path()), Access::ReadWrite).unwrap();
+    separated(&case, "separated file", Arc::new(file));
     match Loop::new(&image(dir.path())) {
         Ok(disk) => case("loop device", &File::open(&disk.path, Access::ReadWrite).unwrap()),
         Err(_) if !Path::new("/dev/loop-control").exists() => {
@@ -27,6 +35,11 @@ fn each(case: impl Fn(&str, &dyn Device)) {
         }
         Err(reason) => println!("skipped: no loop device: {reason}"),
     }
+}
+
+/// Runs `case` on the device with few queues that its users share.
+fn separated(case: &impl Fn(&str, &dyn Device), name: &str, device: Arc<dyn Device>) {
+    case(name, &Separated::new(device, &Separation::divided(3, 8)).unwrap());
 }
 
 fn image(dir: &Path) -> PathBuf {

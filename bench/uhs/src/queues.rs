@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use defuse_block::separation::{Class, Classes, Mode};
-use defuse_block::{
-    Clock, Device, Done, Kind, Model, Op, Queue, Region, Segments, Separated, Separation,
-};
+use defuse_block::{Device, Done, Kind, Model, Op, Region, Segments, Separated, Separation};
 
 use crate::Scale;
 use crate::results::{Better, Results};
@@ -48,8 +46,7 @@ pub(crate) fn measure(
         for depth in [16, 32, 128, 256] {
             for (target, separation) in policies(&workload.divided, depth) {
                 let model = Model::new(BLOCKS, &Default::default());
-                let clock: Arc<dyn Clock> = Arc::new(model.clone());
-                let ran = run(&model, clock, &separation, &workload.streams)?;
+                let ran = run(Arc::new(model), &separation, &workload.streams)?;
                 let name = format!("{}, depth {depth}", workload.name);
                 results.add((&name, "MB/s", Better::More, 0.0), target, ran.rate / 1e6);
                 if let Some(latency) = ran.small_reads {
@@ -74,14 +71,18 @@ fn policies(divided: &[Classes], depth: u32) -> Vec<(&'static str, Separation)> 
 }
 
 fn workloads(count: u64) -> Vec<Workload> {
-    use Class::{LargeRead, LargeWrite, SmallRead, SmallWrite};
+    use Class::{Behind, LargeRead, LargeWrite, Reclaim, SmallRead, SmallWrite};
     let stream = |class, count| {
         let large = matches!(class, LargeRead | LargeWrite);
         Stream { class, blocks: if large { 16 } else { 1 }, sequential: large, count }
     };
     let of = |classes: &[Class]| vec![Classes::of(classes); QUEUES / 2];
-    let reads_and_writes = [of(&[SmallRead, LargeRead]), of(&[SmallWrite, LargeWrite])].concat();
-    let sizes = [of(&[SmallRead, SmallWrite]), of(&[LargeRead, LargeWrite])].concat();
+    // The last two do not occur here.
+    let writes = of(&[SmallWrite, LargeWrite, Behind, Reclaim]);
+    let reads_and_writes = [of(&[SmallRead, LargeRead]), writes].concat();
+    let large = of(&[LargeRead, LargeWrite, Behind, Reclaim]);
+    let sizes = [of(&[SmallRead, SmallWrite]), large].concat();
+    let all = [&[SmallRead][..], &[LargeRead], &[SmallWrite], &[LargeWrite, Behind, Reclaim]];
     let random = |stream: Stream| Stream { sequential: false, ..stream };
     let workload = |name: &str, streams, divided: &[Classes]| {
         let (name, divided) = (name.to_owned(), divided.to_vec());
@@ -116,7 +117,7 @@ fn workloads(count: u64) -> Vec<Workload> {
                 stream(LargeWrite, count / 20),
                 stream(LargeRead, count / 20),
             ],
-            &Class::ALL.map(|class| Classes::of(&[class])),
+            &all.map(Classes::of),
         ),
     ]
 }
@@ -138,13 +139,10 @@ struct Progress {
 }
 
 /// Runs the streams at the same time; each has the same part of the depth in flight.
-fn run(
-    device: &dyn Device,
-    clock: Arc<dyn Clock>,
-    separation: &Separation,
-    streams: &[Stream],
-) -> Result<Ran> {
-    let mut queue = Separated::new(device, separation, Arc::clone(&clock))?;
+fn run(device: Arc<dyn Device>, separation: &Separation, streams: &[Stream]) -> Result<Ran> {
+    let clock = device.clock();
+    let device = Separated::new(device, separation)?;
+    let mut queue = device.queue(separation.depth * separation.queues.len() as u32)?;
     let window = queue.depth() / streams.len();
     let region = Region::new((window * streams.len() * 16).next_power_of_two() as u32)?;
     let mut random = fastrand::Rng::with_seed(11);
@@ -192,7 +190,7 @@ impl Progress {
         self.in_flight += 1;
         let Stream { class, blocks, sequential, .. } = self.stream;
         // Streams use different parts of the device, so that none waits for the blocks of another.
-        let (part, parts) = (class as u64, Class::ALL.len() as u64);
+        let (part, parts) = (class as u64, 4);
         let places = BLOCKS / parts / blocks;
         let place = if sequential { self.next_block % places } else { random.u64(..places) };
         self.next_block += 1;

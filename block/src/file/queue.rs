@@ -189,6 +189,8 @@ impl FileQueue {
             moved => Ok(moved as usize),
         };
         let again = match (&flight.kind, result) {
+            // The thread that handed it over has ended; nobody else cancels.
+            (_, Err(Errno::CANCELED)) => true,
             (_, Err(Errno::INTR | Errno::AGAIN)) => true,
             (Kind::Zero { .. }, Err(Errno::OPNOTSUPP))
                 if self.open.locked.is_regular() && !flight.punched =>
@@ -300,6 +302,9 @@ impl Queue for FileQueue {
     }
 
     fn kick(&mut self) {
+        if self.ring.submission().is_empty() {
+            return;
+        }
         match self.ring.submit() {
             Ok(_) => {}
             // What was not taken stays in the ring for the next time.

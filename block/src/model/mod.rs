@@ -127,4 +127,7 @@ impl Device for Model {
         let number = self.lock().controller.add_queue();
         Ok(Box::new(ModelQueue::new(self.clone(), number, depth)))
     }
+    fn clock(&self) -> Arc<dyn Clock> {
+        Arc::new(self.clone())
+    }
 }

@@ -1,11 +1,11 @@
 //! Classes of operations.
 
-use crate::Kind;
+use crate::{Kind, Purpose};
 
 /// Number of classes.
-pub(super) const CLASSES: usize = 4;
+pub(super) const CLASSES: usize = 6;
 
-/// A class of operations: reads or writes, small or large.
+/// A class of operations: reads or writes for which somebody waits, small or large, and others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Class {
     /// A read of less than [`Separation::large`](super::Separation::large) bytes.
@@ -16,21 +16,45 @@ pub enum Class {
     SmallWrite,
     /// A longer write, a discard, or zeroing.
     LargeWrite,
+    /// A write that nobody waits for yet ([`Purpose::Behind`]).
+    Behind,
+    /// An operation that makes space ([`Purpose::Reclaim`]).
+    Reclaim,
 }
 
 impl Class {
     /// All classes.
-    pub const ALL: [Class; CLASSES] =
-        [Class::SmallRead, Class::LargeRead, Class::SmallWrite, Class::LargeWrite];
+    pub const ALL: [Class; CLASSES] = [
+        Class::SmallRead,
+        Class::LargeRead,
+        Class::SmallWrite,
+        Class::LargeWrite,
+        Class::Behind,
+        Class::Reclaim,
+    ];
+
+    /// The words for people, in small letters.
+    pub fn name(self) -> &'static str {
+        match self {
+            Class::SmallRead => "small reads",
+            Class::LargeRead => "large reads",
+            Class::SmallWrite => "small writes",
+            Class::LargeWrite => "large writes",
+            Class::Behind => "write-behind",
+            Class::Reclaim => "reclaim",
+        }
+    }
 
     /// The class of an operation; `None` for a flush, which has none.
-    pub(super) fn of(kind: &Kind, large: usize) -> Option<Class> {
+    pub(super) fn of(kind: &Kind, purpose: Purpose, large: usize) -> Option<Class> {
         Some(match kind {
+            Kind::Flush => return None,
+            _ if purpose == Purpose::Reclaim => Class::Reclaim,
+            Kind::Write { .. } if purpose == Purpose::Behind => Class::Behind,
             Kind::Read { memory, .. } if memory.bytes() < large => Class::SmallRead,
             Kind::Read { .. } => Class::LargeRead,
             Kind::Write { memory, .. } if memory.bytes() < large => Class::SmallWrite,
             Kind::Write { .. } | Kind::Discard { .. } | Kind::Zero { .. } => Class::LargeWrite,
-            Kind::Flush => return None,
         })
     }
 

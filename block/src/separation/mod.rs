@@ -1,4 +1,4 @@
-//! Elastic separation of queues: one [`Queue`] in front of several queues of a device.
+//! Elastic separation of queues: many users share several queues of a device.
 //!
 //! A device that works on a long write keeps the reads behind it waiting. So operations have classes, small
 //! or large reads or writes, and each goes to the queue that ends it soonest: equation (1) of UHSFS, with
@@ -6,27 +6,34 @@
 //! class has an infinite cost. Caps bound how much of a class is in flight.
 //!
 //! Operations on the same blocks of which one changes them wait for one another, since queues have no order
-//! between them. A flush begins when all operations before it are complete.
+//! between them. A flush begins when all changes before it are complete, in all queues and of all users; it does
+//! not wait for reads.
 //!
-//! The room uses the traits of the crate and a [`Clock`], and knows no kind of device.
+//! [`Separated`] is a device of its own, whose queues are its users. They share one lock. Of the users who wait one sleeps
+//! on the descriptors of all queues, and hands the completions of others to them.
+//!
+//! The code uses the traits of the crate and a [`Clock`](crate::Clock), and knows no kind of device.
 
 mod caps;
 mod class;
 mod costs;
 mod overlaps;
 mod schedule;
+mod shared;
 #[cfg(test)]
 mod tests;
+mod user;
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-
-use crate::{Clock, Device, Done, Errno, Op, Queue, Result, Waker};
+use crate::{Clock, Device, Errno, Facts, Purpose, Queue, Region, Result};
 pub use class::{Class, Classes};
-use schedule::Schedule;
+use shared::Shared;
+use user::User;
+
+/// Users of a separated device at most.
+const USERS: u32 = 256;
 
 /// How operations find their queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +46,7 @@ pub enum Mode {
     Learned,
 }
 
-/// Settings of a [`Separated`] queue.
+/// Settings of a [`Separated`] device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Separation {
     /// How operations find their queue.
@@ -60,15 +67,41 @@ impl Separation {
         let queues = vec![Classes::ALL; count];
         Separation { mode, queues, large: 32 << 10, depth, caps: false }
     }
+
+    /// `count` queues of `depth` operations that are divided among the classes: what readers wait for, what writers
+    /// wait for, the rest. More queues divide these further, in turn.
+    pub fn divided(count: usize, depth: u32) -> Self {
+        use Class::{Behind, LargeRead, LargeWrite, Reclaim, SmallRead, SmallWrite};
+        let parts: &[&[Class]] = match count {
+            0 | 1 => &[&Class::ALL],
+            2 => &[&[SmallRead, LargeRead], &[SmallWrite, LargeWrite, Behind, Reclaim]],
+            3 => &[&[SmallRead, LargeRead], &[SmallWrite, LargeWrite], &[Behind, Reclaim]],
+            4 => &[&[SmallRead], &[LargeRead], &[SmallWrite, LargeWrite], &[Behind, Reclaim]],
+            5 => &[&[SmallRead], &[LargeRead], &[SmallWrite], &[LargeWrite], &[Behind, Reclaim]],
+            _ => &[&[SmallRead], &[LargeRead], &[SmallWrite], &[LargeWrite], &[Behind], &[Reclaim]],
+        };
+        let of = parts.iter().map(|classes| Classes::of(classes));
+        let queues = of.cycle().take(count).collect();
+        Separation { queues, ..Separation::open(Mode::Static, count, depth) }
+    }
 }
 
-/// A queue in front of several, see the [module](self).
+/// The state of a queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueState {
+    /// Operations that it has.
+    pub in_flight: usize,
+    /// Operations that it can have.
+    pub depth: usize,
+    /// The mean cost of each class, in the order of [`Class::ALL`]; `None` where none was measured.
+    pub costs: [Option<Duration>; class::CLASSES],
+}
+
+/// A device whose users share a few queues of another one, see the [module](self).
 pub struct Separated {
-    lanes: Vec<Box<dyn Queue>>,
-    schedule: Schedule,
-    done: Vec<Done>,
-    clock: Arc<dyn Clock>,
-    wake: Arc<OwnedFd>,
+    device: Arc<dyn Device>,
+    facts: Facts,
+    shared: Arc<Shared>,
 }
 
 impl Separated {
@@ -77,115 +110,59 @@ impl Separated {
     /// # Errors
     ///
     /// `EINVAL` without queues, or where a class has no queue that takes it; those of [`Device::queue`].
-    pub fn new(
-        device: &dyn Device,
-        separation: &Separation,
-        clock: Arc<dyn Clock>,
-    ) -> Result<Self> {
+    pub fn new(device: Arc<dyn Device>, separation: &Separation) -> Result<Self> {
         let takes = |class| separation.queues.iter().any(|classes| classes.has(class));
         if separation.queues.is_empty() || !Class::ALL.into_iter().all(takes) {
             return Err(Errno::INVAL);
         }
-        let lane = |_: &Classes| device.queue(separation.depth);
-        let lanes = separation.queues.iter().map(lane).collect::<Result<Vec<_>>>()?;
-        let depths: Vec<usize> = lanes.iter().map(|lane| lane.depth()).collect();
-        let block_size = device.facts().block_size;
-        let schedule = Schedule::new(separation, &depths, block_size);
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Separated { lanes, schedule, done: Vec::new(), clock, wake })
+        let shared = Arc::new(Shared::new(&*device, separation)?);
+        let facts = Facts { max_queues: USERS, ..device.facts().clone() };
+        Ok(Separated { device, facts, shared })
+    }
+
+    /// The states of the queues.
+    pub fn queues(&self) -> Vec<QueueState> {
+        self.shared.queues()
     }
 
     /// The mean cost of `class` in a queue; `None` where none was measured.
     pub fn mean(&self, queue: usize, class: Class) -> Option<Duration> {
-        self.schedule.mean(queue, class)
+        self.shared.lock().schedule.mean(queue, class)
     }
 
     /// Operations of `class` in flight at most.
     pub fn cap(&self, class: Class) -> usize {
-        self.schedule.cap(class)
+        self.shared.lock().schedule.cap(class)
     }
 
-    /// Hands operations to the queues, as far as there is room.
-    fn distribute(&mut self) {
-        let now = self.clock.now();
-        while let Some((lane, op)) = self.schedule.next(now) {
-            let taken = self.lanes[lane].push(op);
-            assert!(taken.is_ok(), "a queue takes as many operations as it says");
-        }
-    }
-
-    /// Takes in what is complete.
-    fn collect(&mut self) {
-        let mut done = Vec::new();
-        self.lanes.iter_mut().for_each(|lane| lane.reap(&mut done));
-        let now = self.clock.now();
-        for one in done {
-            self.done.push(self.schedule.completed(one, now));
-        }
-    }
-
-    /// Sleeps until a descriptor of a queue is readable. False where a queue has none.
-    fn poll(&self, timeout: Option<Duration>) -> bool {
-        let ready: Option<Vec<_>> = self.lanes.iter().map(|lane| lane.ready()).collect();
-        let Some(ready) = ready else { return false };
-        let all = ready.into_iter().chain([self.wake.as_fd()]);
-        let mut fds: Vec<_> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
-        // A signal is one of the reasons to return early.
-        let _ = poll(&mut fds, timeout.as_ref());
-        // Not readable where nobody woke this queue.
-        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
-        true
+    /// Operations of `class` (`None`: flushes) that wait for a queue, or for others.
+    pub fn waiting(&self, class: Option<Class>) -> usize {
+        self.shared.lock().schedule.waiting(class)
     }
 }
 
-impl Queue for Separated {
-    fn push(&mut self, op: Op) -> Result<(), Op> {
-        self.schedule.push(op)
+impl Device for Separated {
+    fn facts(&self) -> &Facts {
+        &self.facts
     }
 
-    fn kick(&mut self) {
-        self.distribute();
-        self.lanes.iter_mut().filter(|lane| lane.in_flight() > 0).for_each(|lane| lane.kick());
+    /// The queues are opened anew, so that they know the region, as soon as nothing is in flight.
+    fn register(&self, region: &Arc<Region>) -> Result<()> {
+        self.device.register(region)?;
+        self.shared.renew(&self.device);
+        Ok(())
     }
 
-    fn reap(&mut self, done: &mut Vec<Done>) {
-        self.collect();
-        done.append(&mut self.done);
-        // What waited for these begins.
-        if self.schedule.waits() {
-            self.kick();
-        }
+    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
+        self.queue_for(Purpose::Caller, depth)
     }
 
-    fn wait(&mut self, timeout: Option<Duration>) {
-        self.kick();
-        self.collect();
-        if !self.done.is_empty() || self.poll(timeout) {
-            return;
-        }
-        let busy = self.lanes.iter().position(|lane| lane.in_flight() > 0).unwrap_or(0);
-        self.lanes[busy].wait(timeout);
+    fn queue_for(&self, purpose: Purpose, depth: u32) -> Result<Box<dyn Queue>> {
+        let depth = depth.clamp(1, self.facts.max_depth) as usize;
+        Ok(Box::new(User::new(&self.shared, purpose, depth)?))
     }
 
-    fn waker(&self) -> Waker {
-        let wake = Arc::clone(&self.wake);
-        let lanes: Vec<Waker> = match self.lanes.iter().all(|lane| lane.ready().is_some()) {
-            true => Vec::new(),
-            false => self.lanes.iter().map(|lane| lane.waker()).collect(),
-        };
-        Waker::new(move || {
-            // Full only where nobody has read a great many wake-ups, and then it is readable.
-            let _ = rustix::io::write(&wake, &1_u64.to_ne_bytes());
-            lanes.iter().for_each(Waker::wake);
-        })
-    }
-
-    fn in_flight(&self) -> usize {
-        self.schedule.outstanding() + self.done.len()
-    }
-
-    fn depth(&self) -> usize {
-        self.schedule.depth()
+    fn clock(&self) -> Arc<dyn Clock> {
+        self.device.clock()
     }
 }

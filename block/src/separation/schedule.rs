@@ -8,7 +8,10 @@ use super::class::{CLASSES, Class};
 use super::costs::Costs;
 use super::overlaps::Overlaps;
 use super::{Mode, Separation};
-use crate::{Done, Kind, Op, Result};
+use crate::{Done, Kind, Op, Purpose};
+
+/// The line of flushes.
+const FLUSHES: usize = CLASSES;
 
 /// Pure: it is told the time, and does no I/O.
 #[derive(Debug)]
@@ -20,7 +23,7 @@ pub(super) struct Schedule {
     caps: Caps,
     overlaps: Overlaps,
     /// Operations that wait for a queue, in order; by class, or all in the first where classes do not count.
-    ready: [VecDeque<Waiting>; CLASSES],
+    ready: [VecDeque<Waiting>; CLASSES + 1],
     /// Operations that wait for others, in order.
     held: VecDeque<Waiting>,
     /// By the tag that the queues see.
@@ -31,10 +34,18 @@ pub(super) struct Schedule {
     /// The queue whose turn it is.
     turn: usize,
     next_number: u64,
-    /// Operations that are not complete, by how many flushes were pushed before them. The first counts
-    /// those after `settled` flushes.
+    /// Operations that change something and are not complete, by how many flushes were pushed before them. The first
+    /// counts those after `settled` flushes.
     epochs: VecDeque<usize>,
     settled: u64,
+}
+
+/// An operation, and the user who gets its completion.
+#[derive(Debug)]
+pub(super) struct Pushed {
+    pub(super) user: usize,
+    pub(super) purpose: Purpose,
+    pub(super) op: Op,
 }
 
 #[derive(Debug)]
@@ -46,6 +57,7 @@ struct Waiting {
 /// An operation that was pushed.
 #[derive(Debug)]
 struct Slot {
+    user: usize,
     tag: u64,
     number: u64,
     class: Option<Class>,
@@ -69,8 +81,8 @@ impl Schedule {
             overlaps: Overlaps::default(),
             ready: Default::default(),
             held: VecDeque::new(),
-            slots: std::iter::repeat_with(|| None).take(depth).collect(),
-            free: (0..depth).rev().collect(),
+            slots: Vec::new(),
+            free: Vec::new(),
             loads: depths.iter().map(|depth| (0, *depth)).collect(),
             turn: 0,
             next_number: 0,
@@ -79,29 +91,37 @@ impl Schedule {
         }
     }
 
-    pub(super) fn push(&mut self, op: Op) -> Result<(), Op> {
-        let Some(slot) = self.free.pop() else { return Err(op) };
-        let Op { tag, kind } = op;
+    /// Takes an operation. The users see to it that there are not too many.
+    pub(super) fn push(&mut self, Pushed { user, purpose, op: Op { tag, kind } }: Pushed) {
         let is_flush = matches!(kind, Kind::Flush);
         if is_flush {
             self.epochs.push_back(0);
         }
         let epoch = self.settled + self.epochs.len() as u64 - 1;
-        *self.epochs.back_mut().expect("there is always an epoch") += 1;
-        let class = Class::of(&kind, self.large);
+        let class = Class::of(&kind, purpose, self.large);
         let range = kind.range(self.block_size);
         let changes = !matches!(kind, Kind::Read { .. } | Kind::Flush);
         let number = self.next_number;
         self.next_number += 1;
         let (queue, begun) = (0, Duration::ZERO);
-        let made = Slot { tag, number, class, range, changes, epoch, queue, begun };
+        let made = Slot { user, tag, number, class, range, changes, epoch, queue, begun };
+        if changes {
+            *self.epochs.back_mut().expect("there is always an epoch") += 1;
+        }
         let free = !is_flush && self.may_begin(&made, self.held.iter());
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() - 1
+        });
         self.slots[slot] = Some(made);
         match free {
             true => self.make_ready(Waiting { slot, kind }),
             false => self.held.push_back(Waiting { slot, kind }),
         }
-        Ok(())
+        // It begins at once where nothing is before it.
+        if is_flush {
+            self.release();
+        }
     }
 
     /// True where nothing that has begun, or that waits `ahead`, has the blocks of `slot`.
@@ -116,9 +136,9 @@ impl Schedule {
         !self.overlaps.hold(range, slot.changes) && !ahead.any(meets)
     }
 
-    /// True where all operations are complete that were pushed before the flush with which `epoch` begins.
+    /// True where all changes are complete that were pushed before the flush with which `epoch` begins.
     fn epoch_is_over(&self, epoch: u64) -> bool {
-        let before = (epoch - self.settled) as usize;
+        let before = epoch.saturating_sub(self.settled) as usize;
         self.epochs.iter().take(before).all(|count| *count == 0)
     }
 
@@ -128,20 +148,16 @@ impl Schedule {
             self.overlaps.add(slot.number, range, slot.changes);
         }
         let line = match (self.mode, slot.class) {
-            (Mode::Off, _) | (_, None) => 0,
+            (_, None) => FLUSHES,
+            (Mode::Off, _) => 0,
             (_, Some(class)) => class.index(),
         };
         self.ready[line].push_back(waiting);
     }
 
-    /// True where something waits for a queue.
-    pub(super) fn waits(&self) -> bool {
-        self.ready.iter().any(|line| !line.is_empty())
-    }
-
     /// The next operation that begins, and its queue.
     pub(super) fn next(&mut self, now: Duration) -> Option<(usize, Op)> {
-        let (_, line, queue) = (0..CLASSES)
+        let (_, line, queue) = (0..self.ready.len())
             .filter_map(|line| {
                 let first = self.slots[self.ready[line].front()?.slot].as_ref()?;
                 Some((first.number, line, self.queue_for(first)?))
@@ -174,8 +190,8 @@ impl Schedule {
         }
     }
 
-    /// Takes in a completion, which gets its own tag back.
-    pub(super) fn completed(&mut self, mut done: Done, now: Duration) -> Done {
+    /// Takes in a completion, which gets its own tag back. Returns its user, too.
+    pub(super) fn completed(&mut self, mut done: Done, now: Duration) -> (usize, Done) {
         let at = done.tag as usize;
         let slot = self.slots[at].take().expect("a queue completes an operation once");
         done.tag = slot.tag;
@@ -189,13 +205,15 @@ impl Schedule {
         if let Some((block, _)) = slot.range {
             self.overlaps.remove(slot.number, block);
         }
-        self.epochs[(slot.epoch - self.settled) as usize] -= 1;
+        if slot.changes {
+            self.epochs[(slot.epoch - self.settled) as usize] -= 1;
+        }
         while self.epochs.len() > 1 && self.epochs[0] == 0 {
             self.epochs.pop_front();
             self.settled += 1;
         }
         self.release();
-        done
+        (slot.user, done)
     }
 
     /// Lets those of the held operations begin that wait for nothing any more.
@@ -211,12 +229,21 @@ impl Schedule {
         }
     }
 
+    /// Operations that are not complete.
     pub(super) fn outstanding(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    pub(super) fn depth(&self) -> usize {
-        self.slots.len()
+    /// Operations that a queue has, and can have.
+    pub(super) fn load(&self, queue: usize) -> (usize, usize) {
+        self.loads[queue]
+    }
+
+    /// Operations of a class that wait for a queue or for others; flushes without a class.
+    pub(super) fn waiting(&self, class: Option<Class>) -> usize {
+        let lines = self.ready.iter().chain([&self.held]).flatten();
+        let slots = lines.filter_map(|waiting| self.slots[waiting.slot].as_ref());
+        slots.filter(|slot| slot.class == class).count()
     }
 
     pub(super) fn mean(&self, queue: usize, class: Class) -> Option<Duration> {

@@ -1,7 +1,8 @@
 use std::collections::HashMap;
 
+use super::schedule::{Pushed, Schedule};
 use super::*;
-use crate::{Access, File, Kind, Monotonic, Ram, Region, Segments, Sim};
+use crate::{Access, Done, File, Kind, Op, Ram, Segments, Sim};
 
 const BLOCKS: u64 = 64;
 
@@ -19,8 +20,9 @@ fn modes() -> Vec<Separation> {
 
 /// Pushes random operations, and checks that each read finds the writes that were pushed before it and none
 /// that was pushed after it.
-fn play(device: &dyn Device, separation: &Separation, seed: u64) {
-    let mut queue = Separated::new(device, separation, Arc::new(Monotonic::default())).unwrap();
+fn play(device: &Arc<dyn Device>, separation: &Separation, seed: u64) {
+    let device = Separated::new(Arc::clone(device), separation).unwrap();
+    let mut queue = device.queue(32).unwrap();
     let region = Region::new(256).unwrap();
     let mut random = fastrand::Rng::with_seed(seed);
     let mut model = vec![0_u8; BLOCKS as usize];
@@ -80,22 +82,28 @@ fn check(expected: &mut HashMap<u64, Vec<u8>>, done: Done) {
 #[test]
 fn operations_on_the_same_blocks_keep_their_order() {
     for (seed, separation) in (0..).zip(modes()) {
-        play(&Ram::new(4096, BLOCKS), &separation, seed);
+        let play = |device: Arc<dyn Device>, seed| play(&device, &separation, seed);
+        play(Arc::new(Ram::new(4096, BLOCKS)), seed);
         for seed in 0..20 {
-            play(&Sim::new(BLOCKS, seed), &separation, seed);
+            play(Arc::new(Sim::new(BLOCKS, seed)), seed);
         }
-        play(&crate::Model::new(BLOCKS, &Default::default()), &separation, seed);
+        play(Arc::new(crate::Model::new(BLOCKS, &Default::default())), seed);
     }
 }
 
-#[test]
-fn the_queues_of_a_file_are_waited_for_together() {
+fn file() -> (tempfile::TempDir, Arc<dyn Device>) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("disk");
     std::fs::File::create(&path).unwrap().set_len(BLOCKS * 4096).unwrap();
     let file = File::open(&path, Access::ReadWrite).unwrap();
+    (dir, Arc::new(file))
+}
+
+#[test]
+fn the_queues_of_a_file_are_waited_for_together() {
+    let (_dir, file) = file();
     for (seed, separation) in (0..).zip(modes()) {
-        let mut line = crate::Blocking::new(&file).unwrap();
+        let mut line = crate::Blocking::new(&*file).unwrap();
         line.write(0, &vec![0; (BLOCKS * 4096) as usize]).unwrap();
         play(&file, &separation, seed);
     }
@@ -103,15 +111,11 @@ fn the_queues_of_a_file_are_waited_for_together() {
 
 #[test]
 fn a_waker_ends_the_wait_for_all_queues() {
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("disk");
-    std::fs::File::create(&path).unwrap().set_len(BLOCKS * 4096).unwrap();
-    let file = File::open(&path, Access::ReadWrite).unwrap();
-    let devices: [&dyn Device; 2] = [&file, &Ram::new(4096, BLOCKS)];
+    let (_dir, file) = file();
+    let devices: [Arc<dyn Device>; 2] = [file, Arc::new(Ram::new(4096, BLOCKS))];
     for device in devices {
-        let separation = Separation::open(Mode::Static, 3, 4);
-        let clock = Arc::new(Monotonic::default());
-        let mut queue = Separated::new(device, &separation, clock).unwrap();
+        let device = Separated::new(device, &Separation::open(Mode::Static, 3, 4)).unwrap();
+        let mut queue = device.queue(4).unwrap();
         let waker = queue.waker();
         let thread = std::thread::spawn(move || waker.wake());
         // Ends only if it is woken: nothing is in flight.
@@ -124,8 +128,8 @@ fn a_waker_ends_the_wait_for_all_queues() {
 fn a_flush_makes_everything_durable_that_was_pushed_before_it() {
     for (seed, separation) in (0..).zip(modes()) {
         let sim = Sim::new(BLOCKS, seed);
-        let clock = Arc::new(Monotonic::default());
-        let mut queue = Separated::new(&sim, &separation, clock).unwrap();
+        let device = Separated::new(Arc::new(sim.clone()), &separation).unwrap();
+        let mut queue = device.queue(32).unwrap();
         let region = Region::new(32).unwrap();
         for block in 0..16 {
             let mut memory = region.take(1).unwrap();
@@ -155,8 +159,7 @@ fn a_flush_makes_everything_durable_that_was_pushed_before_it() {
 fn classes_without_a_queue_are_refused() {
     let reads = Classes::of(&[Class::SmallRead, Class::LargeRead]);
     let separation = Separation { queues: vec![reads], ..Separation::open(Mode::Static, 1, 4) };
-    let clock = Arc::new(Monotonic::default());
-    let made = Separated::new(&Ram::new(4096, 8), &separation, clock);
+    let made = Separated::new(Arc::new(Ram::new(4096, 8)), &separation);
     assert_eq!(made.err(), Some(Errno::INVAL));
 }
 
@@ -172,7 +175,13 @@ fn queues(separation: &Separation, classes: &[Class]) -> Vec<usize> {
             Class::SmallRead | Class::LargeRead => Kind::Read { block, memory },
             _ => Kind::Write { block, memory, fua: false },
         };
-        schedule.push(Op { tag: block, kind }).unwrap();
+        let op = Op { tag: block, kind };
+        let purpose = match class {
+            Class::Behind => Purpose::Behind,
+            Class::Reclaim => Purpose::Reclaim,
+            _ => Purpose::Caller,
+        };
+        schedule.push(Pushed { user: 0, purpose, op });
     }
     let next = |schedule: &mut Schedule| schedule.next(Duration::ZERO).map(|(queue, _)| queue);
     std::iter::from_fn(|| next(&mut schedule)).collect()
@@ -180,7 +189,7 @@ fn queues(separation: &Separation, classes: &[Class]) -> Vec<usize> {
 
 #[test]
 fn classes_go_to_the_queues_that_take_them() {
-    use Class::{LargeRead, LargeWrite, SmallRead, SmallWrite};
+    use Class::{Behind, LargeRead, LargeWrite, Reclaim, SmallRead, SmallWrite};
     let classes = [SmallWrite, SmallRead, LargeWrite, LargeRead, SmallWrite, SmallRead];
     let open = Separation::open(Mode::Off, 4, 8);
     assert_eq!(queues(&open, &classes), [0, 1, 2, 3, 0, 1]);
@@ -188,4 +197,125 @@ fn classes_go_to_the_queues_that_take_them() {
     let by_way = vec![of(&[SmallRead, LargeRead]), of(&[SmallWrite, LargeWrite])];
     let separation = Separation { queues: by_way, ..Separation::open(Mode::Static, 2, 8) };
     assert_eq!(queues(&separation, &classes), [1, 0, 1, 0, 1, 0]);
+    let classes = [SmallWrite, Behind, SmallRead, Reclaim, LargeWrite, LargeRead];
+    assert_eq!(queues(&Separation::divided(4, 8), &classes), [2, 3, 0, 3, 2, 1]);
+    assert_eq!(queues(&Separation::divided(6, 8), &classes), [2, 4, 0, 5, 3, 1]);
+}
+
+#[test]
+fn every_number_of_queues_takes_every_class() {
+    for count in 1..=16 {
+        let separation = Separation::divided(count, 8);
+        assert_eq!(separation.queues.len(), count);
+        assert!(Separated::new(Arc::new(Ram::new(4096, 8)), &separation).is_ok(), "{count}");
+    }
+}
+
+/// Many users at a time, each with blocks of its own, and flushes between.
+#[test]
+fn users_on_many_threads_get_their_own_completions() {
+    const USERS: u64 = 8;
+    let (_dir, file) = file();
+    let devices: [Arc<dyn Device>; 2] = [file, Arc::new(Ram::new(4096, BLOCKS))];
+    for (device, separation) in
+        devices.iter().flat_map(|device| modes().into_iter().map(move |s| (device, s)))
+    {
+        let device = Separated::new(Arc::clone(device), &separation).unwrap();
+        std::thread::scope(|scope| {
+            for user in 0..USERS {
+                let device = &device;
+                scope.spawn(move || use_own_blocks(device, user));
+            }
+        });
+        assert_eq!(device.queues().iter().map(|queue| queue.in_flight).sum::<usize>(), 0);
+    }
+}
+
+fn use_own_blocks(device: &Separated, user: u64) {
+    let purpose = [Purpose::Caller, Purpose::Behind, Purpose::Reclaim][user as usize % 3];
+    let mut queue = device.queue_for(purpose, 4).unwrap();
+    let region = Region::new(8).unwrap();
+    let mut done: Vec<Done> = Vec::new();
+    for round in 0..60_u64 {
+        let byte = (user * 31 + round) as u8;
+        let block = user * 8 + round % 8;
+        let mut memory = region.take(1).unwrap();
+        memory.fill(byte);
+        let write = Kind::Write { block, memory: memory.into(), fua: false };
+        let read = Kind::Read { block, memory: region.take(1).unwrap().into() };
+        let kinds = [Some(write), (round % 5 == 0).then_some(Kind::Flush), Some(read)];
+        for (tag, kind) in (0..).zip(kinds.into_iter().flatten()) {
+            queue.push(Op { tag: round * 10 + tag, kind }).unwrap();
+        }
+        while queue.in_flight() > 0 {
+            queue.wait(None);
+            queue.reap(&mut done);
+        }
+        for Done { tag, result, memory } in done.drain(..) {
+            assert_eq!((tag / 10, result), (round, Ok(())));
+            let frames = memory.into_frames();
+            assert!(frames.is_none_or(|frames| frames[0] == byte && frames[4095] == byte));
+        }
+    }
+}
+
+/// A write that has begun holds the flush back, a read does not.
+#[test]
+fn a_flush_waits_for_changes_of_all_users_and_for_no_read() {
+    let separation = Separation::open(Mode::Static, 2, 8);
+    let mut schedule = Schedule::new(&separation, &[8, 8], 4096);
+    let region = Region::new(8).unwrap();
+    let push = |schedule: &mut Schedule, user, kind| {
+        schedule.push(Pushed { user, purpose: Purpose::Caller, op: Op { tag: user as u64, kind } });
+    };
+    let memory = || region.take(1).unwrap().into();
+    push(&mut schedule, 1, Kind::Read { block: 1, memory: memory() });
+    push(&mut schedule, 2, Kind::Write { block: 2, memory: memory(), fua: false });
+    push(&mut schedule, 3, Kind::Flush);
+    let mut begun: Vec<Op> = Vec::new();
+    while let Some((_, op)) = schedule.next(Duration::ZERO) {
+        begun.push(op);
+    }
+    assert_eq!(begun.len(), 2);
+    assert_eq!(schedule.waiting(None), 1);
+    let write = begun.pop().unwrap();
+    let done = Done { tag: write.tag, result: Ok(()), memory: write.kind.into_memory() };
+    assert_eq!(schedule.completed(done, Duration::ZERO).0, 2);
+    assert!(matches!(schedule.next(Duration::ZERO), Some((_, Op { kind: Kind::Flush, .. }))));
+}
+
+#[test]
+fn more_users_than_there_may_be_are_refused_until_one_leaves() {
+    let ram: Arc<dyn Device> = Arc::new(Ram::new(4096, BLOCKS));
+    let device = Separated::new(ram, &Separation::open(Mode::Off, 1, 4)).unwrap();
+    let mut all: Vec<_> = (0..USERS).map(|_| device.queue(1).unwrap()).collect();
+    assert_eq!(device.queue(1).err(), Some(Errno::BUSY));
+    all.pop();
+    assert!(device.queue(1).is_ok());
+}
+
+/// A queue that was opened before would not know the memory.
+#[test]
+fn queues_are_opened_anew_when_memory_is_registered() {
+    let ram = Arc::new(crate::Counted::new(Arc::new(Ram::new(4096, BLOCKS))));
+    let sim = Sim::new(BLOCKS, 3);
+    for device in [ram as Arc<dyn Device>, Arc::new(sim), file().1] {
+        let device = Separated::new(device, &Separation::open(Mode::Off, 2, 4)).unwrap();
+        let region = Region::new(8).unwrap();
+        let mut queue = device.queue(4).unwrap();
+        let memory = region.take(1).unwrap().into();
+        queue.push(Op { tag: 1, kind: Kind::Write { block: 0, memory, fua: false } }).unwrap();
+        device.register(&region).unwrap();
+        assert!(device.shared.lock().is_stale(), "something is in flight");
+        while queue.in_flight() > 0 {
+            queue.wait(None);
+            queue.reap(&mut Vec::new());
+        }
+        assert!(!device.shared.lock().is_stale());
+        let mut line = crate::Blocking::new(&device).unwrap();
+        line.write(0, &[5; 4096]).unwrap();
+        let mut bytes = [0; 4096];
+        line.read(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [5; 4096]);
+    }
 }

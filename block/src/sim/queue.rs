@@ -49,6 +49,7 @@ impl SimQueue {
             } else if let Kind::Write { .. } = kind {
                 state.tear(&kind);
             }
+            state.steps += 1;
             let memory = kind.into_memory();
             self.done.push((Done { tag, result, memory }, submitted));
         }
@@ -73,6 +74,7 @@ impl State {
         let (block, blocks) = kind.range(block_size).unwrap_or_default();
         let victim = Victim { number: self.began, call: kind.call(), block, blocks };
         self.began += 1;
+        self.steps += 1;
         let fault = self.fault.as_mut().and_then(|fault| fault(&victim));
         let event = match kind {
             Kind::Read { .. } => None,

@@ -29,6 +29,7 @@ macro_rules! device_cases {
             another_thread_ends_a_wait
             a_queue_that_is_dropped_waits_for_its_operations
             a_large_transfer_uses_frames_across_a_region
+            operations_survive_the_thread_that_began_them
         }
     };
 }
@@ -180,6 +181,35 @@ pub fn a_large_transfer_uses_frames_across_a_region(name: &str, device: &dyn Dev
     assert_eq!(finish(&mut *queue)[0].result, Ok(()), "{name}");
     let read = read_back(device, 100, 512);
     assert!(read.chunks(FRAME).enumerate().all(|(at, frame)| frame[5] == at as u8), "{name}");
+}
+
+/// The kernel may cancel what waits for one of its workers when the thread ends that handed it over.
+pub fn operations_survive_the_thread_that_began_them(name: &str, device: &dyn Device) {
+    let region = Region::new(64).unwrap();
+    for round in 0..5 {
+        let mut queue = device.queue(32).unwrap();
+        let depth = queue.depth() as u64;
+        std::thread::scope(|scope| {
+            let begin = scope.spawn(|| {
+                for tag in 0..depth {
+                    let kind = match tag % 3 {
+                        0 => Kind::Zero { block: tag, blocks: 1 },
+                        1 => Kind::Flush,
+                        _ => {
+                            let memory = frames(&region, 1, 5).into();
+                            Kind::Write { block: tag, memory, fua: false }
+                        }
+                    };
+                    queue.push(Op { tag, kind }).unwrap();
+                }
+                queue.kick();
+            });
+            begin.join().unwrap();
+        });
+        for Done { tag, result, .. } in finish(&mut *queue) {
+            assert_eq!(result, Ok(()), "{name}, round {round}: operation {tag}");
+        }
+    }
 }
 
 fn finish(queue: &mut dyn Queue) -> Vec<Done> {
