@@ -177,7 +177,7 @@ impl LowerMount {
 }
 
 /// The file handle of `name` in `dir`.
-pub(crate) fn handle_of(dir: BorrowedFd<'_>, name: &[u8]) -> Result<Handle> {
+fn handle_of(dir: BorrowedFd<'_>, name: &[u8]) -> Result<Handle> {
     // Names of up to 255 bytes are NUL-terminated on the stack.
     name.into_with_c_str(|name| Ok(sys::name_to_handle(dir, name))).or_errno()?
 }

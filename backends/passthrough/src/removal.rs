@@ -10,12 +10,12 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use defuse_fs::{FileKind, Ino};
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 
 use crate::inode::Inode;
-use crate::lookup::handle_of;
-use crate::lower::Stat;
+use crate::lower::{OrErrno, Stat};
 use crate::passthrough::Passthrough;
+use crate::sys::name_to_handle;
 
 const SHARDS: usize = 16;
 
@@ -41,7 +41,12 @@ impl Passthrough {
         dir: BorrowedFd<'_>,
         name: &[u8],
     ) -> Option<Victim> {
-        let stat = Stat::at(dir, name).ok()?;
+        // One open tells the identity and is the pin: an open by handle of a known inode takes two
+        // system calls more. O_PATH opens no device, and waits for no FIFO.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = || rustix::fs::openat(dir, name, flags, Mode::empty()).or_errno();
+        let found = self.with_spare_fds(open).ok()?;
+        let stat = Stat::of(found.as_fd()).ok()?;
         let index = self.mounts.find(stat.mount_id(), likely)?;
         let mount = self.mounts.get(index).ok()?;
         // With three or more names, others remain in spite of concurrent removals.
@@ -53,7 +58,7 @@ impl Passthrough {
         let is_last = is_dir || stat.nlink() == 1;
         let key = mount
             .key(index, &stat, None)
-            .or_else(|| mount.key(index, &stat, Some(&handle_of(dir, name).ok()?)));
+            .or_else(|| mount.key(index, &stat, Some(&name_to_handle(found.as_fd(), c"").ok()?)));
         let inode = self.inodes.peek(&key?)?;
         if inode.ino() == Ino::ROOT || self.keeps_descriptors() {
             return None;
@@ -63,7 +68,7 @@ impl Passthrough {
             return Some(Victim { inode, fd, is_last });
         }
         let fd = match inode.handle {
-            Some(_) => Arc::new(self.placed(self.open_inode(&inode, OFlags::PATH).ok()?)),
+            Some(_) => Arc::new(self.placed(found)),
             None => self.fd(&inode).ok()?,
         };
         self.inodes.pin(&inode, Arc::clone(&fd));
