@@ -18,6 +18,7 @@ use defuse_study::direct::{self, Options, Scale};
 use defuse_study::programs;
 use rustix::fs::OFlags;
 
+use crate::bench_gluster::{self, GlusterArgs};
 use crate::error::{Failure, Result, print, warn};
 use crate::sources::SOURCES;
 use crate::study::{failed, this_program};
@@ -33,6 +34,7 @@ pub struct BenchArgs {
 enum What {
     Direct(DirectArgs),
     Eviction(EvictionArgs),
+    Gluster(GlusterArgs),
     Run(ProgramsArgs),
     Uhs(UhsArgs),
 }
@@ -159,6 +161,7 @@ pub fn run(args: &BenchArgs) -> Result {
     match &args.what {
         What::Direct(args) => run_direct(args),
         What::Eviction(args) => run_eviction(args),
+        What::Gluster(args) => bench_gluster::run(args),
         What::Run(args) => run_programs(args),
         What::Uhs(args) => run_uhs(args),
     }

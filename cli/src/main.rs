@@ -10,6 +10,7 @@
 
 mod advise;
 mod bench;
+mod bench_gluster;
 mod breakdown;
 mod check;
 mod control;
@@ -90,6 +91,10 @@ enum Command {
     Bench(bench::BenchArgs),
     #[command(hide = true)]
     BenchWorker(bench::WorkerArgs),
+    #[command(hide = true)]
+    BenchGluster(bench_gluster::InsideArgs),
+    #[command(hide = true)]
+    BenchNames(bench_gluster::NamesArgs),
     Workload(workload::WorkloadArgs),
     Top(top::TopArgs),
     Trace(trace::TraceArgs),
@@ -148,6 +153,8 @@ fn run(command: Command) -> Result {
         Command::StudyEngine(args) => study::run_engine(&args),
         Command::Bench(args) => bench::run(&args),
         Command::BenchWorker(args) => bench::run_worker(&args),
+        Command::BenchGluster(args) => bench_gluster::run_inside(&args),
+        Command::BenchNames(args) => bench_gluster::run_names(&args),
         Command::Workload(args) => workload::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Trace(args) => trace::run(&args),

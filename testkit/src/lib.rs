@@ -6,7 +6,7 @@
 //!   backend behind every frontend, and native file systems prove the suite itself.
 //! - [`mounted`]: mounts of the real program that are always removed again.
 //! - [`suites`]: third-party suites and real programs, run on such mounts and on native ext4.
-//! - [`gluster`]: servers of GlusterFS in name spaces of their own.
+//! - [`gluster`] (of `defuse-measure`): servers of GlusterFS in name spaces of their own.
 //! - [`inside`]: third-party suites in programs under `defuse run`.
 //!
 //! Unsafe code is in `posix/sys.rs` only: a few system calls without a safe wrapper.
@@ -15,12 +15,13 @@
 
 #![deny(unsafe_code)]
 
-pub mod gluster;
 pub mod inside;
 pub mod model;
 pub mod mounted;
 pub mod posix;
 pub mod suites;
+
+pub use defuse_measure::gluster;
 
 /// The programs in docs/direct.md compile as they are.
 #[cfg(doctest)]

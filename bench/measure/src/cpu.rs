@@ -95,7 +95,7 @@ impl Threads {
 }
 
 /// Nanoseconds on a CPU, from the contents of a `schedstat`.
-fn parse_schedstat(text: &str) -> Option<u64> {
+pub(crate) fn parse_schedstat(text: &str) -> Option<u64> {
     text.split_whitespace().next()?.parse().ok()
 }
 

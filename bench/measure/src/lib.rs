@@ -1,15 +1,17 @@
-//! Tools for measurements: CPU clocks, context switches, cold caches, loop devices, other programs, and
-//! medians.
+//! Tools for measurements: CPU clocks, context switches, cold caches, loop devices, servers of GlusterFS, other
+//! programs, and medians.
 //!
-//! The benchmarks (`defuse-bench`, `defuse-bench-uhs`) and the study (`defuse-study`) share this crate. It has no
-//! workloads, mounts nothing and reports nothing.
+//! The benchmarks (`defuse-bench`, `defuse-bench-uhs`), the study (`defuse-study`) and, for the servers, the testkit share
+//! this crate. It has no workloads, mounts nothing and reports nothing.
 
 #![forbid(unsafe_code)]
 
 pub mod caches;
 pub mod command;
 pub mod cpu;
+pub mod gluster;
 pub mod limits;
 pub mod loop_device;
 pub mod stats;
 pub mod switches;
+pub mod threads;

@@ -21,6 +21,11 @@ impl Interrupt {
         Ok(Interrupt(flag))
     }
 
+    /// Requests the end.
+    pub fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
     /// True if the end was requested.
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)

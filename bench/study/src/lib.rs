@@ -6,7 +6,7 @@
 //! workload. It measures throughput, latency, CPU time, requests and device traffic ([`results`]).
 //! [`report`] makes tables and a report of them, and [`advise`] measures a command of the user.
 //! [`direct`] has the tables of *Direct-FUSE* (ROSS '18), for programs that use a file system
-//! without the kernel, and [`programs`] runs well-known programs in that way.
+//! without the kernel, [`programs`] runs well-known programs in that way, and [`gluster`] compares clients of GlusterFS.
 //!
 //! This crate serves no file system and knows no frontend or backend. It mounts each configuration
 //! by running a program, for defuse, too.
@@ -20,6 +20,7 @@ mod check;
 mod device;
 pub mod direct;
 pub mod engine;
+pub mod gluster;
 mod interrupt;
 mod kernel;
 mod mount;

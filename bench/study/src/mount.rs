@@ -201,7 +201,7 @@ fn command_line(config: &Config, place: &MountPaths<'_>) -> Option<Vec<OsString>
 
 /// The device minor of the mount, which for FUSE is the connection number; `None` if nothing is
 /// mounted.
-fn connection(mountpoint: &Path) -> Option<u32> {
+pub(crate) fn connection(mountpoint: &Path) -> Option<u32> {
     let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
     connection_in(&table, mountpoint)
 }

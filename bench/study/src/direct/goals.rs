@@ -46,8 +46,10 @@ pub struct Goal {
 }
 
 /// The limit of a figure.
-enum Limit {
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Limit {
     AtLeast(f64),
+    AtMost(f64),
     Below(f64),
     None,
 }
@@ -91,10 +93,14 @@ fn call(op: Op) -> &'static str {
     if op == Op::Write { "write of a new file" } else { op.name() }
 }
 
-fn goal(what: String, unit: &'static str, limit: Limit, figure: Summary) -> Goal {
+/// Judges a figure.
+pub(crate) fn goal(what: String, unit: &'static str, limit: Limit, figure: Summary) -> Goal {
     let (required, is_met, may_be) = match limit {
         Limit::AtLeast(least) => {
             (format!("at least {least}"), figure.median >= least, figure.high >= least)
+        }
+        Limit::AtMost(most) => {
+            (format!("at most {most}"), figure.median <= most, figure.low <= most)
         }
         Limit::Below(most) => (format!("below {most}"), figure.median < most, figure.low < most),
         Limit::None => ("none".to_owned(), figure.median == 0.0, figure.low == 0.0),
@@ -144,6 +150,8 @@ mod tests {
         assert_eq!(outcome(Limit::AtLeast(3.0), figure(2.0, 2.5, 2.9)), Outcome::Missed);
         assert_eq!(outcome(Limit::Below(5.0), figure(1.0, 4.9, 9.0)), Outcome::Met);
         assert_eq!(outcome(Limit::Below(5.0), figure(4.0, 5.0, 6.0)), Outcome::WithinNoise);
+        assert_eq!(outcome(Limit::AtMost(0.8), figure(0.7, 0.8, 0.9)), Outcome::Met);
+        assert_eq!(outcome(Limit::AtMost(0.8), figure(0.81, 0.9, 0.9)), Outcome::Missed);
         assert_eq!(outcome(Limit::None, figure(0.0, 0.0, 1.0)), Outcome::Met);
         assert_eq!(outcome(Limit::None, figure(1.0, 1.0, 1.0)), Outcome::Missed);
     }

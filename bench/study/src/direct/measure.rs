@@ -88,8 +88,7 @@ fn before_start(options: &Options) -> Result<Option<std::path::PathBuf>> {
     ensure!(options.rounds > 0, "--rounds 0 measures nothing: write 1 or more");
     check::space(&options.work, places::image_bytes(options), "--work")?;
     let needed = places::ram_bytes(options) + options.scale.file_bytes;
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    if let Some(available) = available_memory(&meminfo) {
+    if let Some(available) = available_memory() {
         ensure!(
             available > needed,
             "{} MiB of memory are available, and {} MiB are needed for files on tmpfs: free memory, or use --scale tiny",
@@ -100,8 +99,13 @@ fn before_start(options: &Options) -> Result<Option<std::path::PathBuf>> {
     places::find_libfuse(options)
 }
 
+/// Available memory in bytes.
+pub(crate) fn available_memory() -> Option<u64> {
+    available_in(&fs::read_to_string("/proc/meminfo").unwrap_or_default())
+}
+
 /// Available memory in bytes, from the contents of `/proc/meminfo`.
-fn available_memory(meminfo: &str) -> Option<u64> {
+fn available_in(meminfo: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
@@ -267,7 +271,7 @@ mod tests {
 
     #[test]
     fn available_memory_comes_from_meminfo() {
-        assert_eq!(available_memory("MemFree: 1 kB\nMemAvailable:   12 kB\n"), Some(12288));
-        assert_eq!(available_memory("MemFree: 1 kB\n"), None);
+        assert_eq!(available_in("MemFree: 1 kB\nMemAvailable:   12 kB\n"), Some(12288));
+        assert_eq!(available_in("MemFree: 1 kB\n"), None);
     }
 }

@@ -18,8 +18,10 @@ pub mod worker;
 
 use std::path::PathBuf;
 
+pub(crate) use measure::available_memory;
 pub use measure::run;
 pub use report::{html, write as write_report};
+pub(crate) use table::ratio;
 pub use table::table;
 
 /// The amount of work.

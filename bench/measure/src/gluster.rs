@@ -1,5 +1,5 @@
 //! Volumes of GlusterFS on this machine: a distributed one and a replicated one, whose servers tell clients of
-//! changes by others.
+//! changes by others, or volumes that the caller describes.
 //!
 //! The servers have a network, mounts and processes of their own (namespaces(7)). Any number of such sets
 //! exist side by side, nothing of them is visible from outside, and the kernel ends all of it with their first
@@ -22,6 +22,29 @@ pub const HOST: &str = "127.1.1.1";
 /// The volumes: distributed over two bricks, and replicated on two.
 pub const VOLUMES: [&str; 2] = ["dist", "repl"];
 
+/// A directory in memory that only processes of [`Servers::within`] see, for their files. The bricks are in it, too.
+pub const ROOM: &str = "/run/gluster";
+
+/// A volume to make, with two bricks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Volume {
+    /// Its name.
+    pub name: String,
+    /// Both bricks have all files. Otherwise, each has some of them.
+    pub is_replicated: bool,
+    /// Options, as `gluster volume set` takes them.
+    pub options: Vec<(&'static str, &'static str)>,
+}
+
+impl Volume {
+    /// The line for the script: name, kind and options.
+    fn line(&self) -> String {
+        let kind = if self.is_replicated { "replicated" } else { "distributed" };
+        let options = self.options.iter().map(|(key, value)| format!(" {key} {value}"));
+        format!("{} {kind}{}\n", self.name, options.collect::<String>())
+    }
+}
+
 /// Time limit for the volumes to start.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -31,6 +54,7 @@ const ADMINISTRATOR: [&str; 2] = ["/usr/sbin", "/sbin"];
 const SCRIPT: &str = include_str!("gluster.sh");
 
 /// Running servers, until dropped.
+#[derive(Debug)]
 pub struct Servers {
     child: Child,
     /// Its end is the end of the servers.
@@ -57,13 +81,33 @@ pub fn why_not() -> Option<&'static str> {
 }
 
 impl Servers {
-    /// Starts the servers and both volumes, which takes 3 to 5 seconds.
+    /// Starts the servers and the [`VOLUMES`], which takes 3 to 5 seconds.
     ///
     /// # Errors
     ///
     /// The error contains the output of the programs.
     pub fn start() -> Result<Servers> {
+        let tells = vec![
+            ("features.cache-invalidation", "on"),
+            ("features.cache-invalidation-timeout", "600"),
+        ];
+        let volume = |name: &str, is_replicated, options| Volume {
+            name: name.to_owned(),
+            is_replicated,
+            options,
+        };
+        Servers::with(&[volume(VOLUMES[0], false, Vec::new()), volume(VOLUMES[1], true, tells)])
+    }
+
+    /// Starts the servers and these volumes, about a second for each.
+    ///
+    /// # Errors
+    ///
+    /// The error contains the output of the programs.
+    pub fn with(volumes: &[Volume]) -> Result<Servers> {
+        let lines: String = volumes.iter().map(Volume::line).collect();
         let mut command = Command::new("unshare");
+        command.env("VOLUMES", lines);
         command.args(["--net", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", SCRIPT]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("unshare(1) of util-linux")?;
@@ -103,6 +147,17 @@ impl Servers {
         command
     }
 
+    /// A program in the network, the mounts and the processes of the servers: the kernel ends it with them. Its
+    /// files in [`ROOM`] are in memory.
+    pub fn within(&self, program: &Path) -> Command {
+        let space = |name: &str| format!("/proc/{}/ns/{name}", self.child.id());
+        let mut command = Command::new("nsenter");
+        command.arg(format!("--net={}", space("net"))).arg(format!("--mount={}", space("mnt")));
+        // The process that has the name spaces is not itself in that of the processes.
+        command.arg(format!("--pid={}", space("pid_for_children"))).arg("--").arg(program);
+        command
+    }
+
     /// Moves this thread into the network of the servers, with all threads that it starts from now on.
     ///
     /// # Errors
@@ -129,5 +184,44 @@ impl Drop for Servers {
         // The first process of the name space follows, because this is the last of its input.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_is_a_line_of_the_script() {
+        let options = vec![("a.b", "on"), ("c", "2")];
+        let volume = Volume { name: "v".into(), is_replicated: true, options };
+        assert_eq!(volume.line(), "v replicated a.b on c 2\n");
+        let volume = Volume { name: "w".into(), is_replicated: false, options: Vec::new() };
+        assert_eq!(volume.line(), "w distributed\n");
+    }
+
+    #[test]
+    fn processes_within_end_with_the_servers() {
+        if let Some(reason) = why_not() {
+            println!("skipped: {reason}");
+            return;
+        }
+        let volume = Volume {
+            name: "v".into(),
+            is_replicated: false,
+            options: vec![("performance.io-cache", "off")],
+        };
+        let servers = Servers::with(&[volume]).unwrap();
+        let script =
+            format!("[ -d {ROOM}/bricks/v1 ] && readlink /proc/self/ns/pid && exec sleep 1000");
+        let mut within = servers.within(Path::new("sh"));
+        let mut child = within.args(["-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let outside = std::fs::read_link("/proc/self/ns/pid").unwrap();
+        assert!(line.starts_with("pid:[") && *line.trim() != *outside.as_os_str(), "{line}");
+        assert!(!Path::new(ROOM).join("bricks/v1").exists());
+        drop(servers);
+        assert!(!child.wait().unwrap().success());
     }
 }

@@ -4,7 +4,7 @@ set -e
 PATH=$PATH:/usr/sbin:/sbin
 ip link set lo up
 mkdir -p /run/gluster /var/lib/glusterd /var/log/glusterfs
-for dir in /run/gluster /var/lib/glusterd /var/log/glusterfs /mnt; do
+for dir in /run/gluster /var/lib/glusterd /var/log/glusterfs; do
     mount -t tmpfs -o mode=0700 gluster "$dir"
 done
 host=127.1.1.1
@@ -21,15 +21,25 @@ volume management
     option event-threads 1
 end-volume
 VOLUME
-cd /mnt
-mkdir dist1 dist2 repl1 repl2
 glusterd -f /var/lib/glusterd/glusterd.vol -L WARNING
-g() { gluster --glusterd-sock=$socket --mode=script "$@" >/dev/null; }
+g() { gluster --glusterd-sock=$socket --mode=script "$@" >/dev/null </dev/null; }
 until g pool list 2>/dev/null; do sleep 0.05; done
-g volume create dist $host:/mnt/dist1 $host:/mnt/dist2 force
-g volume create repl replica 2 $host:/mnt/repl1 $host:/mnt/repl2 force
-g volume set repl features.cache-invalidation on features.cache-invalidation-timeout 600
-g volume start dist
-g volume start repl
+bricks=/run/gluster/bricks
+mkdir $bricks
+# A line is the name of a volume, its kind, and options.
+while read -r name kind options; do
+    mkdir "$bricks/${name}1" "$bricks/${name}2"
+    case $kind in
+        replicated) kind='replica 2' ;;
+        *) kind= ;;
+    esac
+    # shellcheck disable=SC2086 # words
+    g volume create "$name" $kind "$host:$bricks/${name}1" "$host:$bricks/${name}2" force
+    # shellcheck disable=SC2086 # words
+    [ -z "$options" ] || g volume set "$name" $options
+    g volume start "$name"
+done <<LINES
+${VOLUMES%?}
+LINES
 echo ready
 read -r _ || exit 0

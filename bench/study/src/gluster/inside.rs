@@ -1,0 +1,119 @@
+//! The rounds, in a process among those of the servers: measures every case on every target in turn.
+
+use std::io::Read;
+use std::path::Path;
+use std::{fs, thread};
+
+use anyhow::{Context, Result, ensure};
+use defuse_measure::gluster::ROOM;
+
+use super::Options;
+use super::cases::Place;
+use super::results::Results;
+use super::stage::{GRAPH, Stage};
+use crate::interrupt::Interrupt;
+
+/// Measures everything, and adds it to `results`. `tell` receives lines of progress. The end of the standard input is a
+/// request to end: the cases that were measured by then remain.
+///
+/// # Errors
+///
+/// Fails if no target can be started, or if the files of a volume cannot be made.
+pub fn rounds(
+    options: &Options,
+    mut results: Results,
+    tell: &mut dyn FnMut(&str),
+) -> Result<Results> {
+    let interrupt = Interrupt::catch()?;
+    let ended = interrupt.clone();
+    thread::spawn(move || {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        ended.set();
+    });
+    for &place in &options.choice.places {
+        if interrupt.is_set() {
+            break;
+        }
+        volume(options, place, &mut results, &interrupt, tell)?;
+    }
+    results.interrupted = interrupt.is_set();
+    ensure!(!results.cells.is_empty(), "nothing was measured: {}", results.left_out.join("; "));
+    Ok(results)
+}
+
+/// Measures all rounds on a volume.
+fn volume(
+    options: &Options,
+    place: Place,
+    results: &mut Results,
+    interrupt: &Interrupt,
+    tell: &mut dyn FnMut(&str),
+) -> Result<()> {
+    let cases = options.choice.cases(place);
+    if cases.is_empty() {
+        return Ok(());
+    }
+    let work = Path::new(ROOM).join(format!("bench-{}", place.name()));
+    fs::create_dir(&work).with_context(|| work.display().to_string())?;
+    if place == Place::Graph {
+        let bricks = ["graph1", "graph2"].map(|name| Path::new(ROOM).join(name));
+        for brick in &bricks {
+            fs::create_dir(brick)?;
+        }
+        fs::write(work.join(GRAPH), graph(&bricks.each_ref().map(|brick| brick.as_path())))?;
+    }
+    let (mut stage, mut left_out) = Stage::set(options, place, &work, &cases)?;
+    for target in &stage.targets {
+        if cases.iter().any(|case| !target.can(*case)) {
+            let name = &target.name;
+            left_out.push(format!("{name} on {}: libaio: a run refuses io_setup(2)", place.name()));
+        }
+    }
+    for reason in left_out {
+        tell(&format!("left out: {reason}"));
+        results.left_out.push(reason);
+    }
+    let count = stage.targets.len();
+    for round in 1..=options.rounds {
+        for &case in &cases {
+            let mut line = format!("{} round {round} {:28}", place.name(), case.name());
+            for turn in 0..count {
+                // Over the rounds, every target has every place in the order.
+                let index = (turn + round as usize) % count;
+                if !stage.targets[index].can(case) {
+                    continue;
+                }
+                let cell = stage.measure(case, index, round, interrupt);
+                if interrupt.is_set() {
+                    return Ok(());
+                }
+                line.push_str(&match &cell.error {
+                    None => format!("  {} {:.0}", cell.target, cell.rate()),
+                    Some(error) => format!("  {} FAILED: {error}", cell.target),
+                });
+                results.cells.push(cell);
+            }
+            tell(&line);
+        }
+    }
+    Ok(())
+}
+
+/// A volume that the client makes of two directories by itself, as the servers' and the client's parts of a replicated
+/// volume, without the network between.
+fn graph(bricks: &[&Path; 2]) -> String {
+    let mut text = String::new();
+    for (number, brick) in bricks.iter().enumerate() {
+        let brick = brick.display();
+        text.push_str(&format!(
+            "volume graph-posix-{number}\n    type storage/posix\n    option directory {brick}\nend-volume\n\
+             volume graph-client-{number}\n    type features/locks\n    subvolumes graph-posix-{number}\nend-volume\n"
+        ));
+    }
+    text.push_str(
+        "volume graph-replicate-0\n    type cluster/replicate\n    option afr-pending-xattr graph-client-0,graph-client-1\n    \
+         subvolumes graph-client-0 graph-client-1\nend-volume\nvolume graph\n    type performance/io-threads\n    \
+         option thread-count 6\n    subvolumes graph-replicate-0\nend-volume\n",
+    );
+    text
+}

@@ -1,0 +1,358 @@
+//! The mounts and runs of one volume, and their measurement.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use defuse_measure::threads::ThreadClocks;
+use defuse_measure::{caches, cpu};
+use rustix::mount::UnmountFlags;
+
+use super::cases::{Case, Engine, Names, Place, Work};
+use super::names::{Order, Outcome};
+use super::results::{Cell, Latency};
+use super::shell::Shell;
+use super::targets::{Paths, Spec};
+use super::{Options, fio};
+use crate::interrupt::Interrupt;
+use crate::mount::connection;
+use crate::process::{Process, Start};
+
+/// Time limit for a target to start.
+const START: Duration = Duration::from_secs(30);
+/// Time limit for a program, in addition to the time that it is told to run.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// Time after which a client that keeps attributes for a second asks again.
+const FORGOTTEN: Duration = Duration::from_millis(1100);
+
+/// The names of the directories of fio, and of small files, in a volume.
+const IO: &str = "io";
+const SMALL: &str = "small";
+const COLD: &str = "cold";
+
+/// The targets on a volume.
+#[derive(Debug)]
+pub struct Stage<'a> {
+    options: &'a Options,
+    place: Place,
+    work: &'a Path,
+    /// The running targets, in the order in which they were asked for.
+    pub targets: Vec<Running>,
+}
+
+/// A running target. Fields are dropped in this order: the users of a mount before its end.
+#[derive(Debug)]
+pub struct Running {
+    /// Its name.
+    pub name: String,
+    root: PathBuf,
+    shell: Shell,
+    mount: Option<Mounted>,
+}
+
+/// A mount, and the daemon that serves it.
+#[derive(Debug)]
+struct Mounted {
+    mountpoint: PathBuf,
+    daemon: Process,
+}
+
+impl Mounted {
+    /// Waits until it is mounted.
+    fn wait(&mut self) -> Result<()> {
+        let end = Instant::now() + START;
+        while connection(&self.mountpoint).is_none() {
+            self.check_daemon()?;
+            if Instant::now() > end {
+                bail!("nothing was mounted within {START:?}; its output: {}", self.said());
+            }
+            sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// Fails if it is no longer mounted.
+    fn check(&mut self) -> Result<()> {
+        self.check_daemon()?;
+        ensure!(connection(&self.mountpoint).is_some(), "{}", self.said());
+        Ok(())
+    }
+
+    fn check_daemon(&mut self) -> Result<()> {
+        ensure!(self.daemon.ended().is_none(), "{}", self.said());
+        Ok(())
+    }
+
+    /// The output of the daemon in one line.
+    fn said(&self) -> String {
+        let text = self.daemon.said();
+        let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
+        lines.join("; ")
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.mountpoint, UnmountFlags::DETACH);
+    }
+}
+
+/// The figures of a program.
+#[derive(Debug, Default)]
+struct Figures {
+    operations: u64,
+    bytes: u64,
+    ns: u64,
+    app_ns: u64,
+    latency: Option<Latency>,
+}
+
+impl From<Outcome> for Figures {
+    fn from(outcome: Outcome) -> Figures {
+        let Outcome { operations, ns, app_ns } = outcome;
+        Figures { operations, ns, app_ns, ..Figures::default() }
+    }
+}
+
+impl From<fio::Outcome> for Figures {
+    fn from(outcome: fio::Outcome) -> Figures {
+        let fio::Outcome { operations, bytes, ns, app_ns, latency } = outcome;
+        Figures { operations, bytes, ns, app_ns, latency: Some(latency) }
+    }
+}
+
+impl<'a> Stage<'a> {
+    /// Starts all targets that can be started, and makes their files. Returns the reasons of those that cannot.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the files cannot be made.
+    pub fn set(
+        options: &'a Options,
+        place: Place,
+        work: &'a Path,
+        cases: &[Case],
+    ) -> Result<(Stage<'a>, Vec<String>)> {
+        let mut stage = Stage { options, place, work, targets: Vec::new() };
+        let mut left_out = Vec::new();
+        for spec in &options.targets {
+            match stage.start(spec) {
+                Ok(target) => stage.targets.push(target),
+                Err(error) => {
+                    left_out.push(format!("{} on {}: {error:#}", spec.name, place.name()))
+                }
+            }
+        }
+        if !stage.targets.is_empty() {
+            stage.make_files(cases).with_context(|| format!("the files of {}", place.name()))?;
+        }
+        Ok((stage, left_out))
+    }
+
+    fn start(&self, spec: &Spec) -> Result<Running> {
+        let graph = self.work.join(GRAPH);
+        let (program, work) = (self.options.program.as_path(), self.work);
+        let paths = Paths { place: self.place, graph: &graph, program, work };
+        let env = [("DEFUSE_RUNTIME_DIR", runtime(work)?)];
+        let mount = match paths.daemon(spec) {
+            Some(words) => Some(mount(&spec.name, &words, &paths.mountpoint(spec), work, &env)?),
+            None => None,
+        };
+        let shell = Shell::start(&spec.name, &paths.shell(spec), work, &env, START)?;
+        let mut target = Running { name: spec.name.clone(), root: paths.root(spec), shell, mount };
+        // A volume that cannot be read is a reason, too.
+        let list = ["ls".into(), target.root.clone().into_os_string()];
+        target.shell.perform(&list, START, &Interrupt::default())?;
+        // The end of a daemon uncovers the mount point, which can be read, too.
+        target.mount.iter_mut().try_for_each(Mounted::check)?;
+        Ok(target)
+    }
+
+    /// Makes the files of all targets, once.
+    fn make_files(&mut self, cases: &[Case]) -> Result<()> {
+        let (options, quiet) = (self.options, Interrupt::default());
+        let program = options.program.clone();
+        let first = &mut self.targets[0];
+        let dir = |name: &str| first.root.join(name);
+        let (io, small, cold) = (dir(IO), dir(SMALL), dir(COLD));
+        let mut perform = |words: &[OsString]| first.shell.perform(words, PATIENCE, &quiet);
+        perform(&["mkdir".into(), io.clone().into(), small.into(), cold.clone().into()])?;
+        let jobs = cases.iter().filter(|case| matches!(case.work, Work::Io { .. }));
+        if let Some(jobs) = jobs.map(|case| case.jobs).max() {
+            perform(&fio::layout(&io, jobs, options.file_bytes))?;
+        }
+        if cases.iter().any(|case| case.work == Work::Names(Names::Lookup)) {
+            let order = Order { dir: cold, op: Names::Create, threads: 16, files: options.files };
+            perform(&worker(&program, &order)?)?;
+        }
+        Ok(())
+    }
+
+    /// Measures a case on a target. An error is a result, too.
+    pub fn measure(&mut self, case: Case, index: usize, round: u32, interrupt: &Interrupt) -> Cell {
+        let name = self.targets[index].name.clone();
+        match self.try_measure(case, index, round, interrupt) {
+            Ok(cell) => cell,
+            Err(error) => Cell {
+                case,
+                target: name,
+                round,
+                error: Some(format!("{error:#}")),
+                operations: 0,
+                bytes: 0,
+                ns: 0,
+                app_ns: 0,
+                client_ns: 0,
+                threads: Vec::new(),
+                servers_ns: 0,
+                latency: None,
+            },
+        }
+    }
+
+    fn try_measure(
+        &mut self,
+        case: Case,
+        index: usize,
+        round: u32,
+        interrupt: &Interrupt,
+    ) -> Result<Cell> {
+        self.prepare(case, index, round)?;
+        let servers = servers();
+        let target = &mut self.targets[index];
+        let client = target.client();
+        let before = (ThreadClocks::of(client), cpu::Threads::of(client), clocks(&servers));
+        let figures = perform(self.options, target, case, round, interrupt)?;
+        let after = (ThreadClocks::of(client), cpu::Threads::of(client), clocks(&servers));
+        let servers_ns = before.2.iter().zip(&after.2).map(|(before, after)| after.since(before));
+        Ok(Cell {
+            case,
+            target: target.name.clone(),
+            round,
+            error: None,
+            operations: figures.operations,
+            bytes: figures.bytes,
+            ns: figures.ns,
+            app_ns: figures.app_ns,
+            client_ns: after.1.since(&before.1),
+            threads: after.0.since(&before.0),
+            servers_ns: servers_ns.sum(),
+            latency: figures.latency,
+        })
+    }
+
+    /// Makes the same state for each target before a case.
+    fn prepare(&mut self, case: Case, index: usize, round: u32) -> Result<()> {
+        let daemons: Vec<u32> = self.targets.iter().map(Running::client).collect();
+        let target = &mut self.targets[index];
+        match case.work {
+            Work::Io { .. } => caches::settle(&[target.client()]),
+            Work::Names(Names::Create) => {
+                let words = ["mkdir".into(), small(target, round).into()];
+                target.shell.perform(&words, PATIENCE, &Interrupt::default())?;
+            }
+            Work::Names(Names::List | Names::Lookup) => caches::drop_dentries(&daemons)?,
+            Work::Names(Names::Stat) => sleep(FORGOTTEN),
+            Work::Names(Names::Delete) => caches::settle(&[target.client()]),
+        }
+        Ok(())
+    }
+}
+
+impl Running {
+    /// False for work that the target cannot do: a run refuses io_setup(2).
+    pub fn can(&self, case: Case) -> bool {
+        let is_libaio = matches!(case.work, Work::Io { engine: Engine::Libaio, .. });
+        self.mount.is_some() || !is_libaio
+    }
+
+    /// The process that serves the volume: the daemon, or that of a run.
+    fn client(&self) -> u32 {
+        self.mount.as_ref().map_or(self.shell.pid(), |mount| mount.daemon.pid())
+    }
+}
+
+/// The file with the description of a volume without servers.
+pub const GRAPH: &str = "graph.vol";
+
+fn small(target: &Running, round: u32) -> PathBuf {
+    target.root.join(SMALL).join(format!("{}-{round}", target.name))
+}
+
+/// Runs the program of a case.
+fn perform(
+    options: &Options,
+    target: &mut Running,
+    case: Case,
+    round: u32,
+    interrupt: &Interrupt,
+) -> Result<Figures> {
+    let time = Duration::from_millis(options.time_ms);
+    match case.work {
+        Work::Io { .. } => {
+            let words = fio::command(&case, &target.root.join(IO), options.file_bytes, time);
+            let text = target.shell.perform(&words, PATIENCE + time, interrupt)?;
+            Ok(fio::parse(&text, &case)?.into())
+        }
+        Work::Names(op) => {
+            let dir = match op {
+                Names::Lookup => target.root.join(COLD),
+                _ => small(target, round),
+            };
+            let order = Order { dir, op, threads: case.jobs, files: options.files };
+            let words = worker(&options.program, &order)?;
+            let text = target.shell.perform(&words, PATIENCE, interrupt)?;
+            let outcome: Outcome =
+                serde_json::from_str(&text).with_context(|| format!("the worker said {text:?}"))?;
+            Ok(outcome.into())
+        }
+    }
+}
+
+/// The command of a program that works on small files.
+fn worker(program: &Path, order: &Order) -> Result<Vec<OsString>> {
+    let order = serde_json::to_string(order)?;
+    Ok(vec![program.into(), "bench-names".into(), order.into()])
+}
+
+/// A directory that only root can use, as daemons demand.
+fn runtime(work: &Path) -> Result<OsString> {
+    let dir = work.join("run");
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(&dir)?;
+    Ok(dir.into_os_string())
+}
+
+fn mount(
+    name: &str,
+    words: &[OsString],
+    mountpoint: &Path,
+    work: &Path,
+    env: &[(&str, OsString)],
+) -> Result<Mounted> {
+    fs::create_dir_all(mountpoint)?;
+    let log = work.join(format!("{name}.daemon.log"));
+    let start = Start { name, words, groups: &[], log: &log, output: None, env, dir: None };
+    let daemon = Process::start(&start)?;
+    let mut mount = Mounted { mountpoint: mountpoint.to_owned(), daemon };
+    mount.wait()?;
+    Ok(mount)
+}
+
+/// The processes of the bricks.
+fn servers() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_brick = |pid: &u32| {
+        fs::read_to_string(format!("/proc/{pid}/comm"))
+            .is_ok_and(|name| name.starts_with("glusterfsd"))
+    };
+    pids.filter(is_brick).collect()
+}
+
+fn clocks(pids: &[u32]) -> Vec<cpu::Threads> {
+    pids.iter().map(|&pid| cpu::Threads::of(pid)).collect()
+}

@@ -1,0 +1,257 @@
+//! The targets: GlusterFS's own client, and defuse in several ways.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use defuse_measure::gluster::HOST;
+use serde::{Deserialize, Serialize};
+
+use super::cases::Place;
+use super::results::Target;
+
+/// The beginning of the names of GlusterFS's own client, before its number of readers.
+pub const NATIVE: &str = "native-";
+/// `defuse mount` with one worker.
+pub const ONE: &str = "one";
+/// `defuse mount` with the policy of the paper.
+pub const PAPER: &str = "paper";
+/// `defuse mount` with readers that do the work, too.
+pub const MERGED: &str = "merged";
+/// `defuse mount` as it is by default.
+pub const ADAPTIVE: &str = "adaptive";
+/// `defuse mount` over io_uring.
+pub const URING: &str = "uring";
+/// `defuse run`.
+pub const RUN: &str = "run";
+
+/// All targets.
+pub const ALL: [&str; 9] =
+    ["native-1", "native-2", "native-4", ONE, PAPER, MERGED, ADAPTIVE, URING, RUN];
+
+/// The path of the volume within a run.
+pub const WITHIN: &str = "/defuse-bench";
+
+/// A target to start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// Its name.
+    pub name: String,
+    /// The way.
+    pub how: How,
+}
+
+/// The way in which a target serves a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum How {
+    /// GlusterFS's own client with this number of readers.
+    Native(u32),
+    /// `defuse mount` with these arguments.
+    Mount(Vec<String>),
+    /// `defuse run`.
+    Run,
+}
+
+impl Spec {
+    /// The target of a name.
+    ///
+    /// # Errors
+    ///
+    /// A message for the user if there is none.
+    pub fn named(name: &str) -> Result<Spec, String> {
+        let mount =
+            |words: &[&str]| How::Mount(words.iter().map(|&word| word.to_owned()).collect());
+        let device = ["-o", "no_io_uring"];
+        let how = match name {
+            ONE => mount(&["--workers", "1", device[0], device[1]]),
+            PAPER => mount(&["--workers", "paper", device[0], device[1]]),
+            MERGED => mount(&["--workers", "merged", device[0], device[1]]),
+            ADAPTIVE => mount(&device),
+            URING => mount(&["-o", "io_uring"]),
+            RUN => How::Run,
+            _ => {
+                let readers = name.strip_prefix(NATIVE).and_then(|readers| readers.parse().ok());
+                let readers = readers.filter(|readers| (1..=64).contains(readers));
+                How::Native(readers.ok_or_else(|| {
+                    format!("there is no target {name:?}: write {}", ALL.join(", "))
+                })?)
+            }
+        };
+        Ok(Spec { name: name.to_owned(), how })
+    }
+
+    /// A further mount of defuse: `NAME=OPTIONS`.
+    ///
+    /// # Errors
+    ///
+    /// A message for the user if the text has another form.
+    pub fn variant(text: &str) -> Result<Spec, String> {
+        let (name, options) = text
+            .split_once('=')
+            .filter(|(name, options)| !name.is_empty() && !options.is_empty())
+            .ok_or_else(|| format!("{text:?} is no variant: write NAME=OPTIONS"))?;
+        if Spec::named(name).is_ok() {
+            return Err(format!("{name} is a target already: choose another name"));
+        }
+        let how = How::Mount(vec!["-o".to_owned(), options.to_owned()]);
+        Ok(Spec { name: name.to_owned(), how })
+    }
+
+    /// A description for the report.
+    pub fn target(&self) -> Target {
+        let how = match &self.how {
+            How::Native(readers) => format!("glusterfs --reader-thread-count={readers}"),
+            How::Mount(words) => format!("defuse mount {}", words.join(" ")),
+            How::Run => "defuse run, without a mount".to_owned(),
+        };
+        Target { name: self.name.clone(), how }
+    }
+}
+
+/// The paths of a volume and its mounts.
+#[derive(Debug)]
+pub struct Paths<'a> {
+    /// The volume.
+    pub place: Place,
+    /// The description of a volume without servers.
+    pub graph: &'a Path,
+    /// The path of this program.
+    pub program: &'a Path,
+    /// Directory for logs and mount points.
+    pub work: &'a Path,
+}
+
+impl Paths<'_> {
+    /// The mount point of a target.
+    pub fn mountpoint(&self, spec: &Spec) -> PathBuf {
+        self.work.join(format!("mnt-{}", spec.name))
+    }
+
+    /// The directory of the volume for programs.
+    pub fn root(&self, spec: &Spec) -> PathBuf {
+        if spec.how == How::Run { WITHIN.into() } else { self.mountpoint(spec) }
+    }
+
+    /// The command that serves the volume in the foreground; `None` for a run.
+    pub fn daemon(&self, spec: &Spec) -> Option<Vec<OsString>> {
+        match &spec.how {
+            How::Native(readers) => Some(self.native(spec, *readers)),
+            How::Mount(arguments) => {
+                let mut words = vec![self.program.into(), "mount".into(), "--foreground".into()];
+                words.extend(arguments.iter().map(OsString::from));
+                words.extend(self.options().iter().flat_map(|option| ["-o".into(), option.into()]));
+                words.extend(["--".into(), self.source().into(), self.mountpoint(spec).into()]);
+                Some(words)
+            }
+            How::Run => None,
+        }
+    }
+
+    /// The command of the shell from which programs are started.
+    pub fn shell(&self, spec: &Spec) -> Vec<OsString> {
+        if spec.how != How::Run {
+            return vec!["sh".into()];
+        }
+        let mut mount = format!("{WITHIN}={}", self.source());
+        self.options().iter().filter(|option| !is_of_mounts(option)).for_each(|option| {
+            mount.push(',');
+            mount.push_str(option);
+        });
+        let words = ["run", "--mount", &mount, "--", "sh"].map(OsString::from);
+        [&[self.program.into()], words.as_slice()].concat()
+    }
+
+    fn native(&self, spec: &Spec, readers: u32) -> Vec<OsString> {
+        let mut words: Vec<OsString> =
+            ["glusterfs", "--no-daemon", "--log-level=WARNING"].map(OsString::from).to_vec();
+        words.push(format!("--reader-thread-count={readers}").into());
+        words.push(
+            format!("--log-file={}", self.work.join(format!("{}.log", spec.name)).display()).into(),
+        );
+        match self.place {
+            Place::Graph => words.push(format!("--volfile={}", self.graph.display()).into()),
+            place => words.extend([
+                format!("--volfile-server={HOST}").into(),
+                format!("--volfile-id={}", place.name()).into(),
+            ]),
+        }
+        words.push(self.mountpoint(spec).into());
+        words
+    }
+
+    fn source(&self) -> String {
+        match self.place {
+            Place::Graph => "gluster:///graph".to_owned(),
+            place => format!("gluster://{HOST}/{}", place.name()),
+        }
+    }
+
+    /// The sandbox of a daemon has no access to the directories of a volume without servers.
+    fn options(&self) -> Vec<String> {
+        match self.place {
+            Place::Graph => {
+                vec![format!("volfile={}", self.graph.display()), "no_sandbox".to_owned()]
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+fn is_of_mounts(option: &str) -> bool {
+    option == "no_sandbox"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_have_names() {
+        for name in ALL {
+            assert_eq!(Spec::named(name).unwrap().name, name);
+        }
+        assert_eq!(Spec::named("native-16").unwrap().how, How::Native(16));
+        for name in ["native-0", "native-65", "native", "other"] {
+            assert!(Spec::named(name).unwrap_err().contains("write native-1, "), "{name}");
+        }
+        let variant = Spec::variant("p8=workers=paper:8,no_io_uring").unwrap();
+        assert_eq!(
+            variant.how,
+            How::Mount(vec!["-o".into(), "workers=paper:8,no_io_uring".into()])
+        );
+        assert!(Spec::variant("one=workers=3").is_err() && Spec::variant("x").is_err());
+    }
+
+    #[test]
+    fn commands_name_the_volume() {
+        let text =
+            |words: Vec<OsString>| words.join(std::ffi::OsStr::new(" ")).into_string().unwrap();
+        let paths = |place| Paths {
+            place,
+            graph: Path::new("/w/graph.vol"),
+            program: Path::new("/bin/defuse"),
+            work: Path::new("/w"),
+        };
+        let spec = |name| Spec::named(name).unwrap();
+        let dist = paths(Place::Dist);
+        assert_eq!(
+            text(dist.daemon(&spec("paper")).unwrap()),
+            "/bin/defuse mount --foreground --workers paper -o no_io_uring -- gluster://127.1.1.1/dist /w/mnt-paper"
+        );
+        let native = text(dist.daemon(&spec("native-4")).unwrap());
+        assert!(native.contains("--reader-thread-count=4") && native.contains("--volfile-id=dist"));
+        assert_eq!(
+            text(dist.shell(&spec("run"))),
+            "/bin/defuse run --mount /defuse-bench=gluster://127.1.1.1/dist -- sh"
+        );
+        let graph = paths(Place::Graph);
+        assert!(
+            text(graph.daemon(&spec("one")).unwrap())
+                .contains("-o volfile=/w/graph.vol -o no_sandbox")
+        );
+        assert!(
+            text(graph.shell(&spec("run"))).contains("gluster:///graph,volfile=/w/graph.vol --")
+        );
+        assert!(text(graph.daemon(&spec("native-1")).unwrap()).contains("--volfile=/w/graph.vol"));
+    }
+}
