@@ -12,7 +12,7 @@ use std::time::Duration;
 use std::{fs, io, thread};
 
 use defuse_compose::Switch;
-use defuse_fuse::{Negotiated, Statistics};
+use defuse_fuse::{Negotiated, Session};
 use defuse_probe::Snapshot;
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Questions that allow or refuse changes of the file system. The answer is `true`.
 const READ_WRITE: &str = "read-write";
 const READ_ONLY: &str = "read-only";
+/// Question that changes the maximum number of worker threads, followed by the number. The answer is the
+/// reason against it, or `null`.
+const WORKERS: &str = "workers=";
 /// Maximum length of a question in bytes.
 const QUESTION_MAX: u64 = 64;
 /// Maximum length of an answer in bytes: a snapshot has some hundred rows.
@@ -42,6 +45,9 @@ pub struct Agreement {
     pub max_background: u16,
     /// Maximum number of worker threads.
     pub max_workers: usize,
+    /// The policy for worker threads.
+    #[serde(default)]
+    pub policy: String,
     /// All capabilities.
     pub decisions: Vec<Capability>,
 }
@@ -70,6 +76,7 @@ impl From<&Negotiated> for Agreement {
             max_read: negotiated.max_read,
             max_background: negotiated.max_background,
             max_workers: negotiated.max_workers,
+            policy: negotiated.policy.name().to_owned(),
             decisions: negotiated.decisions.iter().map(capability).collect(),
         }
     }
@@ -78,10 +85,11 @@ impl From<&Negotiated> for Agreement {
 /// Answers questions at `path`, on a new thread.
 pub fn serve(
     path: &Path,
-    statistics: Statistics,
-    agreement: Agreement,
+    session: &Session,
     (writable, can_only_be_read): (Switch, bool),
 ) -> io::Result<()> {
+    let (statistics, workers) = (session.statistics(), session.workers());
+    let agreement = Agreement::from(session.negotiated());
     // A killed daemon may have left it.
     let _ = fs::remove_file(path);
     let listener = UnixListener::bind(path)?;
@@ -96,7 +104,11 @@ pub fn serve(
             }
             Some((question == READ_ONLY || !can_only_be_read).to_string())
         }
-        _ => None,
+        _ => {
+            let count = question.strip_prefix(WORKERS)?.parse().ok()?;
+            let refused = workers.resize(count).err().map(|error| error.to_string());
+            serde_json::to_string(&refused).ok()
+        }
     };
     let run = move || {
         for stream in listener.incoming() {
@@ -143,6 +155,16 @@ pub fn set_writable(found: &Found, writable: bool) -> Result {
             "{}: its source was opened for reading: unmount it, and mount it without ro",
             found.shown_mountpoint()
         ))),
+    }
+}
+
+/// Changes the maximum number of a daemon's worker threads.
+pub fn set_workers(found: &Found, count: u16) -> Result {
+    match parse::<Option<String>>(found, &format!("{WORKERS}{count}"))? {
+        (None, _) => Ok(()),
+        (Some(reason), _) => {
+            Err(Failure::Failed(format!("{}: {reason}", found.shown_mountpoint())))
+        }
     }
 }
 

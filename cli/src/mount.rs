@@ -25,9 +25,9 @@ pub struct MountArgs {
     /// The set of options to start from
     #[arg(long, value_enum, default_value_t)]
     pub profile: Profile,
-    /// Maximum number of worker threads, same as -o workers=N
-    #[arg(long, value_name = "N")]
-    pub workers: Option<u32>,
+    /// Maximum number of worker threads, or a policy for them: same as -o workers=
+    #[arg(long, value_name = "N|paper[:MAX]|merged[:MAX]")]
+    pub workers: Option<String>,
     /// Stay in the foreground, and log to the standard error
     #[arg(short, long)]
     pub foreground: bool,
@@ -51,7 +51,7 @@ impl MountArgs {
         let mut line: Vec<OsString> = vec!["mount".into(), "--daemon".into()];
         let profile = clap::ValueEnum::to_possible_value(&self.profile);
         line.extend(profile.map(|profile| format!("--profile={}", profile.get_name()).into()));
-        line.extend(self.workers.map(|workers| format!("--workers={workers}").into()));
+        line.extend(self.workers.as_ref().map(|workers| format!("--workers={workers}").into()));
         for (flag, file) in [("--log-file", &self.log_file), ("--stats-file", &self.stats_file)] {
             if let Some(file) = file {
                 line.extend([flag.into(), file.into()]);
@@ -84,7 +84,9 @@ impl MountPlan {
     fn new(mut args: MountArgs) -> Result<MountPlan> {
         let source = SOURCES.parse(&args.source)?;
         let mut lists = args.options.clone();
-        lists.extend(args.workers.map(|workers| format!("workers={workers}")));
+        // A comma in it would begin another option.
+        let workers = args.workers.as_deref().map(options::escape);
+        lists.extend(workers.map(|workers| format!("workers={workers}")));
         let settings = options::parse(args.profile, &source, &lists)?;
         args.source = source.text();
         args.mountpoint = paths::mountpoint(&args.mountpoint);
@@ -165,7 +167,7 @@ mod tests {
         let MountArgs { daemon, .. } = again.args;
         assert!(daemon);
         assert_eq!(again.args.options, ["ro,size=1M", "sync"]);
-        assert_eq!((again.args.workers, again.args.verbose), (Some(3), 2));
+        assert_eq!((again.args.workers.as_deref(), again.args.verbose), (Some("3"), 2));
         assert_eq!((again.args.log_file, again.args.stats_file), (args.log_file, args.stats_file));
         assert_eq!((again.args.source, again.args.mountpoint), (args.source, args.mountpoint));
         assert_eq!(again.args.profile, Profile::Opt);

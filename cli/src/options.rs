@@ -11,7 +11,7 @@ use defuse_compose::Source;
 use defuse_fs::source::{Frontend, Granted, Kind};
 use defuse_fuse::abi::InitIn;
 use defuse_fuse::mount::MountOptions;
-use defuse_fuse::{SessionOptions, negotiate};
+use defuse_fuse::{IoUring, Policy, SessionOptions, negotiate};
 
 use crate::error::{Failure, Result};
 use crate::sources::SOURCES;
@@ -63,6 +63,14 @@ pub fn parse(profile: Profile, source: &Source, lists: &[String]) -> Result<Sett
     settings.mount.fsname = fsname(source);
     for option in lists.iter().flat_map(|list| split(list)) {
         apply(&mut settings, source.kind, &option)?;
+    }
+    let session = &settings.session;
+    if session.policy != Policy::Adaptive && session.io_uring == IoUring::Required {
+        let policy = session.policy.name();
+        return Err(Failure::Usage(format!(
+            "options io_uring and workers={policy} exclude each other, because threads read /dev/fuse by \
+             this policy: remove one of them"
+        )));
     }
     let checked = settings.default_permissions.unwrap_or_else(|| must_check(&settings.mount));
     settings.session.default_permissions = checked;
@@ -255,6 +263,21 @@ mod tests {
     }
 
     #[test]
+    fn workers_are_a_number_or_a_policy_with_one() {
+        for (list, policy, workers) in [
+            ("workers=7", Policy::Adaptive, Some(7)),
+            ("workers=paper", Policy::Paper, None),
+            ("workers=paper:1", Policy::Paper, Some(1)),
+            ("workers=merged:1024", Policy::Merged, Some(1024)),
+            ("workers=3,workers=merged", Policy::Merged, None),
+            ("workers=merged,workers=3", Policy::Adaptive, Some(3)),
+        ] {
+            let session = ok("passthrough", list).session;
+            assert_eq!((session.policy, session.workers), (policy, workers), "{list}");
+        }
+    }
+
+    #[test]
     fn an_option_for_several_parts_reaches_all_of_them() {
         let set = ok("passthrough", "writeback,locks=filesystem");
         assert!(set.session.writeback && set.source.frontend.writeback);
@@ -298,6 +321,12 @@ mod tests {
             ("passthrough", "handles=maybe", "one of auto|on|off"),
             ("passthrough", "max_write=1", "from 4096 to 1048576"),
             ("passthrough", "workers=+1", "a number from 1 to 1024"),
+            ("passthrough", "workers=paper:0", "paper[:MAX] or merged[:MAX]"),
+            ("passthrough", "workers=paper:", "paper[:MAX] or merged[:MAX]"),
+            ("passthrough", "workers=1025", "a number from 1 to 1024"),
+            ("passthrough", "workers=adaptive:3", "a number from 1 to 1024"),
+            ("passthrough", "workers=paper,io_uring", "exclude each other"),
+            ("passthrough", "io_uring,workers=merged:4", "exclude each other"),
             ("passthrough", "timeout=-1", "such as 1 or 0.5"),
             ("passthrough", "ro=1", "write just ro"),
             ("passthrough", "no_handle_killpriv_v3", "did you mean no_handle_killpriv_v2?"),

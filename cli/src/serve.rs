@@ -14,7 +14,7 @@ use defuse_fuse::{Ended, Session, Statistics};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::iterator::Signals;
 
-use crate::control::{self, Agreement};
+use crate::control;
 use crate::daemon::Ready;
 use crate::error::{Failure, Result};
 use crate::mount::MountPlan;
@@ -196,8 +196,7 @@ impl Companions {
 }
 
 fn listen(socket: &Path, session: &Session, writable: (Switch, bool)) {
-    let agreement = Agreement::from(session.negotiated());
-    if let Err(error) = control::serve(socket, session.statistics(), agreement, writable) {
+    if let Err(error) = control::serve(socket, session, writable) {
         log::warn!("no control socket {}: {error}", socket.display());
     }
 }

@@ -60,7 +60,7 @@ pub fn period(text: &str) -> std::result::Result<Duration, String> {
 pub fn run(args: &StatArgs) -> Result {
     let target = choose(args.target.as_ref())?;
     if args.negotiated {
-        let (agreement, json) = control::negotiated(ours(&target)?)?;
+        let (agreement, json) = control::negotiated(target.daemon()?)?;
         return print(&if args.json { json + "\n" } else { describe(&agreement) });
     }
     let with_kernel = args.stages || target.ours.is_none();
@@ -146,7 +146,7 @@ impl<'a> Source<'a> {
     /// The present counts, of the daemon and the kernel over the same time.
     fn take(&mut self) -> Result<Snapshot> {
         let Some(collector) = &mut self.collector else {
-            return Ok(control::stat(ours(self.target)?)?.0);
+            return Ok(control::stat(self.target.daemon()?)?.0);
         };
         let id = self.target.connection.id;
         // The daemon may be another process now.
@@ -176,13 +176,6 @@ impl<'a> Source<'a> {
     }
 }
 
-fn ours(target: &Target) -> Result<&Found> {
-    target.ours.as_ref().ok_or_else(|| {
-        let name = target.connection.name();
-        Failure::Failed(format!("{name} is no mount of defuse: `defuse list` shows them"))
-    })
-}
-
 /// The mount that the arguments name.
 fn choose(target: Option<&PathBuf>) -> Result<Target> {
     if let Some(text) = target {
@@ -208,11 +201,11 @@ fn choose(target: Option<&PathBuf>) -> Result<Target> {
 }
 
 fn describe(agreement: &Agreement) -> String {
-    let Agreement { minor, max_write, max_read, max_background, max_workers, decisions } =
+    let Agreement { minor, max_write, max_read, max_background, max_workers, policy, decisions } =
         agreement;
     let mut text = format!(
         "protocol 7.{minor}, max_write {max_write}, max_read {max_read}, max_background \
-         {max_background}, max_workers {max_workers}\n\n"
+         {max_background}, max_workers {max_workers} ({policy})\n\n"
     );
     for decision in decisions {
         let verdict = if decision.used { "used" } else { "not used" };

@@ -45,6 +45,18 @@ impl Target {
         Ok(Target { connection: one(found.entry.connection)?, ours: Some(found) })
     }
 
+    /// The daemon, which is one of defuse.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::Failed`] if it is not.
+    pub fn daemon(&self) -> Result<&Found> {
+        self.ours.as_ref().ok_or_else(|| {
+            let name = self.connection.name();
+            Failure::Failed(format!("{name} is no mount of defuse: `defuse list` shows them"))
+        })
+    }
+
     fn of(id: u32) -> Result<Target> {
         let registered = || registry::all().into_iter().find(|found| found.entry.connection == id);
         let mut target = Target { connection: one(id)?, ours: registered() };

@@ -7,18 +7,21 @@ use std::path::PathBuf;
 use defuse_trace::{Knob, Knobs, Values};
 use serde::Serialize;
 
+use crate::control;
 use crate::error::{Failure, Result, print};
 use crate::target::Target;
 
-/// Show and change the limits of the kernel for a FUSE file system, or abort its connection
+/// Show and change the limits of a FUSE file system, or abort its connection
 ///
-/// Without values, shows the present ones. The kernel accepts 1 to 65535.
+/// Without values, shows the present ones. The limits are those of the kernel, which accepts 1 to 65535,
+/// and for a mount of defuse over /dev/fuse the maximum number of worker threads (1 to 1024). With the
+/// policies paper and merged, this is their MAX. Threads beyond a lower number end after their request.
 #[derive(clap::Args)]
 pub struct TuneArgs {
     /// The mount point, or the number of the connection
     #[arg(value_name = "MOUNT|CONNECTION")]
     target: PathBuf,
-    /// max_background=N or congestion_threshold=N
+    /// max_background=N, congestion_threshold=N or workers=N
     #[arg(value_name = "KNOB=N", value_parser = setting)]
     settings: Vec<Setting>,
     /// Abort the connection: all requests fail until the mount is unmounted
@@ -34,17 +37,29 @@ pub struct TuneArgs {
 
 /// A value to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Setting {
-    knob: Knob,
-    value: u16,
+enum Setting {
+    /// A limit of the kernel.
+    Kernel(Knob, u16),
+    /// The maximum number of worker threads of a mount of defuse.
+    Workers(u16),
 }
 
+/// The name of [`Setting::Workers`].
+const WORKERS: &str = "workers";
+
 fn setting(text: &str) -> std::result::Result<Setting, String> {
-    let wrong = || "write max_background=N or congestion_threshold=N, N from 1 to 65535".to_owned();
+    let wrong = || {
+        "write max_background=N or congestion_threshold=N, N from 1 to 65535, or workers=N, N from 1 to \
+         1024"
+            .to_owned()
+    };
     let (name, value) = text.split_once('=').ok_or_else(wrong)?;
-    let knob = Knob::ALL.into_iter().find(|knob| knob.name() == name).ok_or_else(wrong)?;
     let value = value.parse().ok().filter(|value| *value > 0).ok_or_else(wrong)?;
-    Ok(Setting { knob, value })
+    if name == WORKERS {
+        return (value <= 1024).then_some(Setting::Workers(value)).ok_or_else(wrong);
+    }
+    let knob = Knob::ALL.into_iter().find(|knob| knob.name() == name).ok_or_else(wrong)?;
+    Ok(Setting::Kernel(knob, value))
 }
 
 #[derive(Serialize)]
@@ -52,6 +67,9 @@ struct Shown {
     connection: u32,
     #[serde(flatten)]
     values: Values,
+    /// Maximum number of worker threads, if the daemon tells.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    workers: Option<u64>,
 }
 
 /// Shows or changes the limits of a connection.
@@ -66,27 +84,34 @@ pub fn run(args: &TuneArgs) -> Result {
         }
         return knobs.abort(id).map_err(Failure::failed);
     }
-    for Setting { knob, value } in &args.settings {
-        knobs.set(id, *knob, *value).map_err(Failure::failed)?;
+    for setting in &args.settings {
+        match *setting {
+            Setting::Kernel(knob, value) => knobs.set(id, knob, value).map_err(Failure::failed)?,
+            Setting::Workers(count) => control::set_workers(target.daemon()?, count)?,
+        }
     }
     let values = knobs.values(id).map_err(Failure::failed)?;
+    // The limits of the kernel are there even if the daemon does not answer.
+    let snapshot = target.ours.as_ref().and_then(|found| control::stat(found).ok());
+    let workers = snapshot.and_then(|(snapshot, _)| snapshot.gauges.get("workers_max").copied());
+    let shown = Shown { connection: id, values, workers };
     if args.json {
-        let shown = Shown { connection: id, values };
         return print(&(serde_json::to_string(&shown).map_err(Failure::failed)? + "\n"));
     }
-    print(&table(id, &values))
+    print(&table(&shown))
 }
 
-fn table(id: u32, values: &Values) -> String {
-    let Values { waiting, max_background, congestion_threshold } = values;
+fn table(shown: &Shown) -> String {
+    let Values { waiting, max_background, congestion_threshold } = shown.values;
     let rows = [
-        ("connection", u64::from(id)),
-        ("waiting", *waiting),
-        ("max_background", *max_background),
-        ("congestion_threshold", *congestion_threshold),
+        ("connection", Some(u64::from(shown.connection))),
+        ("waiting", Some(waiting)),
+        ("max_background", Some(max_background)),
+        ("congestion_threshold", Some(congestion_threshold)),
+        (WORKERS, shown.workers),
     ];
     let mut text = String::new();
-    for (name, value) in rows {
+    for (name, value) in rows.into_iter().filter_map(|(name, value)| Some((name, value?))) {
         let _ = writeln!(text, "{name:<20} {value:>7}");
     }
     text
@@ -112,9 +137,12 @@ mod tests {
 
     #[test]
     fn settings_have_a_name_and_a_number() {
-        let expected = Setting { knob: Knob::MaxBackground, value: 12 };
-        assert_eq!(setting("max_background=12"), Ok(expected));
+        assert_eq!(setting("max_background=12"), Ok(Setting::Kernel(Knob::MaxBackground, 12)));
+        assert_eq!(setting("workers=1024"), Ok(Setting::Workers(1024)));
         for wrong in ["", "max_background", "max_background=0", "max_background=65536", "x=1"] {
+            assert!(setting(wrong).is_err(), "{wrong}");
+        }
+        for wrong in ["workers=0", "workers=1025", "workers=paper"] {
             assert!(setting(wrong).is_err(), "{wrong}");
         }
     }
@@ -124,6 +152,9 @@ mod tests {
         let values = Values { waiting: 3, max_background: 12, congestion_threshold: 9 };
         let expected = "connection                43\nwaiting                    3\n\
                         max_background            12\ncongestion_threshold       9\n";
-        assert_eq!(table(43, &values), expected);
+        let mut shown = Shown { connection: 43, values, workers: None };
+        assert_eq!(table(&shown), expected);
+        shown.workers = Some(16);
+        assert_eq!(table(&shown), expected.to_owned() + "workers                   16\n");
     }
 }

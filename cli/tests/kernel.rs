@@ -423,7 +423,7 @@ fn knobs_are_shown_changed_and_refused() {
     let connection = values["connection"].to_string();
     assert_eq!(read(place.ok(&["tune", &connection, "--json"])), values);
     assert!(place.ok(&["tune", "mnt"]).contains("congestion_threshold      33"));
-    for wrong in ["max_background=0", "max_background=x", "other=1"] {
+    for wrong in ["max_background=0", "max_background=x", "other=1", "workers=0", "workers=1025"] {
         assert_eq!(place.run(&["tune", "mnt", wrong]).code, Some(2), "{wrong}");
     }
     place.fails(1, &["tune", "src"], "neither the mount point");

@@ -57,6 +57,44 @@ fn a_directory_is_served_in_every_profile() {
     }
 }
 
+#[test]
+fn the_threads_of_a_mount_follow_a_policy_and_are_changed_while_it_is_used() {
+    let Some(place) = Place::to_mount() else { return };
+    let gauges = || {
+        let snapshot = serde_json::from_str(&place.ok(&["stat", "mnt", "--json"])).unwrap();
+        let snapshot: defuse_probe::Snapshot = snapshot;
+        ["workers", "workers_max"].map(|name| snapshot.gauges[name])
+    };
+    for policy in ["paper", "merged"] {
+        place.ok(&["mount", "memory:", "mnt", "--workers", &format!("{policy}:3")]);
+        for name in ["a", "b", "c"] {
+            fs::write(place.path("mnt").join(name), name).unwrap();
+        }
+        // A RELEASE runs beside the next request.
+        let [threads, most] = gauges();
+        assert!((2..=3).contains(&threads) && most == 3, "{threads} of {most}");
+        let agreed = place.ok(&["stat", "mnt", "--negotiated"]);
+        assert!(agreed.contains(&format!("max_workers 3 ({policy})")), "{agreed}");
+        assert!(place.ok(&["tune", "mnt", "workers=1"]).contains("workers                    1"));
+        eventually("one thread is left", || gauges() == [1, 1]);
+        place.ok(&["tune", "mnt", "workers=9"]);
+        assert_eq!(fs::read(place.path("mnt/a")).unwrap(), b"a");
+        eventually("there are two again", || {
+            fs::write(place.path("mnt/d"), "d").unwrap();
+            let [threads, most] = gauges();
+            threads >= 2 && most == 9
+        });
+        place.ok(&["umount", "mnt"]);
+    }
+    let both = ["mount", "memory:", "mnt", "-oio_uring", "--workers=paper"];
+    place.fails(2, &both, "exclude each other");
+    place.ok(&["mount", "memory:", "mnt"]);
+    if place.ok(&["stat", "mnt", "--negotiated"]).contains("OVER_IO_URING          used") {
+        place.fails(1, &["tune", "mnt", "workers=4"], "mount it again");
+    }
+    place.ok(&["umount", "mnt"]);
+}
+
 /// With `noatime` the kernel keeps no access times for the mount, but reads still updated those of
 /// the source. (xfstests 120)
 #[test]

@@ -6,7 +6,7 @@ use std::thread::available_parallelism;
 
 use defuse_fs::{Caps, LockSupport};
 
-use crate::options::{IoUring, SessionOptions};
+use crate::options::{IoUring, Policy, SessionOptions};
 use defuse_wire::abi::*;
 use defuse_wire::request::DecodeOptions;
 
@@ -45,6 +45,8 @@ pub struct Negotiated {
     pub max_background: u16,
     /// Maximum number of worker threads.
     pub max_workers: usize,
+    /// When they are started and ended.
+    pub policy: Policy,
     /// The decision on each bit.
     pub decisions: Vec<Decision>,
 }
@@ -135,8 +137,16 @@ pub fn negotiate(
         unused: [0; 11],
     };
     let max_read = pages * PAGE;
-    let negotiated =
-        Negotiated { minor, flags, max_write, max_read, max_background, max_workers, decisions };
+    let negotiated = Negotiated {
+        minor,
+        flags,
+        max_write,
+        max_read,
+        max_background,
+        max_workers,
+        policy: options.policy,
+        decisions,
+    };
     Ok((out, negotiated))
 }
 

@@ -34,13 +34,13 @@ pub use fuzzed::dispatch as fuzz_dispatch;
 #[cfg(fuzzing)]
 pub use handler::{Answer, Handler};
 pub use init::{Decision, InitError, Negotiated, negotiate};
-pub use options::{IoUring, SessionOptions};
-pub use session::{Ended, Session, StartError, Statistics};
+pub use options::{IoUring, Policy, SessionOptions};
+pub use session::{Ended, ResizeError, Session, StartError, Statistics, Workers};
 pub use transport::dev::SpliceLimits;
 pub use transport::{Line, Lines, Port, ReplyPort};
 
 /// The worker pool's bookkeeping, for its checker in `tests/shuttle.rs`.
 #[cfg(feature = "shuttle")]
 pub mod checked {
-    pub use crate::workers::pool::{Growth, Pool, PoolCounts, PoolLimits, Woken};
+    pub use crate::workers::pool::{Growth, Pool, PoolCounts, PoolLimits, Standing, Woken};
 }

@@ -17,6 +17,30 @@ pub enum IoUring {
     Required,
 }
 
+/// The rules by which a session over /dev/fuse gets its threads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// Threads are added while requests wait, and end when there are too many.
+    #[default]
+    Adaptive,
+    /// Those of a paper on GlusterFS: a thread that has received a request starts another one if none is
+    /// free, up to the maximum, and no thread ends. File systems with threads of their own use them.
+    Paper,
+    /// As [`Paper`](Policy::Paper), but the thread that has received a request performs its I/O, too.
+    Merged,
+}
+
+impl Policy {
+    /// The name, as in `-o workers=NAME`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::Adaptive => "adaptive",
+            Policy::Paper => "paper",
+            Policy::Merged => "merged",
+        }
+    }
+}
+
 /// Settings of a session. The defaults are the fastest that are correct for every file system;
 /// whatever a file system or a kernel cannot do is left out when the session starts.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +48,8 @@ pub struct SessionOptions {
     /// Most worker threads; `None` derives it: the number of processors for a file system that
     /// never sleeps, more for one that does. 1 is the single-threaded daemon.
     pub workers: Option<usize>,
+    /// When workers are started and ended. Not over io_uring, whose queues are bound to processors.
+    pub policy: Policy,
     /// Most bytes in one WRITE, 4096 to 1 MiB.
     pub max_write: usize,
     /// Most bytes that the kernel reads ahead.
@@ -82,6 +108,7 @@ impl Default for SessionOptions {
     fn default() -> Self {
         SessionOptions {
             workers: None,
+            policy: Policy::Adaptive,
             max_write: 1 << 20,
             max_readahead: 1 << 20,
             max_background: None,

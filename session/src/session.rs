@@ -15,9 +15,9 @@ use zerocopy::IntoBytes;
 
 use crate::SpliceLimits;
 use crate::dispatch::{ClientHooks, Dispatcher, Peer};
-use crate::init::{InitError, MAX_IO, Negotiated, negotiate};
+use crate::init::{InitError, MAX_IO, Negotiated, WORKERS_MOST, negotiate};
 use crate::notify::KernelNotify;
-use crate::options::{IoUring, SessionOptions};
+use crate::options::{IoUring, Policy, SessionOptions};
 use crate::transport::dev::{DevChannel, DevLimits, DeviceLine};
 use crate::transport::uring;
 use crate::transport::{Channel, Line, Message, Port, Received, ReplyPort};
@@ -26,9 +26,9 @@ use crate::workers::pool::{Growth, Pool, PoolLimits};
 use crate::workers::ring::Rings;
 use crate::workers::sentinel::Bell;
 use crate::workers::set_aside::SetAside;
-use crate::workers::{ring, sentinel, serve, signal};
+use crate::workers::{policy, ring, sentinel, serve, signal};
 use defuse_probe::Limited;
-use defuse_wire::abi::{self, InitIn};
+use defuse_wire::abi::{self, InitIn, Opcode};
 use defuse_wire::request::{Body, DecodeOptions, Request};
 
 /// Limits warnings about workers that are stuck.
@@ -150,6 +150,11 @@ impl Session {
         Statistics { shared: Arc::clone(&self.shared) }
     }
 
+    /// A handle to change the number of threads from another thread.
+    pub fn workers(&self) -> Workers {
+        Workers { shared: Arc::clone(&self.shared) }
+    }
+
     /// Waits until the kernel ends the session (unmount or abort), ends the workers, and lets the
     /// file system make everything durable. Workers that are stuck in a handler are left behind
     /// after two seconds.
@@ -193,13 +198,50 @@ impl Statistics {
             ("workers", counts.live as u64),
             ("workers_idle", counts.idle as u64),
             ("workers_parked", counts.parked as u64),
-            ("workers_max", self.shared.pool.limits().max as u64),
+            ("workers_max", self.shared.pool.max() as u64),
             ("workers_peak", counts.peak as u64),
             ("workers_started", counts.started),
             ("workers_retired", counts.retired),
         ];
         snapshot.gauges.extend(gauges.map(|(name, value)| (name.to_string(), value)));
         snapshot.with_figures(&*self.shared.dispatcher.fs)
+    }
+}
+
+/// Changes the number of threads of a session.
+#[derive(Clone)]
+pub struct Workers {
+    shared: Arc<Shared>,
+}
+
+/// The number of threads was not changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ResizeError {
+    /// A number that no session can have.
+    #[error("there are no {0} workers: write a number from 1 to {WORKERS_MOST}")]
+    OutOfRange(usize),
+    /// Each queue keeps its threads until the end.
+    #[error(
+        "its requests come over io_uring, where threads belong to processors: mount it again with          workers=N, or with no_io_uring"
+    )]
+    OverRings,
+}
+
+impl Workers {
+    /// Changes the maximum number of threads to `max`. Those beyond it end after their request.
+    /// `max_background` stays as it is.
+    pub fn resize(&self, max: usize) -> std::result::Result<(), ResizeError> {
+        if !(1..=WORKERS_MOST).contains(&max) {
+            return Err(ResizeError::OutOfRange(max));
+        }
+        if self.shared.rings.is_some() {
+            return Err(ResizeError::OverRings);
+        }
+        self.shared.slots.make_room(max);
+        self.shared.pool.resize(max);
+        // Threads that wait for a request do not notice by themselves.
+        self.shared.bell.ring();
+        Ok(())
     }
 }
 
@@ -216,6 +258,7 @@ pub(crate) struct Shared {
     pub(crate) rings: Option<Rings>,
     limits: DevLimits,
     clone_fd: bool,
+    policy: Policy,
     /// A file in the format of `/proc/pressure/memory`.
     pub(crate) memory_pressure: PathBuf,
     /// How long a worker looks for a request before it sleeps, in nanoseconds.
@@ -244,7 +287,8 @@ impl Shared {
         let max = negotiated.max_workers;
         let processors = std::thread::available_parallelism().map_or(2, usize::from);
         // On a single processor the caller could not run meanwhile.
-        let spin_ns = if processors > 1 { options.spin.as_nanos() as u64 } else { 0 };
+        let spins = processors > 1 && options.policy.owns_descriptors();
+        let spin_ns = if spins { options.spin.as_nanos() as u64 } else { 0 };
         let payload = negotiated.max_write.max(negotiated.max_read);
         let payload = payload.max(abi::FUSE_MIN_READ_BUFFER);
         let rings = queues.map(|(queues, device)| {
@@ -264,7 +308,8 @@ impl Shared {
                 max_read: negotiated.max_read,
                 splice: options.splice,
             },
-            clone_fd: options.clone_fd && max > 1,
+            clone_fd: options.clone_fd && options.policy.owns_descriptors(),
+            policy: options.policy,
             begun: clock::now(),
             backlog_ns: AtomicU64::new(0),
             spin_ns,
@@ -295,18 +340,34 @@ impl Shared {
         match self.pool.grow() {
             Growth::AtLimit => false,
             Growth::Unparked => true,
-            Growth::Spawn => {
-                let shared = Arc::clone(self);
-                let started = self.spawn("defuse-worker", move || match &shared.rings {
-                    Some(_) => ring::run_helper(&shared),
-                    None => serve::run(&shared, shared.worker_channel()),
-                });
-                if let Err(errno) = started {
-                    log::warn!("no further worker: {errno}");
-                    self.pool.spawn_failed();
-                }
-                started.is_ok()
-            }
+            Growth::Spawn => self.start_worker(),
+        }
+    }
+
+    fn start_worker(self: &Arc<Self>) -> bool {
+        let shared = Arc::clone(self);
+        let started = self.spawn("defuse-worker", move || match &shared.rings {
+            Some(_) => ring::run_helper(&shared),
+            None => serve::run(&shared, shared.worker_channel()),
+        });
+        if let Err(errno) = started {
+            log::warn!("no further worker: {errno}");
+            self.pool.spawn_failed();
+        }
+        started.is_ok()
+    }
+
+    /// True if the policy adds threads only after a request was received.
+    pub(crate) fn hands_over(&self) -> bool {
+        self.policy.hands_over()
+    }
+
+    /// Starts a thread that receives in place of one that has a request `opcode` in hand, if the policy
+    /// says so.
+    pub(crate) fn hand_over(self: &Arc<Self>, opcode: Opcode) {
+        let grown = self.pool.grow_if(|standing| policy::starts_another(opcode, standing));
+        if grown == Growth::Spawn {
+            self.start_worker();
         }
     }
 
@@ -329,7 +390,9 @@ impl Shared {
     }
 
     pub(crate) fn worker_channel(&self) -> DevChannel {
-        let mut channel = DevChannel::new(self.line.port(self.clone_fd), self.limits);
+        // The only worker needs no descriptor of its own.
+        let own = self.clone_fd && self.pool.max() > 1;
+        let mut channel = DevChannel::new(self.line.port(own), self.limits);
         if self.spin_ns > 0 {
             match self.line.port_without_waiting() {
                 Ok(port) => channel.spin_through(port, self.spin_ns),

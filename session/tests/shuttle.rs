@@ -65,7 +65,7 @@ impl Device {
 }
 
 fn worker(pool: &Arc<Pool>, device: &Arc<Device>) {
-    pool.end();
+    pool.arrive();
     loop {
         if pool.exiting() {
             return pool.exit();

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use defuse_fs::source::Locks;
-use defuse_fs::source::Value::{self, Choice, Flag, Number, Seconds, Size};
+use defuse_fs::source::Value::{self, Choice, Flag, Number, Seconds, Size, Text};
 use defuse_fuse::mount::Applied;
-use defuse_fuse::{IoUring, SpliceLimits};
+use defuse_fuse::{IoUring, Policy, SpliceLimits};
 
 use super::{Settings, unknown};
 use crate::error::{Failure, Result};
@@ -51,6 +51,35 @@ const fn session(name: &'static str, value: Value<Settings>, help: &'static str)
     Opt { name, scope: Session, help, set: Set::Value(value) }
 }
 
+/// The values of `workers`, for messages.
+pub const WORKERS: &str = "a number from 1 to 1024, paper[:MAX] or merged[:MAX]";
+
+/// Parses a value of `workers`: the maximum number, the policy, or both.
+fn set_workers(settings: &mut Settings, text: &str) -> Option<()> {
+    let (word, max) = match text.split_once(':') {
+        Some((word, max)) => (word, Some(max)),
+        None => (text, None),
+    };
+    let policy = [Policy::Paper, Policy::Merged].into_iter().find(|policy| policy.name() == word);
+    let (policy, max) = match policy {
+        Some(policy) => (policy, max),
+        None => (Policy::Adaptive, Some(text)),
+    };
+    let session = &mut settings.session;
+    session.workers = match max {
+        Some(max) => Some(count(max)?),
+        None => None,
+    };
+    session.policy = policy;
+    Some(())
+}
+
+/// A number of workers.
+fn count(text: &str) -> Option<usize> {
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|count| digits && (1..=1024).contains(count))
+}
+
 /// All options except those that disable INIT capabilities, whose names come from the protocol.
 #[rustfmt::skip]
 pub const OPTIONS: &[Opt] = &[
@@ -80,8 +109,8 @@ pub const OPTIONS: &[Opt] = &[
     session("sandbox", Flag(|s| s.sandbox = true),
         "the daemon drops privileges and system calls that it does not need (default)"),
     session("no_sandbox", Flag(|s| s.sandbox = false), "the daemon keeps all privileges and system calls"),
-    session("workers", Number(1, 1024, |s, n| s.session.workers = Some(n as usize)),
-        "most worker threads (default: by processors and file system)"),
+    session("workers", Text("N|paper[:MAX]|merged[:MAX]", WORKERS, set_workers),
+        "most worker threads (default: by processors and file system), and the policy"),
     session("max_write", Size(4096, 1 << 20, |s, n| s.session.max_write = n as usize),
         "most bytes in one WRITE (default 1M)"),
     session("max_readahead", Size(0, U32_MAX, |s, n| s.session.max_readahead = n as u32),

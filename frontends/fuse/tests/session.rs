@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::{
     Attr, CacheMode, Caps, Context, DirBuf, DirItem, Entry, Errno, Fh, File, FileKind, FileSystem,
-    Ino, Lifecycle, LockRequest, LockSupport, LockType, LockWait, Name, Notify, OpenArgs, Opened,
-    PollHandle, ReadArgs, ReadBuf, Result, SetAttr, Timestamp,
+    Ino, Io, IoOp, Lifecycle, LockRequest, LockSupport, LockType, LockWait, Name, Notify, OpenArgs,
+    Opened, PollHandle, ReadArgs, ReadBuf, Result, SetAttr, Timestamp,
 };
 use defuse_fuse::mount::{self, MountOptions, UnmountError};
-use defuse_fuse::{IoUring, Session, SessionOptions};
+use defuse_fuse::{IoUring, Policy, ResizeError, Session, SessionOptions};
 
 /// The behaviour of a read of `/file`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,6 +46,8 @@ struct Scripted {
     detached: AtomicBool,
     forever: Duration,
     relieved: AtomicUsize,
+    submits: AtomicBool,
+    submitted: AtomicUsize,
 }
 
 impl Lifecycle for Scripted {
@@ -73,6 +75,8 @@ impl Scripted {
             detached: AtomicBool::new(false),
             forever: Duration::from_secs(3600),
             relieved: AtomicUsize::new(0),
+            submits: AtomicBool::new(false),
+            submitted: AtomicUsize::new(0),
         })
     }
 
@@ -129,7 +133,8 @@ impl Scripted {
 
 impl FileSystem for Scripted {
     fn caps(&self) -> Caps {
-        Caps { locks: LockSupport::FileSystem, exclusive: true, ..Caps::default() }
+        let submits = self.submits.load(Ordering::Acquire);
+        Caps { locks: LockSupport::FileSystem, exclusive: true, submits, ..Caps::default() }
     }
     fn attached(&self, notify: Arc<dyn Notify>) {
         *self.notify.lock().unwrap() = Some(notify);
@@ -172,6 +177,12 @@ impl FileSystem for Scripted {
         let content = self.content.lock().unwrap();
         out.put(content.get(args.offset as usize..).unwrap_or_default())?;
         Ok(())
+    }
+    fn submit(&self, mut io: Io) {
+        self.submitted.fetch_add(1, Ordering::AcqRel);
+        let IoOp::Read { file, args, .. } = io.op() else { return io.finish(Err(Errno::EIO)) };
+        let result = io.with_read_buf(|cx, out| self.read(cx, file, args, out));
+        io.finish_filled(result);
     }
     fn flush(&self, _: &Context<'_>, _: File, _: defuse_fs::LockOwner) -> Result<()> {
         Ok(())
@@ -218,6 +229,10 @@ struct Mount {
 
 impl Mount {
     fn new(options: &SessionOptions) -> Option<Mount> {
+        Mount::of(Scripted::new(), options)
+    }
+
+    fn of(fs: Arc<Scripted>, options: &SessionOptions) -> Option<Mount> {
         if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
             eprintln!("skipped: needs root and /dev/fuse");
             return None;
@@ -227,7 +242,6 @@ impl Mount {
             return None;
         }
         let dir = tempfile::tempdir().unwrap();
-        let fs = Scripted::new();
         let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
         let session = Session::start(mounted.device, fs.clone(), options).unwrap();
         Some(Mount { dir, fs, session: Some(session) })
@@ -235,6 +249,11 @@ impl Mount {
 
     fn file(&self) -> std::path::PathBuf {
         self.dir.path().join("file")
+    }
+
+    /// A figure of the threads, such as `workers_idle`.
+    fn gauge(&self, name: &str) -> u64 {
+        self.session.as_ref().unwrap().statistics().snapshot().gauges[name]
     }
 
     /// A process that reads the file.
@@ -396,6 +415,140 @@ fn workers_appear_when_handlers_block_and_retire_never_below_one() {
         let gauges = statistics.snapshot().gauges;
         gauges["workers_parked"] + gauges["workers_retired"] >= 4
     });
+    assert!(mount.end().1);
+}
+
+fn by_policy(policy: Policy, workers: usize) -> SessionOptions {
+    SessionOptions { policy, workers: Some(workers), ..over(IoUring::Auto) }
+}
+
+/// The rules of the paper: two threads from the first request on, one more for each blocked one up to the
+/// maximum, and none ends.
+fn threads_follow_the_rules_of_the_paper(policy: Policy) {
+    let Some(mount) = Mount::new(&by_policy(policy, 5)) else { return };
+    for _ in 0..200 {
+        std::fs::metadata(mount.file()).unwrap();
+        mount.fs.notifier().invalidate_inode(FILE, None).unwrap();
+    }
+    assert_eq!(mount.gauge("workers"), 2, "one caller at a time");
+    mount.fs.set(Script::WaitForever);
+    let mut readers: Vec<Child> = (0..9).map(|_| mount.reader()).collect();
+    eventually("all threads are busy", || mount.fs.inside.load(Ordering::Acquire) == 5);
+    assert_eq!((mount.gauge("workers"), mount.gauge("workers_idle")), (5, 0));
+    mount.fs.gate.store(true, Ordering::Release);
+    for reader in &mut readers {
+        assert!(reader.wait().unwrap().success());
+    }
+    assert_eq!(mount.fs.most_inside.load(Ordering::Acquire), 5);
+    std::thread::sleep(Duration::from_millis(300));
+    mount.fs.set(Script::Answer);
+    assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
+    assert_eq!((mount.gauge("workers"), mount.gauge("workers_retired")), (5, 0));
+    let decisions = mount.session.as_ref().unwrap().negotiated().clone();
+    assert_eq!((decisions.policy, decisions.uses(1 << 41)), (policy, false), "no io_uring");
+    assert!(mount.end().1);
+}
+
+#[test]
+fn threads_follow_the_rules_of_the_paper_on_readers() {
+    threads_follow_the_rules_of_the_paper(Policy::Paper);
+}
+
+#[test]
+fn threads_follow_the_rules_of_the_paper_on_merged_readers() {
+    threads_follow_the_rules_of_the_paper(Policy::Merged);
+}
+
+/// An INTERRUPT is received although all threads that there may be are in handlers.
+#[test]
+fn an_interrupt_arrives_while_all_threads_of_the_paper_are_blocked() {
+    let Some(mount) = Mount::new(&by_policy(Policy::Paper, 2)) else { return };
+    mount.fs.set(Script::Wait);
+    let mut readers: Vec<Child> = (0..4).map(|_| mount.reader()).collect();
+    eventually("all threads are busy", || mount.fs.inside.load(Ordering::Acquire) == 2);
+    for reader in &mut readers {
+        reader.kill().unwrap();
+    }
+    for reader in &mut readers {
+        eventually("the reader ends", || reader.try_wait().unwrap().is_some());
+    }
+    mount.fs.set(Script::Answer);
+    assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
+    assert!(mount.end().1);
+}
+
+#[test]
+fn only_merged_threads_perform_the_io_of_a_file_system_with_threads_of_its_own() {
+    for (policy, is_submitted) in
+        [(Policy::Adaptive, true), (Policy::Paper, true), (Policy::Merged, false)]
+    {
+        let fs = Scripted::new();
+        fs.submits.store(true, Ordering::Release);
+        let Some(mount) = Mount::of(fs, &by_policy(policy, 3)) else { return };
+        assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
+        let submitted = mount.fs.submitted.load(Ordering::Acquire);
+        assert_eq!(submitted > 0, is_submitted, "{policy:?}");
+        assert!(mount.end().1);
+    }
+}
+
+#[test]
+fn the_policies_of_the_paper_are_refused_over_io_uring() {
+    if Mount::new(&over(IoUring::Required)).is_none() {
+        return;
+    }
+    for policy in [Policy::Paper, Policy::Merged] {
+        let dir = tempfile::tempdir().unwrap();
+        let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
+        let options = SessionOptions { policy, ..over(IoUring::Required) };
+        let refused = Session::start(mounted.device, Scripted::new(), &options).err().unwrap();
+        assert!(refused.to_string().contains("paper and merged"), "{refused}");
+        let _ = mount::unmount(dir.path(), true);
+    }
+}
+
+/// The maximum of a mount in use changes both ways, and no request is lost.
+#[test]
+fn the_number_of_threads_changes_while_a_mount_is_used() {
+    for policy in [Policy::Adaptive, Policy::Paper, Policy::Merged] {
+        let options = SessionOptions { io_uring: IoUring::Off, ..by_policy(policy, 2) };
+        let Some(mount) = Mount::new(&options) else { return };
+        let workers = mount.session.as_ref().unwrap().workers();
+        mount.fs.set(Script::WaitForever);
+        let mut readers: Vec<Child> = (0..9).map(|_| mount.reader()).collect();
+        eventually("two are inside", || mount.fs.inside.load(Ordering::Acquire) == 2);
+        workers.resize(7).unwrap();
+        mount.fs.gate.store(true, Ordering::Release);
+        for reader in &mut readers {
+            assert!(reader.wait().unwrap().success());
+        }
+        mount.fs.gate.store(false, Ordering::Release);
+        let mut readers: Vec<Child> = (0..9).map(|_| mount.reader()).collect();
+        eventually("seven are inside", || mount.fs.inside.load(Ordering::Acquire) == 7);
+        workers.resize(3).unwrap();
+        assert_eq!((mount.gauge("workers_max"), mount.gauge("workers")), (3, 7), "all are busy");
+        mount.fs.gate.store(true, Ordering::Release);
+        for reader in &mut readers {
+            assert!(reader.wait().unwrap().success());
+        }
+        eventually("threads end", || mount.gauge("workers") <= 3);
+        assert_eq!(std::fs::metadata(mount.file()).unwrap().len(), 7);
+        workers.resize(1).unwrap();
+        eventually("one remains", || mount.gauge("workers") == 1);
+        mount.fs.set(Script::Answer);
+        assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
+        for count in [0, 1025] {
+            assert_eq!(workers.resize(count), Err(ResizeError::OutOfRange(count)));
+        }
+        assert!(mount.end().1, "{policy:?}");
+    }
+}
+
+#[test]
+fn the_number_of_threads_over_io_uring_is_fixed() {
+    let Some(mount) = Mount::new(&over(IoUring::Required)) else { return };
+    let workers = mount.session.as_ref().unwrap().workers();
+    assert_eq!(workers.resize(4), Err(ResizeError::OverRings));
     assert!(mount.end().1);
 }
 

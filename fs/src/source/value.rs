@@ -21,9 +21,12 @@ pub enum Value<S: 'static> {
     Seconds(fn(&mut S, Duration)),
     /// One of these words.
     Choice(&'static [Word<S>]),
+    /// Text in a form of its own, with its description for an error message. The function returns `None`
+    /// for any other form.
+    Text(&'static str, &'static str, fn(&mut S, &str) -> Option<()>),
 }
 
-use Value::{Choice, Flag, Number, Octal, Seconds, Size};
+use Value::{Choice, Flag, Number, Octal, Seconds, Size, Text};
 
 impl<S> Value<S> {
     /// The value in help texts; `None` for a flag.
@@ -37,6 +40,7 @@ impl<S> Value<S> {
             Choice(words) => {
                 Some(words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join("|"))
             }
+            Text(form, ..) => Some((*form).to_owned()),
         }
     }
 
@@ -48,6 +52,7 @@ impl<S> Value<S> {
             Octal(max, _) => format!("an octal number up to {max:o}"),
             Seconds(_) => "seconds, such as 1 or 0.5".to_owned(),
             Choice(_) => format!("one of {}", self.form().unwrap_or_default()),
+            Text(_, expected, _) => (*expected).to_owned(),
             Flag(_) => String::new(),
         }
     }
@@ -94,6 +99,7 @@ impl<S> Value<S> {
             }
             Seconds(set) => set(settings, seconds(value)?),
             Choice(words) => words.iter().find(|(word, _)| *word == value)?.1(settings),
+            Text(_, _, set) => set(settings, value)?,
             Flag(_) => return None,
         }
         Some(())

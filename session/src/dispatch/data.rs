@@ -31,16 +31,19 @@ impl Dispatcher {
             flags: convert::open_flags(args.flags),
             lock_owner: owned.then_some(LockOwner(args.lock_owner)),
         };
-        if self.submits {
-            let deferred = reply.defer(Deferred::Read(len));
-            self.submit(call, IoOp::Read { file, args, len }, deferred);
-            return Ok(Done::Deferred);
+        if !self.submits() {
+            let mut out = ReadBuf::new(reply.data(len), len);
+            let result = self.fs.read(&call.cx, file, args, &mut out);
+            let filled = out.filled();
+            if !self.must_submit_data(&result) {
+                result?;
+                let _ = reply.send_data();
+                return Ok(Done::Moved(filled));
+            }
         }
-        let mut out = ReadBuf::new(reply.data(len), len);
-        self.fs.read(&call.cx, file, args, &mut out)?;
-        let filled = out.filled();
-        let _ = reply.send_data();
-        Ok(Done::Moved(filled))
+        let deferred = reply.defer(Deferred::Read(len));
+        self.submit(call, IoOp::Read { file, args, len }, deferred);
+        Ok(Done::Deferred)
     }
 
     pub(super) fn write(
@@ -59,25 +62,28 @@ impl Dispatcher {
             kill_suidgid: has(abi::FUSE_WRITE_KILL_SUIDGID),
             from_cache: has(abi::FUSE_WRITE_CACHE),
         };
-        if self.submits {
-            let len = data.len();
-            // The data has to outlive this request's buffer, so it is copied.
-            let bytes = owned(data, reply)?;
-            let deferred = reply.defer(Deferred::Write(bytes));
-            self.submit(call, IoOp::Write { file, args, len }, deferred);
-            return Ok(Done::Deferred);
+        if !self.submits() {
+            let count = match data {
+                Payload::Memory(bytes) => {
+                    let mut source = MemorySource::new(bytes);
+                    self.write_from(call, file, args, &mut WriteBuf::new(&mut source))
+                }
+                Payload::Pipe(_) => {
+                    self.write_from(call, file, args, &mut WriteBuf::new(reply.piped()))
+                }
+            };
+            if !self.must_submit_data(&count) {
+                let count = count?;
+                pod(reply, &write_out(count))?;
+                return Ok(Done::Moved(count));
+            }
         }
-        let count = match data {
-            Payload::Memory(bytes) => {
-                let mut source = MemorySource::new(bytes);
-                self.write_from(call, file, args, &mut WriteBuf::new(&mut source))?
-            }
-            Payload::Pipe(_) => {
-                self.write_from(call, file, args, &mut WriteBuf::new(reply.piped()))?
-            }
-        };
-        pod(reply, &write_out(count))?;
-        Ok(Done::Moved(count))
+        let len = data.len();
+        // The data has to outlive this request's buffer, so it is copied.
+        let bytes = owned(data, reply)?;
+        let deferred = reply.defer(Deferred::Write(bytes));
+        self.submit(call, IoOp::Write { file, args, len }, deferred);
+        Ok(Done::Deferred)
     }
 
     /// SETUPMAPPING: the answer has a descriptor of the memory that all mappings of the file share.

@@ -1,6 +1,7 @@
 //! Requests that are answered later: how an INTERRUPT finds them, and how they are answered.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use defuse_fs::{
@@ -53,6 +54,26 @@ impl DeferredTable {
 }
 
 impl Dispatcher {
+    /// True if reads, writes and what makes them durable are submitted.
+    pub(super) fn submits(&self) -> bool {
+        self.submits.load(Ordering::Relaxed)
+    }
+
+    /// True if a call that could have been submitted has failed because the file system only takes
+    /// submissions, as [`defuse_fs::Caps::submits`] allows.
+    pub(super) fn must_submit<T>(&self, result: &Result<T>) -> bool {
+        self.may_submit && matches!(result, Err(Errno::ENOSYS))
+    }
+
+    /// As [`must_submit`](Self::must_submit), for reads and writes: all of them are submitted then.
+    pub(super) fn must_submit_data<T>(&self, result: &Result<T>) -> bool {
+        let must = self.must_submit(result);
+        if must {
+            self.submits.store(true, Ordering::Relaxed);
+        }
+        must
+    }
+
     /// Submits an operation, to be finished at any time.
     pub(super) fn submit(
         self: &Arc<Self>,

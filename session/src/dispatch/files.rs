@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::{
-    AccessMode, CacheMode, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, Ino, IoOp,
-    IoctlArgs, LockOwner, LockType, Name, Notify, OpenArgs, OpenFlags, Opened, PollHandle,
+    AccessMode, CacheMode, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, FileSystem, Ino,
+    IoOp, IoctlArgs, LockOwner, LockType, Name, Notify, OpenArgs, OpenFlags, Opened, PollHandle,
     ReleaseArgs, Result, Whence,
 };
 use zerocopy::IntoBytes;
@@ -208,12 +208,9 @@ impl Dispatcher {
     ) -> Result<Done> {
         let datasync = args.fsync_flags & abi::FUSE_FSYNC_FDATASYNC != 0;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        if self.submits {
-            let deferred = reply.defer(Deferred::Plain);
-            self.submit(call, IoOp::Fsync { file, datasync }, deferred);
-            return Ok(Done::Deferred);
-        }
-        done(self.fs.fsync(&call.cx, file, datasync), reply)
+        self.sync_by(call, IoOp::Fsync { file, datasync }, reply, |fs| {
+            fs.fsync(&call.cx, file, datasync)
+        })
     }
 
     pub(super) fn fsyncdir(
@@ -224,20 +221,31 @@ impl Dispatcher {
     ) -> Result<Done> {
         let datasync = args.fsync_flags & abi::FUSE_FSYNC_FDATASYNC != 0;
         let dir = File { ino: call.ino, fh: Fh(args.fh) };
-        if self.submits {
-            let deferred = reply.defer(Deferred::Plain);
-            self.submit(call, IoOp::Fsyncdir { dir, datasync }, deferred);
-            return Ok(Done::Deferred);
-        }
-        done(self.fs.fsyncdir(&call.cx, dir, datasync), reply)
+        self.sync_by(call, IoOp::Fsyncdir { dir, datasync }, reply, |fs| {
+            fs.fsyncdir(&call.cx, dir, datasync)
+        })
     }
 
     pub(super) fn syncfs(self: &Arc<Self>, call: &Call<'_>, reply: &mut dyn Reply) -> Result<Done> {
-        if self.submits {
-            self.submit(call, IoOp::Syncfs, reply.defer(Deferred::Plain));
-            return Ok(Done::Deferred);
+        self.sync_by(call, IoOp::Syncfs, reply, |fs| fs.syncfs(&call.cx))
+    }
+
+    /// Submits `op`, or performs it by `run`.
+    fn sync_by(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        op: IoOp,
+        reply: &mut dyn Reply,
+        run: impl FnOnce(&dyn FileSystem) -> Result<()>,
+    ) -> Result<Done> {
+        if !self.submits() {
+            let result = run(&*self.fs);
+            if !self.must_submit(&result) {
+                return done(result, reply);
+            }
         }
-        done(self.fs.syncfs(&call.cx), reply)
+        self.submit(call, op, reply.defer(Deferred::Plain));
+        Ok(Done::Deferred)
     }
 
     pub(super) fn opendir(

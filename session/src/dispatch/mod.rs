@@ -13,6 +13,7 @@ mod privileges;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use defuse_fs::{
@@ -44,7 +45,10 @@ pub(crate) struct Dispatcher {
     timeouts: Timeouts,
     /// The file system lets missing names be cached.
     may_cache_missing: bool,
-    submits: bool,
+    /// The file system finishes operations later, if it is asked to.
+    may_submit: bool,
+    /// It is asked to.
+    submits: AtomicBool,
     direct_io: bool,
     /// The kernel checks permissions, but not by ACLs.
     acls_ignored: bool,
@@ -165,7 +169,8 @@ impl Dispatcher {
                 file_attr_most,
             },
             may_cache_missing: !caps.negative_valid_for.is_zero(),
-            submits: caps.submits,
+            may_submit: caps.submits,
+            submits: AtomicBool::new(caps.submits && options.policy.submits()),
             direct_io: options.direct_io,
             acls_ignored,
             backings,

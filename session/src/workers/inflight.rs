@@ -1,9 +1,12 @@
 //! The requests that the workers handle. An INTERRUPT finds its request here, and no request takes a
 //! lock for that.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
 
 use defuse_fs::Interrupted;
+
+use crate::init::WORKERS_MOST;
 
 /// One worker's place. On a cache line of its own: it is written at every request.
 #[repr(align(64))]
@@ -63,6 +66,8 @@ impl Interrupted for Slot {
 #[derive(Debug)]
 pub(crate) struct Slots {
     slots: Box<[Slot]>,
+    /// Places for those whom a larger maximum has allowed since.
+    more: OnceLock<Box<[Slot]>>,
     /// Interrupts that came before the worker had begun with the request, the latest ones. Most are
     /// of requests that had just ended, whose numbers never come again.
     early: [AtomicU64; EARLY],
@@ -75,16 +80,25 @@ const EARLY: usize = 32;
 impl Slots {
     pub(crate) fn new(count: usize) -> Self {
         Slots {
-            slots: (0..count).map(|_| Slot::default()).collect(),
+            slots: places(count),
+            more: OnceLock::new(),
             early: std::array::from_fn(|_| AtomicU64::new(0)),
             early_count: AtomicUsize::new(0),
+        }
+    }
+
+    /// Makes room for `count` workers, at most [`WORKERS_MOST`].
+    pub(crate) fn make_room(&self, count: usize) {
+        if count > self.slots.len() {
+            // All at once: the places have to stay where they are.
+            self.more.get_or_init(|| places(WORKERS_MOST.saturating_sub(self.slots.len())));
         }
     }
 
     /// A free place for the thread `thread`. `None` where there is none, which the pool's limit
     /// rules out.
     pub(crate) fn claim(&self, thread: i32) -> Option<&Slot> {
-        self.slots.iter().find(|slot| {
+        self.iter().find(|slot| {
             slot.thread.compare_exchange(0, thread, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         })
     }
@@ -111,32 +125,52 @@ impl Slots {
     }
 
     fn mark(&self, unique: u64) -> Option<i32> {
-        let slot = self.slots.iter().find(|slot| slot.unique.load(Ordering::SeqCst) == unique)?;
+        let slot = self.iter().find(|slot| slot.unique.load(Ordering::SeqCst) == unique)?;
         slot.interrupted.store(unique, Ordering::Release);
         Some(slot.thread())
     }
 
     /// Marks all requests in hand as interrupted: the session is over.
     pub(crate) fn interrupt_all(&self) {
-        for slot in &self.slots {
+        for slot in self.iter() {
             slot.interrupted.store(slot.unique.load(Ordering::Acquire), Ordering::Release);
         }
     }
 
     /// All places.
-    pub(crate) fn iter(&self) -> std::slice::Iter<'_, Slot> {
-        self.slots.iter()
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Slot> {
+        self.slots.iter().chain(self.more.get().into_iter().flatten())
     }
 
     /// Requests begun by all workers so far.
     pub(crate) fn served(&self) -> u64 {
-        self.slots.iter().map(|slot| slot.served.load(Ordering::Relaxed)).sum()
+        self.iter().map(|slot| slot.served.load(Ordering::Relaxed)).sum()
     }
+}
+
+fn places(count: usize) -> Box<[Slot]> {
+    (0..count).map(|_| Slot::default()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_larger_maximum_has_places_for_all() {
+        let slots = Slots::new(1);
+        let first = slots.claim(11).unwrap();
+        assert!(slots.claim(12).is_none());
+        slots.make_room(1);
+        assert!(slots.claim(12).is_none());
+        slots.make_room(3);
+        let second = slots.claim(12).unwrap();
+        slots.begin(first, 100);
+        slots.begin(second, 200);
+        assert_eq!((slots.interrupt(100), slots.interrupt(200)), (Some(11), Some(12)));
+        assert_eq!(slots.served(), 2);
+        assert_eq!(slots.iter().count(), WORKERS_MOST);
+    }
 
     #[test]
     fn an_interrupt_reaches_the_request_it_names_and_no_other() {

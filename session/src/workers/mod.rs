@@ -11,10 +11,14 @@
 //!   [`sentinel`] looks every few milliseconds while there is work, and adds a worker whenever all
 //!   are busy and the device has something to read, up to the maximum.
 //!
+//! [`policy`] has two other policies, for comparison: those of a paper.
+//!
 //! FORGET, BATCH_FORGET and INTERRUPT never count as work: they are done at once by whoever receives
-//! them. A worker that keeps finding others idle parks itself, and ends after some seconds of rest.
+//! them. A worker that keeps finding others idle parks itself, and ends after some seconds of rest. Workers
+//! beyond a maximum that was lowered end after their request.
 
 pub(crate) mod inflight;
+pub(crate) mod policy;
 pub(crate) mod pool;
 mod pressure;
 pub(crate) mod ring;

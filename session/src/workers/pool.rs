@@ -21,8 +21,19 @@ pub enum Growth {
     Spawn,
     /// A parked worker has been called back.
     Unparked,
-    /// There are as many as there may be.
+    /// There are as many as there may be, or as are wanted.
     AtLimit,
+}
+
+/// The threads at one moment, from which a rule decides on another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Threads that wait for a request, or have just been started and will.
+    pub free: usize,
+    /// All threads.
+    pub threads: usize,
+    /// The maximum number of threads.
+    pub max: usize,
 }
 
 /// Why [`Pool::park`] returned.
@@ -44,16 +55,27 @@ struct Parked {
     called: usize,
     /// Threads that exist: receiving, handling or parked.
     live: usize,
+    /// Of these, started and not yet waiting for their first request.
+    starting: usize,
     started: u64,
     retired: u64,
     peak: usize,
+}
+
+impl Parked {
+    fn is_over(&self, max: usize) -> bool {
+        self.live > max
+    }
 }
 
 /// The counts of a session's workers. `begin` and `end` bracket every request with one atomic
 /// operation each; all else happens when the number of workers changes.
 #[derive(Debug)]
 pub struct Pool {
-    limits: PoolLimits,
+    /// The maximum number of threads, which a live session may change.
+    max: AtomicUsize,
+    /// As [`PoolLimits::parallel`].
+    parallel: usize,
     /// Workers that wait for a request.
     idle: AtomicUsize,
     /// Workers that wait for a request or handle one.
@@ -83,9 +105,9 @@ pub struct PoolCounts {
 impl Pool {
     /// A pool without workers; the first comes by [`grow`](Pool::grow).
     pub fn new(limits: PoolLimits) -> Self {
-        let limits = PoolLimits { max: limits.max.max(1), parallel: limits.parallel.max(1) };
         Pool {
-            limits,
+            max: AtomicUsize::new(limits.max.max(1)),
+            parallel: limits.parallel.max(1),
             idle: AtomicUsize::new(0),
             active: AtomicUsize::new(0),
             exiting: AtomicBool::new(false),
@@ -94,9 +116,45 @@ impl Pool {
         }
     }
 
-    /// The limits in force.
-    pub fn limits(&self) -> PoolLimits {
-        self.limits
+    /// The maximum number of threads.
+    pub fn max(&self) -> usize {
+        self.max.load(Ordering::SeqCst)
+    }
+
+    /// Changes the maximum number of threads to `max`, at least 1. Threads beyond it end: parked ones
+    /// now, the others when they ask [`leave_if_over`](Pool::leave_if_over).
+    pub fn resize(&self, max: usize) {
+        let _parked = self.lock();
+        self.max.store(max.max(1), Ordering::SeqCst);
+        self.call.notify_all();
+    }
+
+    /// True while there are more threads than there may be.
+    pub fn is_over(&self) -> bool {
+        self.lock().is_over(self.max())
+    }
+
+    /// Ends the calling worker, which is idle, if there are more threads than there may be. It is no
+    /// longer counted then.
+    pub fn leave_if_over(&self) -> bool {
+        // Threads without a call of `resize` never exceed the maximum.
+        if self.active() <= self.max() {
+            return false;
+        }
+        let mut parked = self.lock();
+        let over = parked.is_over(self.max());
+        if over {
+            parked.retired += 1;
+            self.leave(&mut parked);
+        }
+        over
+    }
+
+    /// A thread that was started will wait for its first request.
+    pub fn arrive(&self) {
+        let mut parked = self.lock();
+        parked.starting = parked.starting.saturating_sub(1);
+        self.end();
     }
 
     /// A worker has taken a request. True where no other waits for the next one.
@@ -106,7 +164,7 @@ impl Pool {
         self.idle.fetch_sub(1, Ordering::SeqCst) == 1
     }
 
-    /// A worker is done with its request (or has just started) and will wait for the next one.
+    /// A worker is done with its request and will wait for the next one.
     /// Returns how many others wait.
     pub fn end(&self) -> usize {
         self.idle.fetch_add(1, Ordering::SeqCst)
@@ -124,7 +182,7 @@ impl Pool {
 
     /// True where a backlog still justifies one more.
     pub fn backlog_may_grow(&self) -> bool {
-        self.active() < self.limits.parallel.min(self.limits.max)
+        self.active() < self.parallel.min(self.max())
     }
 
     /// Makes one more worker active, if there may be one.
@@ -150,11 +208,27 @@ impl Pool {
         if self.exiting() { Growth::AtLimit } else { self.spawn(&mut parked) }
     }
 
+    /// Starts a thread if there may be one and `is_wanted` says so, which is decided at once: of several
+    /// callers, each sees the thread that another one has just started.
+    pub fn grow_if(&self, is_wanted: impl FnOnce(Standing) -> bool) -> Growth {
+        if self.active() >= self.max() {
+            return Growth::AtLimit;
+        }
+        let mut parked = self.lock();
+        let free = self.idle() + parked.starting;
+        let standing = Standing { free, threads: parked.live, max: self.max() };
+        if self.exiting() || !is_wanted(standing) {
+            return Growth::AtLimit;
+        }
+        self.spawn(&mut parked)
+    }
+
     fn spawn(&self, parked: &mut Parked) -> Growth {
-        if parked.live == self.limits.max {
+        if parked.live >= self.max() {
             return Growth::AtLimit;
         }
         parked.live += 1;
+        parked.starting += 1;
         parked.started += 1;
         parked.peak = parked.peak.max(parked.live);
         self.active.fetch_add(1, Ordering::SeqCst);
@@ -165,6 +239,7 @@ impl Pool {
     pub fn spawn_failed(&self) {
         let mut parked = self.lock();
         parked.live -= 1;
+        parked.starting = parked.starting.saturating_sub(1);
         parked.started -= 1;
         self.active.fetch_sub(1, Ordering::SeqCst);
     }
@@ -198,7 +273,7 @@ impl Pool {
         self.active.fetch_sub(1, Ordering::SeqCst);
         parked.waiting += 1;
         let mut timed_out = false;
-        while parked.called == 0 && !self.exiting() && !timed_out {
+        while parked.called == 0 && !self.exiting() && !timed_out && !parked.is_over(self.max()) {
             (parked, timed_out) = self.wait(parked, rest);
         }
         parked.waiting -= 1;
@@ -282,7 +357,7 @@ mod tests {
 
     fn start(pool: &Pool) {
         assert_eq!(pool.grow(), Growth::Spawn);
-        pool.end();
+        pool.arrive();
     }
 
     #[test]
@@ -331,6 +406,49 @@ mod tests {
         assert_eq!(pool.park(Duration::from_millis(1)), Woken::Retire);
         let counts = pool.counts();
         assert_eq!((counts.live, counts.idle, counts.retired), (1, 1, 1));
+    }
+
+    #[test]
+    fn a_thread_that_was_started_is_free_before_it_arrives() {
+        let pool = pool(4, 2);
+        start(&pool);
+        pool.begin();
+        let seen = std::cell::Cell::new(None);
+        let look = |wanted: bool| {
+            pool.grow_if(|standing| {
+                seen.set(Some(standing));
+                wanted
+            })
+        };
+        assert_eq!(look(true), Growth::Spawn);
+        assert_eq!(seen.get(), Some(Standing { free: 0, threads: 1, max: 4 }));
+        assert_eq!(look(false), Growth::AtLimit);
+        assert_eq!(seen.get(), Some(Standing { free: 1, threads: 2, max: 4 }));
+        pool.arrive();
+        pool.begin();
+        look(false);
+        assert_eq!(seen.get(), Some(Standing { free: 0, threads: 2, max: 4 }));
+    }
+
+    #[test]
+    fn a_smaller_maximum_ends_threads_and_a_larger_one_allows_more() {
+        let pool = std::sync::Arc::new(pool(3, 2));
+        (0..3).for_each(|_| start(&pool));
+        assert!(!pool.leave_if_over());
+        let parking = std::sync::Arc::clone(&pool);
+        let parked = std::thread::spawn(move || parking.park(Duration::from_secs(3600)));
+        while pool.counts().parked == 0 {
+            std::thread::yield_now();
+        }
+        pool.resize(1);
+        assert_eq!(parked.join().unwrap(), Woken::Retire);
+        assert!(pool.is_over() && pool.leave_if_over());
+        assert!(!pool.is_over() && !pool.leave_if_over(), "one remains");
+        let counts = pool.counts();
+        assert_eq!((counts.live, counts.idle, counts.retired), (1, 1, 2));
+        assert_eq!(pool.grow(), Growth::AtLimit);
+        pool.resize(2);
+        assert_eq!(pool.grow(), Growth::Spawn);
     }
 
     #[test]

@@ -202,7 +202,7 @@ fn run(shared: &Arc<Shared>, qid: usize, ready: Option<Sender<Result<()>>>) {
             return;
         }
     };
-    shared.pool.end();
+    shared.pool.arrive();
     if first {
         queue.threads.fetch_add(1, Ordering::SeqCst);
     }
@@ -352,7 +352,7 @@ pub(crate) fn run_helper(shared: &Arc<Shared>) {
     let cells = shared.dispatcher.recorder.cells();
     let options = shared.dispatcher.negotiated.decode_options();
     let mut exchange = Exchange::new(Arc::clone(&rings.answers));
-    shared.pool.end();
+    shared.pool.arrive();
     loop {
         let next = rings.handed().pop_front();
         let Some(entry) = next else {

@@ -3,7 +3,8 @@
 //! While requests are handled it looks around every [`TICK`]; when nothing has been handled for a
 //! while it sleeps until a worker wakes it, so that an idle mount costs nothing. It
 //!
-//! - adds a worker when all are busy and the device has something to read;
+//! - adds a worker when all are busy and the device has something to read, unless the policy is one of the
+//!   paper's, by which only receivers do so;
 //! - gives up what was kept for a moment and not wanted again;
 //! - repeats the signal to workers whose request was interrupted, because a signal that comes just
 //!   before a system call does not end it;
@@ -105,6 +106,9 @@ impl Watch {
         for slot in shared.slots.iter().filter(|slot| slot.is_interrupted()) {
             signal::wake(slot.thread());
         }
+        if shared.pool.is_over() {
+            shared.call_idle_worker();
+        }
         if let Some(rings) = &shared.rings {
             return ring::tick(shared, rings);
         }
@@ -118,7 +122,7 @@ impl Watch {
         if !shared.is_readable() {
             return;
         }
-        if shared.add_worker() {
+        if !shared.hands_over() && shared.add_worker() {
             self.stuck = 0;
             return;
         }
@@ -130,5 +134,6 @@ impl Watch {
 }
 
 fn busy(shared: &Shared) -> bool {
-    shared.pool.idle() < shared.pool.active() || shared.set_aside.is_waiting()
+    let pool = &shared.pool;
+    pool.idle() < pool.active() || shared.set_aside.is_waiting() || pool.is_over()
 }

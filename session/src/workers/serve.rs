@@ -49,7 +49,7 @@ pub(crate) fn run(shared: &Arc<Shared>, channel: DevChannel) {
         surplus_since: None,
         slept: false,
     };
-    shared.pool.end();
+    shared.pool.arrive();
     worker.run();
     slot.release();
 }
@@ -74,6 +74,9 @@ impl Worker<'_> {
         loop {
             if self.shared.pool.exiting() {
                 return self.shared.pool.exit();
+            }
+            if self.shared.pool.leave_if_over() {
+                return;
             }
             if let Some(request) = self.shared.set_aside.pop() {
                 self.handle_set_aside(request);
@@ -126,25 +129,23 @@ impl Worker<'_> {
                 return;
             }
         };
+        let hands_over = self.shared.hands_over();
+        if hands_over && self.shared.pool.begin() {
+            self.shared.bell.ring();
+            self.shared.hand_over(request.opcode);
+        }
         if handled_at_once(self.shared, &request, reply) {
             let ended = clock::now();
             self.cells.record(op_of(request.opcode), started.ns_until(ended), true);
             self.last = ended;
+            if hands_over {
+                self.shared.pool.end();
+            }
             return;
         }
-        if self.shared.pool.begin() {
-            self.shared.bell.ring();
+        if !hands_over {
             let had_waited = more.unwrap_or(waited_ns < BACKLOG_NS);
-            self.backlog = if had_waited { self.backlog + 1 } else { 0 };
-            if self.backlog >= BACKLOG_ROW {
-                self.backlog = 0;
-                self.shared.saw_backlog(started);
-                if self.shared.pool.backlog_may_grow() {
-                    self.shared.add_worker();
-                }
-            }
-        } else {
-            self.backlog = 0;
+            begin_adaptive(self.shared, had_waited, &mut self.backlog, started);
         }
         // What is kept of a released file for a moment has the sentinel to end that moment.
         if matches!(request.body, Body::Release(_)) {
@@ -179,6 +180,9 @@ impl Worker<'_> {
     }
 
     fn is_surplus(&self) -> bool {
+        if self.shared.hands_over() {
+            return false;
+        }
         // With one caller at a time, a worker that looks for requests is enough, and every sleeper
         // beside it would be woken for nothing.
         let one_is_enough = self.channel.spins()
@@ -186,6 +190,24 @@ impl Worker<'_> {
             && self.shared.since_backlog_ns(self.last) > SURPLUS_NS;
         let patience = if one_is_enough { 0 } else { SURPLUS_NS };
         self.surplus_since.is_some_and(|since| since.ns_until(self.last) >= patience)
+    }
+}
+
+/// A worker has taken a request. It adds another one if requests had waited several times in a row, the
+/// `backlog`, and nobody else waits for them.
+fn begin_adaptive(shared: &Arc<Shared>, had_waited: bool, backlog: &mut u32, started: Moment) {
+    if !shared.pool.begin() {
+        *backlog = 0;
+        return;
+    }
+    shared.bell.ring();
+    *backlog = if had_waited { *backlog + 1 } else { 0 };
+    if *backlog >= BACKLOG_ROW {
+        *backlog = 0;
+        shared.saw_backlog(started);
+        if shared.pool.backlog_may_grow() {
+            shared.add_worker();
+        }
     }
 }
 
