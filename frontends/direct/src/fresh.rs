@@ -47,6 +47,7 @@ impl Fresh {
     }
 
     /// True if the file system tells of changes by versions.
+    #[inline]
     pub(crate) fn is_versioned(&self) -> bool {
         self.0.get().is_some()
     }

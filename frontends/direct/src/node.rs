@@ -125,14 +125,18 @@ impl Node {
     /// they are, unless the file may lose set-id bits.
     #[inline]
     pub(crate) fn data_changed(&self) {
-        const SET_ID: u32 = 0o6000;
-        let loses =
-            |cached: &Cached| cached.attr.as_ref().is_none_or(|(attr, ..)| attr.perm & SET_ID != 0);
-        if self.core.fresh.is_versioned() && !loses(&lock(&self.cached)) {
+        if self.core.fresh.is_versioned() && self.keeps_its_rights() {
             self.names_changed();
         } else {
             self.changed();
         }
+    }
+
+    /// True if a change of the data is known to clear no set-id bit.
+    #[inline(never)]
+    fn keeps_its_rights(&self) -> bool {
+        const SET_ID: u32 = 0o6000;
+        lock(&self.cached).attr.as_ref().is_some_and(|(attr, ..)| attr.perm & SET_ID == 0)
     }
 
     /// Keeps attributes that were told after `moment`, if nobody has changed anything since.
@@ -179,7 +183,13 @@ impl Node {
     /// True if the file is known to have no data from `offset` on. Only versions tell that nobody has appended any.
     #[inline]
     pub(crate) fn ends_before(&self, offset: u64) -> bool {
-        if offset == 0 || self.kind != FileKind::Regular || !self.core.fresh.is_versioned() {
+        self.core.fresh.is_versioned() && offset > 0 && self.is_known_to_end_before(offset)
+    }
+
+    /// Not inlined into a read of a file system without versions.
+    #[inline(never)]
+    fn is_known_to_end_before(&self, offset: u64) -> bool {
+        if self.kind != FileKind::Regular {
             return false;
         }
         let cached = self.cached(|of, all, rights| of.all == all && of.rights == rights);
