@@ -12,12 +12,13 @@ mod data;
 mod figures;
 mod files;
 mod lost;
+mod queues;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use defuse_block::{Blocking, Counted, Device};
+use defuse_block::{Blocking, Counted, Device, Separated};
 use defuse_fs::{Entry, Errno, Name, Result, SetXattrFlags, XattrName};
 
 use crate::Options;
@@ -33,6 +34,7 @@ pub(crate) use commit::Extent;
 use commit::Waiting;
 use compact::Compaction;
 use figures::Reads;
+pub(crate) use queues::MOST_QUEUES;
 
 /// Contents that are looked at when one more is listed.
 const LOOKS: usize = 4;
@@ -63,6 +65,8 @@ pub(crate) struct Engine {
     io: Io,
     /// The way of all I/O.
     device: Arc<Counted>,
+    /// The queues that all threads share, if they do.
+    separated: Option<Arc<Separated>>,
     reads: Reads,
     compaction: Compaction,
     /// Whoever reads the content of an inode from its slot has the turn of its number.
@@ -118,6 +122,8 @@ impl Engine {
         rules: Rules,
         random: fastrand::Rng,
     ) -> Result<(Engine, Vec<Problem>), StoreError> {
+        let separated = queues::share(&device, &options)?;
+        let device = separated.clone().map_or(device, |separated| separated as Arc<dyn Device>);
         let counted = Arc::new(Counted::new(device));
         let device = Arc::clone(&counted) as Arc<dyn Device>;
         let superblock = store::superblock(&*device)?;
@@ -135,7 +141,7 @@ impl Engine {
         if let Some(region) = pool.region() {
             device.register(region).map_err(store::failed("register memory"))?;
         }
-        let io = Io::new(Arc::clone(&device));
+        let io = Io::new(Arc::clone(&device), separated.is_some());
         let line = Blocking::new(&*device).map_err(store::failed("open a queue"))?;
         let writes = !options.read_only && problems.is_empty();
         let store = match writes {
@@ -153,6 +159,7 @@ impl Engine {
             line: Mutex::new(line),
             io,
             device: counted,
+            separated,
             reads: Reads::default(),
             compaction: Compaction::default(),
             loads: Default::default(),

@@ -44,6 +44,7 @@ pub fn image(script: &[u8]) {
         cache_pages: 256,
         dirty_pages: 64,
         read_only: true,
+        ..Options::default()
     };
     let Ok(report) = check(&device) else {
         // It shows the copies of the superblock, at least.
@@ -85,6 +86,7 @@ pub fn snapshot(script: &[u8]) {
         cache_pages: 256,
         dirty_pages: 64,
         read_only: false,
+        ..Options::default()
     };
     let opened = Uhs::open(Arc::clone(&device), options, fastrand::Rng::with_seed(1));
     if let Ok((fs, problems)) = opened {

@@ -1,14 +1,14 @@
 //! Reads and writes of data, several at a time. Each caller has a queue for himself meanwhile.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use defuse_block::{Device, Done, Errno, Frames, Kind, Op, Queue, Result};
+use defuse_block::{Device, Done, Errno, Frames, Kind, Op, Purpose, Queue, Result};
 
 use crate::content::Frame;
 use crate::format::BLOCK;
 use crate::space::Run;
 
-/// Queues at most.
+/// Queues at most, of each purpose.
 const QUEUES: usize = 16;
 
 /// Operations in flight of one queue.
@@ -23,9 +23,17 @@ pub(crate) const GATHERED: usize = 256;
 /// The way to the blocks of files.
 pub(crate) struct Io {
     device: Arc<dyn Device>,
+    /// By their purpose, if the device tells purposes apart; otherwise the first is that of all.
+    lines: [Line; 3],
+    /// The device tells purposes apart.
+    has_purposes: bool,
+    gathered: usize,
+}
+
+#[derive(Default)]
+struct Line {
     queues: Mutex<Queues>,
     free: Condvar,
-    gathered: usize,
 }
 
 #[derive(Default)]
@@ -47,17 +55,17 @@ pub(crate) struct Failed {
 }
 
 impl Io {
-    pub(crate) fn new(device: Arc<dyn Device>) -> Self {
+    pub(crate) fn new(device: Arc<dyn Device>, has_purposes: bool) -> Self {
         let facts = device.facts();
         let gathered = (facts.max_transfer as usize / BLOCK).min(facts.max_segments);
         let gathered = gathered.clamp(1, GATHERED);
-        Io { device, queues: Mutex::default(), free: Condvar::new(), gathered }
+        Io { device, lines: Default::default(), has_purposes, gathered }
     }
 
     /// A queue for one user for as long as he likes. `None` where the device has few.
-    pub(crate) fn queue(&self, depth: u32) -> Option<Box<dyn Queue>> {
+    pub(crate) fn queue(&self, purpose: Purpose, depth: u32) -> Option<Box<dyn Queue>> {
         let many = self.device.facts().max_queues as usize >= QUEUES;
-        many.then(|| self.device.queue(depth).ok()).flatten()
+        many.then(|| self.device.queue_for(purpose, depth).ok()).flatten()
     }
 
     /// Blocks of one operation of this device at most.
@@ -70,12 +78,12 @@ impl Io {
     /// # Errors
     ///
     /// The first failure of the device.
-    pub(crate) fn read(&self, runs: Vec<(u64, Frames)>) -> Result<Vec<Frames>> {
+    pub(crate) fn read(&self, purpose: Purpose, runs: Vec<(u64, Frames)>) -> Result<Vec<Frames>> {
         let mut read: Vec<Option<Frames>> = runs.iter().map(|_| None).collect();
         let mut error = None;
         let ops =
             runs.into_iter().map(|(block, frames)| Kind::Read { block, memory: frames.into() });
-        self.run(ops, DEPTH as usize, &mut |done| match done.result {
+        self.run(purpose, (ops, DEPTH as usize), &mut |done| match done.result {
             Ok(()) => read[done.tag as usize] = done.memory.into_frames(),
             Err(errno) => error = Some(errno),
         })?;
@@ -89,7 +97,7 @@ impl Io {
     /// # Errors
     ///
     /// Without a queue nothing is written.
-    pub(crate) fn write(&self, data: &mut [(u64, Frame)]) -> Result<Vec<Failed>> {
+    pub(crate) fn write(&self, purpose: Purpose, data: &mut [(u64, Frame)]) -> Result<Vec<Failed>> {
         data.sort_unstable_by_key(|(block, _)| *block);
         let runs = data.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(self.gathered));
         let runs: Vec<&[(u64, Frame)]> = runs.collect();
@@ -99,7 +107,7 @@ impl Io {
         });
         let mut failed = Vec::new();
         let depth = (WRITES * self.gathered * runs.len() / data.len().max(1)).max(WRITES);
-        self.run(ops, depth, &mut |done| {
+        self.run(purpose, (ops, depth), &mut |done| {
             if let Err(errno) = done.result {
                 let before = runs[..done.tag as usize].iter();
                 let from = before.map(|run| run.len()).sum();
@@ -126,7 +134,8 @@ impl Io {
         }
         let ops = whole.into_iter().map(|(block, blocks)| Kind::Discard { block, blocks });
         let mut failed = None;
-        let run = self.run(ops, WRITES, &mut |done| failed = done.result.err().or(failed));
+        let see = &mut |done: Done| failed = done.result.err().or(failed);
+        let run = self.run(Purpose::Reclaim, (ops, WRITES), see);
         if let Some(errno) = run.err().or(failed) {
             log::debug!("uhs: blocks cannot be discarded: {errno}");
         }
@@ -135,11 +144,12 @@ impl Io {
     /// Carries out operations, up to `depth` at a time. Their tags are their numbers.
     fn run(
         &self,
-        ops: impl Iterator<Item = Kind>,
-        depth: usize,
+        purpose: Purpose,
+        (ops, depth): (impl Iterator<Item = Kind>, usize),
         see: &mut dyn FnMut(Done),
     ) -> Result<()> {
-        let mut queue = self.take()?;
+        let line = self.line(purpose);
+        let mut queue = self.take(line, purpose)?;
         let mut done = Vec::new();
         let mut waiting: Option<Op> = None;
         let mut ops = ops.enumerate().map(|(nth, kind)| Op { tag: nth as u64, kind });
@@ -158,23 +168,28 @@ impl Io {
             queue.reap(&mut done);
             done.drain(..).for_each(&mut *see);
         }
-        self.give_back(queue);
+        line.lock().idle.push(queue);
+        line.free.notify_one();
         Ok(())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Queues> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    fn line(&self, purpose: Purpose) -> &Line {
+        match purpose {
+            Purpose::Behind if self.has_purposes => &self.lines[1],
+            Purpose::Reclaim if self.has_purposes => &self.lines[2],
+            _ => &self.lines[0],
+        }
     }
 
     /// An idle queue, or a new one, or the next that is given back.
-    fn take(&self) -> Result<Box<dyn Queue>> {
-        let mut queues = self.lock();
+    fn take(&self, line: &Line, purpose: Purpose) -> Result<Box<dyn Queue>> {
+        let mut queues = line.lock();
         loop {
             if let Some(queue) = queues.idle.pop() {
                 return Ok(queue);
             }
             if !queues.all && queues.open < QUEUES {
-                match self.device.queue(DEPTH) {
+                match self.device.queue_for(purpose, DEPTH) {
                     Ok(queue) => {
                         queues.open += 1;
                         return Ok(queue);
@@ -183,12 +198,13 @@ impl Io {
                     Err(_) => queues.all = true,
                 }
             }
-            queues = self.free.wait(queues).unwrap_or_else(PoisonError::into_inner);
+            queues = line.free.wait(queues).unwrap_or_else(PoisonError::into_inner);
         }
     }
+}
 
-    fn give_back(&self, queue: Box<dyn Queue>) {
-        self.lock().idle.push(queue);
-        self.free.notify_one();
+impl Line {
+    fn lock(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::FileSystem;
-use defuse_fs::source::Value::{Flag, Seconds, Size};
-use defuse_fs::source::{About, Description, Opt, Rest, Result, Sharing};
+use defuse_fs::source::Value::{Choice, Flag, Number, Seconds, Size};
+use defuse_fs::source::{About, Description, Error, Opt, Rest, Result, Sharing, Word};
 
+use crate::engine::MOST_QUEUES;
 use crate::format::BLOCK;
-use crate::{Options, image};
+use crate::{Mode, Options, image};
 
 /// `uhs:IMAGE`.
 pub static KIND: Description<Options> = Description {
@@ -40,6 +41,16 @@ const OPTIONS: &[Opt<Options>] = &[
         "changes are durable after this time at the latest; 0: only after a sync (default 1)"),
     Opt::new("discard", Flag(|o| o.discard = true),
         "the device is told which blocks are free, once that is durable"),
+    Opt::new("separation", Choice(SEPARATIONS),
+        "threads share queues of the device, which take turns or are divided by what operations are"),
+    Opt::new("queues", Number(1, MOST_QUEUES, |o, count| o.queues = Some(count as u32)),
+        "how many queues they share (default 4); only with separation="),
+];
+
+const SEPARATIONS: &[Word<Options>] = &[
+    ("off", |o| o.separation = Some(Mode::Off)),
+    ("static", |o| o.separation = Some(Mode::Static)),
+    ("learned", |o| o.separation = Some(Mode::Learned)),
 ];
 
 fn set_cache(options: &mut Options, bytes: u64) {
@@ -48,6 +59,10 @@ fn set_cache(options: &mut Options, bytes: u64) {
 }
 
 fn open(image: &OsStr, options: Options) -> Result<Arc<dyn FileSystem>> {
+    if options.queues.is_some() && options.separation.is_none() {
+        let text = "queues= needs separation=: otherwise every thread has queues of its own";
+        return Err(Error::Usage(text.to_owned()));
+    }
     Ok(Arc::new(image::open(Path::new(image), options)?))
 }
 
@@ -69,10 +84,17 @@ mod tests {
                 cache_pages: 2048,
                 dirty_pages: 256,
                 commit,
-                discard: false
+                ..Options::default()
             }
         );
         assert_eq!(of(&["commit=0"]).unwrap().commit, None);
+        let set = of(&["separation=learned", "queues=3"]).unwrap();
+        assert_eq!((set.separation, set.queues), (Some(Mode::Learned), Some(3)));
+        assert_eq!(of(&["separation=off"]).unwrap().separation, Some(Mode::Off));
+        assert!(of(&["separation=on"]).unwrap_err().to_string().contains("off|static|learned"));
+        assert!(of(&["separation=off", "queues=9"]).unwrap_err().to_string().contains("8"));
+        let alone = open(OsStr::new("/nowhere"), of(&["queues=2"]).unwrap()).err().unwrap();
+        assert!(matches!(&alone, Error::Usage(text) if text.contains("separation=")), "{alone}");
         assert!(of(&["cache=4K"]).unwrap_err().to_string().contains("from 1048576"));
     }
 }

@@ -31,6 +31,7 @@ mod tests;
 use std::time::Duration;
 
 pub use check::{Report, check};
+pub use defuse_block::separation::Mode;
 pub use format::superblock::Unusable;
 pub use fs::Uhs;
 pub use fuzzed::{image as fuzz_image, snapshot as fuzz_snapshot};
@@ -52,6 +53,11 @@ pub struct Options {
     pub cache_pages: usize,
     /// Pages that are not on the device, before writers wait.
     pub dirty_pages: usize,
+    /// All threads share a few queues of the device, and so operations are divided among these. `None`: each thread
+    /// has queues of its own.
+    pub separation: Option<Mode>,
+    /// How many queues they share; `None`: 4.
+    pub queues: Option<u32>,
 }
 
 impl Default for Options {
@@ -62,6 +68,8 @@ impl Default for Options {
             discard: false,
             cache_pages: 65_536,
             dirty_pages: 8192,
+            separation: None,
+            queues: None,
         }
     }
 }

@@ -22,7 +22,7 @@ const LARGE: usize = 64 << 10;
 pub(crate) fn measure(stage: &mut Stage, scale: &Scale, results: &mut Results) -> Result<()> {
     raw(stage, scale, results)?;
     for target in Target::ALL {
-        stage.with(target, |_, files| phases(files, target, scale, results))?;
+        stage.with(target, |_, files| phases(files, ("", target.name()), scale, results))?;
     }
     Ok(())
 }
@@ -33,10 +33,18 @@ fn rate(bytes: u64, work: impl FnOnce() -> Result<()>) -> Result<f64> {
     Ok(bytes as f64 / begun.elapsed().as_secs_f64() / 1e6)
 }
 
-fn phases(files: &dyn Files, target: Target, scale: &Scale, results: &mut Results) -> Result<()> {
+/// The phases of one target. `prefix` comes before the names of the rows.
+pub(crate) fn phases(
+    files: &dyn Files,
+    (prefix, target): (&str, &str),
+    scale: &Scale,
+    results: &mut Results,
+) -> Result<()> {
     let mut file = files.open("/file")?;
-    let (bytes, target) = (scale.data_bytes, target.name());
-    let mut add = |name, figure| results.add((name, "MB/s", Better::More, 0.0), target, figure);
+    let bytes = scale.data_bytes;
+    let mut add = |name, figure| {
+        results.add((&format!("{prefix}{name}"), "MB/s", Better::More, 0.0), target, figure)
+    };
     add(
         "64K sequential write, synced",
         rate(bytes, || {

@@ -5,7 +5,7 @@
 //! threads of the kernel and of the loop devices. Every phase ends with a sync, which counts.
 //!
 //! The elastic separation of queues is measured on a model of an SSD ([`queues`]), since no order of operations
-//! matters to memory.
+//! matters to memory; on a loop device it costs CPU, and that is measured, too.
 
 #![forbid(unsafe_code)]
 
@@ -126,13 +126,15 @@ pub enum Part {
     Mounted,
     /// The personalities of Filebench.
     Personalities,
-    /// The separation of queues.
+    /// The separation of queues, on a model of an SSD.
     Queues,
+    /// The separation of queues, on the loop device.
+    QueuesOnDevice,
 }
 
 impl Part {
     /// All parts, with their names on the command line.
-    pub const ALL: [(&'static str, Part); 8] = [
+    pub const ALL: [(&'static str, Part); 9] = [
         ("names", Part::Names),
         ("sync", Part::Sync),
         ("data", Part::Data),
@@ -141,6 +143,7 @@ impl Part {
         ("mounted", Part::Mounted),
         ("personalities", Part::Personalities),
         ("queues", Part::Queues),
+        ("queues-on-device", Part::QueuesOnDevice),
     ];
 
     /// The part of this name.
@@ -194,6 +197,9 @@ pub fn run(options: &Options, say: &mut dyn FnMut(String)) -> Result<Results> {
                         Part::Data => data::measure(&mut stage, &options.scale, &mut results)?,
                         Part::Mounts => mounts::measure(&mut stage, &options.scale, &mut results)?,
                         Part::Mounted => mounted::measure(&mut stage, options, &mut results)?,
+                        Part::QueuesOnDevice => {
+                            queues::measure_on_device(&mut stage, &options.scale, &mut results)?;
+                        }
                         Part::Personalities => {
                             personalities::measure(&mut stage, options, &mut results)?;
                         }

@@ -6,15 +6,20 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use defuse_block::separation::{Class, Classes, Mode};
-use defuse_block::{Device, Done, Kind, Model, Op, Region, Segments, Separated, Separation};
+use defuse_block::{
+    Access, Clock, Device, Done, File, Kind, Model, Op, Queue, Region, Segments, Separated,
+    Separation,
+};
 
-use crate::Scale;
+use crate::files::Files;
 use crate::results::{Better, Results};
+use crate::targets::Stage;
+use crate::{Scale, data, sync, timed};
 
 /// Queues that are open to all classes, or divided among them.
 const QUEUES: usize = 4;
 
-/// Blocks of the device: 4 GiB.
+/// Blocks of the device at most: 4 GiB.
 const BLOCKS: u64 = 1 << 20;
 
 /// Operations of one kind.
@@ -35,7 +40,55 @@ struct Workload {
     divided: Vec<Classes>,
 }
 
-/// Measures all workloads at all depths.
+/// The depths of each queue.
+const DEPTHS: [u32; 4] = [16, 32, 128, 256];
+
+/// Measures all workloads at all depths on the device of `stage`, where time is that of the machine. The target `one queue` has no
+/// separation: a single queue of the same depth in all.
+pub(crate) fn measure_on_device(
+    stage: &mut Stage,
+    scale: &Scale,
+    results: &mut Results,
+) -> Result<()> {
+    for workload in workloads(scale.queued) {
+        for depth in DEPTHS {
+            let name = format!("loop device, {}, depth {depth}", workload.name);
+            let mut add = |target: &str, ran: &Ran| ran.add(&name, target, results);
+            let device = Arc::new(File::open(stage.node()?, Access::ReadWrite)?);
+            let queue = device.queue(depth * QUEUES as u32)?;
+            let clock = device.clock();
+            add("one queue", &run(&*device, &clock, queue, &workload.streams)?);
+            for (target, separation) in policies(&workload.divided, depth) {
+                let device = Arc::clone(&device) as Arc<dyn Device>;
+                add(target, &run_separated(device, &separation, &workload.streams)?);
+            }
+        }
+    }
+    measure_uhs(stage, scale, results)
+}
+
+/// uhs with queues of its own for each thread, and with shared ones.
+fn measure_uhs(stage: &mut Stage, scale: &Scale, results: &mut Results) -> Result<()> {
+    let modes = [None, Some(Mode::Off), Some(Mode::Static), Some(Mode::Learned)];
+    for (target, separation) in ["own queues", "off", "static", "learned"].into_iter().zip(modes) {
+        let options = defuse_uhs::Options { separation, ..Default::default() };
+        stage
+            .with_uhs(options, |_, files| data::phases(files, ("uhs: ", target), scale, results))?;
+        for threads in [1, 16] {
+            let work =
+                |_: &Stage, files: &dyn Files| timed(|| sync::all(files, threads, scale.synced));
+            let took = stage.with_uhs(options, work)?;
+            let name = format!("uhs: create, write 1 KiB, fsync; {threads} threads");
+            let count = scale.synced as f64;
+            results.add((&name, "1/s", Better::More, 0.0), target, count / took.seconds);
+            let cpu = took.cpu * 1e6 / count;
+            results.add((&name, "us of CPU", Better::Less, 0.0), target, cpu);
+        }
+    }
+    Ok(())
+}
+
+/// Measures all workloads at all depths on the model.
 pub(crate) fn measure(
     scale: &Scale,
     results: &mut Results,
@@ -43,16 +96,11 @@ pub(crate) fn measure(
 ) -> Result<()> {
     for workload in workloads(scale.queued) {
         say(format!("queues: {}", workload.name));
-        for depth in [16, 32, 128, 256] {
+        for depth in DEPTHS {
             for (target, separation) in policies(&workload.divided, depth) {
                 let model = Model::new(BLOCKS, &Default::default());
-                let ran = run(Arc::new(model), &separation, &workload.streams)?;
-                let name = format!("{}, depth {depth}", workload.name);
-                results.add((&name, "MB/s", Better::More, 0.0), target, ran.rate / 1e6);
-                if let Some(latency) = ran.small_reads {
-                    let micros = latency.as_secs_f64() * 1e6;
-                    results.add((&name, "us a read", Better::Less, 0.0), target, micros);
-                }
+                let ran = run_separated(Arc::new(model), &separation, &workload.streams)?;
+                ran.add(&format!("{}, depth {depth}", workload.name), target, results);
             }
         }
     }
@@ -129,6 +177,16 @@ struct Ran {
     small_reads: Option<Duration>,
 }
 
+impl Ran {
+    fn add(&self, name: &str, target: &str, results: &mut Results) {
+        results.add((name, "MB/s", Better::More, 0.0), target, self.rate / 1e6);
+        if let Some(latency) = self.small_reads {
+            let micros = latency.as_secs_f64() * 1e6;
+            results.add((name, "us a read", Better::Less, 0.0), target, micros);
+        }
+    }
+}
+
 /// The progress of a stream.
 struct Progress {
     stream: Stream,
@@ -138,13 +196,27 @@ struct Progress {
     next_block: u64,
 }
 
-/// Runs the streams at the same time; each has the same part of the depth in flight.
-fn run(device: Arc<dyn Device>, separation: &Separation, streams: &[Stream]) -> Result<Ran> {
+fn run_separated(
+    device: Arc<dyn Device>,
+    separation: &Separation,
+    streams: &[Stream],
+) -> Result<Ran> {
     let clock = device.clock();
     let device = Separated::new(device, separation)?;
-    let mut queue = device.queue(separation.depth * separation.queues.len() as u32)?;
+    let queue = device.queue(separation.depth * separation.queues.len() as u32)?;
+    run(&device, &clock, queue, streams)
+}
+
+/// Runs the streams at the same time; each has the same part of the depth in flight.
+fn run(
+    device: &dyn Device,
+    clock: &Arc<dyn Clock>,
+    mut queue: Box<dyn Queue>,
+    streams: &[Stream],
+) -> Result<Ran> {
     let window = queue.depth() / streams.len();
     let region = Region::new((window * streams.len() * 16).next_power_of_two() as u32)?;
+    let blocks = device.facts().blocks.min(BLOCKS);
     let mut random = fastrand::Rng::with_seed(11);
     let mut all: Vec<Progress> = streams.iter().map(|stream| Progress::new(*stream)).collect();
     let mut begun: Vec<Duration> = Vec::new();
@@ -155,7 +227,7 @@ fn run(device: Arc<dyn Device>, separation: &Separation, streams: &[Stream]) -> 
                 let memory = region.take(one.stream.blocks as u32).context("no frame is free")?;
                 let tag = (begun.len() * streams.len() + number) as u64;
                 begun.push(clock.now());
-                let op = Op { tag, kind: one.next(memory.into(), &mut random) };
+                let op = Op { tag, kind: one.next(memory.into(), blocks, &mut random) };
                 ensure!(queue.push(op).is_ok(), "the queue takes what its depth says");
             }
         }
@@ -185,16 +257,16 @@ impl Progress {
         self.pushed < self.stream.count || self.in_flight > 0
     }
 
-    fn next(&mut self, memory: Segments, random: &mut fastrand::Rng) -> Kind {
+    fn next(&mut self, memory: Segments, device: u64, random: &mut fastrand::Rng) -> Kind {
         self.pushed += 1;
         self.in_flight += 1;
         let Stream { class, blocks, sequential, .. } = self.stream;
         // Streams use different parts of the device, so that none waits for the blocks of another.
         let (part, parts) = (class as u64, 4);
-        let places = BLOCKS / parts / blocks;
+        let places = device / parts / blocks;
         let place = if sequential { self.next_block % places } else { random.u64(..places) };
         self.next_block += 1;
-        let block = BLOCKS / parts * part + place * blocks;
+        let block = device / parts * part + place * blocks;
         match class {
             Class::SmallRead | Class::LargeRead => Kind::Read { block, memory },
             _ => Kind::Write { block, memory, fua: false },

@@ -33,7 +33,8 @@ pub(crate) fn measure(stage: &mut Stage, scale: &Scale, results: &mut Results) -
     Ok(())
 }
 
-fn all(files: &dyn Files, threads: usize, count: usize) -> Result<()> {
+/// Makes, writes and syncs files, each by one of the threads.
+pub(crate) fn all(files: &dyn Files, threads: usize, count: usize) -> Result<()> {
     thread::scope(|scope| {
         let work = |thread: usize| {
             move || {

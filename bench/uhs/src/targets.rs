@@ -118,7 +118,7 @@ impl Stage {
             Target::Xfs => {
                 command::output("mkfs.xfs", &["-q", "-f", "-K", &node])?;
             }
-            Target::Uhs => return self.with_uhs(work),
+            Target::Uhs => return self.with_uhs(Default::default(), work),
         }
         rustix::mount::mount(
             self.node()?,
@@ -133,14 +133,19 @@ impl Stage {
         done
     }
 
-    fn with_uhs<T>(&mut self, work: impl FnOnce(&Stage, &dyn Files) -> Result<T>) -> Result<T> {
+    /// Makes an empty uhs, and calls `work` with it opened by `options`.
+    pub(crate) fn with_uhs<T>(
+        &mut self,
+        options: defuse_uhs::Options,
+        work: impl FnOnce(&Stage, &dyn Files) -> Result<T>,
+    ) -> Result<T> {
         let mut random = fastrand::Rng::new();
         {
             let device = Arc::new(File::open(self.node()?, Access::ReadWrite)?);
             Uhs::make(device, (0o755, 0, 0), &mut random)?;
         }
         let device = Arc::new(File::open(self.node()?, Access::ReadWrite)?);
-        let (uhs, problems) = Uhs::open(device, Default::default(), random)?;
+        let (uhs, problems) = Uhs::open(device, options, random)?;
         anyhow::ensure!(problems.is_empty(), "the new file system is damaged: {problems:?}");
         let client = Arc::new(Client::new(Default::default()));
         client.mount(NAME, Arc::new(uhs), &MountArgs::default())?;

@@ -23,7 +23,15 @@ fn random() -> fastrand::Rng {
 }
 
 fn options(cache_pages: usize, dirty_pages: usize) -> Options {
-    Options { read_only: false, commit: None, discard: false, cache_pages, dirty_pages }
+    Options {
+        read_only: false,
+        commit: None,
+        discard: false,
+        cache_pages,
+        dirty_pages,
+        separation: None,
+        queues: None,
+    }
 }
 
 /// A file system in memory with one file, or what is left of it.

@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use defuse_block::{Done, Kind, Op, Queue};
+use defuse_block::{Done, Kind, Op, Purpose, Queue};
 
 use super::{Engine, lock};
 use crate::content::{Frame, Shared};
@@ -116,6 +116,10 @@ impl Line {
 }
 
 impl Engine {
+    fn new_behind(&self) -> Option<Behind> {
+        self.io.queue(Purpose::Behind, DEPTH).map(Behind::new)
+    }
+
     /// Begins to write the runs that a write of `len` bytes at `offset` has completed. Waits only while much
     /// is in flight.
     pub(super) fn write_behind(&self, content: &Shared, offset: u64, len: u64) {
@@ -124,7 +128,7 @@ impl Engine {
         if offset / bytes == (offset + len) / bytes {
             return;
         }
-        let behind = self.behind.get_or_init(|| self.io.queue(DEPTH).map(Behind::new));
+        let behind = self.behind.get_or_init(|| self.new_behind());
         let Some(behind) = behind else { return };
         // The group takes what was refused before more of it comes.
         if !lock(&behind.line).refused.is_empty() {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use defuse_block::Purpose;
 use defuse_fs::{Errno, Result};
 
 use super::{Engine, Slots, lock};
@@ -49,6 +50,15 @@ impl Engine {
     /// Makes everything durable that operations did until now. `EIO` where the device failed, now or
     /// before.
     pub(crate) fn commit(&self, extent: Extent) -> Result<()> {
+        self.commit_for(Purpose::Caller, extent)
+    }
+
+    /// Makes everything durable for a purpose: data of the group is written by queues of that purpose.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`commit`](Engine::commit).
+    pub(super) fn commit_for(&self, purpose: Purpose, extent: Extent) -> Result<()> {
         let Slots::Store(store) = &self.store else { return Ok(()) };
         let before = self.closed.load(Ordering::Acquire);
         let writing = lock(&self.writing);
@@ -61,7 +71,7 @@ impl Engine {
         let is_written = self.closed.load(Ordering::Acquire) > before;
         let group = match is_written && extent == Extent::Changes {
             true => store.newest(),
-            false => self.write_running(store, extent)?,
+            false => self.write_running(store, extent, purpose)?,
         };
         drop(writing);
         store.sync(group).map_err(|error| self.fail(&error))?;
@@ -70,16 +80,16 @@ impl Engine {
     }
 
     /// Writes what changed until now. Returns the number of the newest group.
-    fn write_running(&self, store: &Store, extent: Extent) -> Result<u64> {
+    fn write_running(&self, store: &Store, extent: Extent, purpose: Purpose) -> Result<u64> {
         self.pending.store(false, Ordering::Relaxed);
         if extent == Extent::Everything {
-            self.write_times(store)?;
+            self.write_times(store, purpose)?;
         }
         self.list_stuck();
         let group = match self.gate.has_changes() {
             true => {
                 self.closed.fetch_add(1, Ordering::Release);
-                self.write_group(store, true)
+                self.write_group(store, true, purpose)
             }
             // Those that wrote before us have the numbers of their groups.
             false => Ok(store.newest()),
@@ -91,13 +101,13 @@ impl Engine {
     }
 
     /// Adds all directories whose times wait to groups, none of which is larger than others.
-    fn write_times(&self, store: &Store) -> Result<()> {
+    fn write_times(&self, store: &Store, purpose: Purpose) -> Result<()> {
         let dirs = self.names.take_waiting();
         let mut parts = dirs.chunks(self.gate.full()).peekable();
         while let Some(part) = parts.next() {
             self.names.write_times(&self.gate.enter(), part);
             if parts.peek().is_some() {
-                self.write_group(store, false).map_err(|error| self.fail(&error))?;
+                self.write_group(store, false, purpose).map_err(|error| self.fail(&error))?;
             }
         }
         Ok(())
@@ -182,14 +192,14 @@ impl Engine {
         // Somebody else may have written it meanwhile.
         if self.gate.is_full()
             && !self.is_read_only()
-            && let Err(error) = self.write_group(store, false)
+            && let Err(error) = self.write_group(store, false, Purpose::Caller)
         {
             self.fail(&error);
         }
     }
 
     /// Closes the running group and writes it. Returns its number. `now` says that a sync follows.
-    fn write_group(&self, store: &Store, now: bool) -> Result<u64, StoreError> {
+    fn write_group(&self, store: &Store, now: bool, purpose: Purpose) -> Result<u64, StoreError> {
         if !self.rules.blocks_wait_for_group {
             self.pool.release(&self.pool.take_given_up());
         }
@@ -200,6 +210,7 @@ impl Engine {
         }
         let batch = group::close(&self.gate.close(), &self.names, &self.pool, !now);
         let mut batch = batch.map_err(|_| StoreError::Full)?;
+        batch.purpose = purpose;
         let mut stored = Vec::new();
         let units = &mut |wanted| self.pool.take_units(wanted);
         let written = self.write_before(store, &mut batch, &mut stored).and_then(|()| {
@@ -276,7 +287,7 @@ impl Engine {
             drop(waited.unwrap_or_else(PoisonError::into_inner));
             self.hurried.store(false, Ordering::Relaxed);
             // What failed was logged.
-            let _ = self.commit(Extent::Everything);
+            let _ = self.commit_for(Purpose::Behind, Extent::Everything);
             self.compact_before_need();
             ended = lock(&self.ended);
         }

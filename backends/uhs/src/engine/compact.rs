@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, TryLockError};
 
+use defuse_block::Purpose;
 use defuse_fs::{Errno, Result};
 
 use super::commit::Extent;
@@ -214,10 +215,10 @@ impl Engine {
                 Ok(()) | Err(_) => {}
             }
             if self.pool.dirty() > self.options.dirty_pages / 2 {
-                self.commit(Extent::Changes)?;
+                self.commit_for(Purpose::Reclaim, Extent::Changes)?;
             }
         }
-        self.commit(Extent::Changes)
+        self.commit_for(Purpose::Reclaim, Extent::Changes)
     }
 
     /// Moves the blocks of an inode.
@@ -236,10 +237,10 @@ impl Engine {
                 self.names.settle(handle, ino, held.facts())?;
                 moved
             };
-            let moved = self.try_change_content(&content, &need, change)?;
+            let moved = self.try_change_content(Purpose::Reclaim, &content, &need, change)?;
             self.compaction.pages.add(moved);
             if self.pool.dirty() > self.options.dirty_pages / 2 {
-                self.commit(Extent::Changes)?;
+                self.commit_for(Purpose::Reclaim, Extent::Changes)?;
             }
         }
         drop(content);

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Mutex;
 
-use defuse_block::Frames;
+use defuse_block::{Frames, Purpose};
 use defuse_fs::{Attr, CopyRange, Errno, Fallocate, ReadBuf, Result, SetAttr, SliceSink, Whence};
 
 use super::commit::Extent;
@@ -25,6 +25,7 @@ const LONGEST_COPY: u64 = 64 << 20;
 /// memory drops them.
 #[derive(Default)]
 struct Fetched {
+    purpose: Purpose,
     /// The version of the content before.
     version: u64,
     pages: Vec<(u64, Vec<Frame>)>,
@@ -241,16 +242,18 @@ impl Engine {
         need: impl Fn(&Content) -> Need,
         mut change: impl FnMut(&mut Content, &Handle<'_>, &mut Supply) -> Result<T>,
     ) -> Result<T> {
-        self.with_space(|| self.try_change_content(content, &need, &mut change))
+        self.with_space(|| self.try_change_content(Purpose::Caller, content, &need, &mut change))
     }
 
     pub(super) fn try_change_content<T>(
         &self,
+        purpose: Purpose,
         content: &Mutex<Content>,
         need: &impl Fn(&Content) -> Need,
         change: &mut impl FnMut(&mut Content, &Handle<'_>, &mut Supply) -> Result<T>,
     ) -> Result<T> {
-        let (mut supply, mut fetched) = (Supply::default(), Fetched::default());
+        let mut supply = Supply::default();
+        let mut fetched = Fetched { purpose, ..Fetched::default() };
         loop {
             let handle = self.enter()?;
             let mut held = lock(content);
@@ -306,7 +309,7 @@ impl Engine {
                 runs.push((*block, frames));
             }
         }
-        let read = self.io.read(runs).map_err(|errno| {
+        let read = self.io.read(fetched.purpose, runs).map_err(|errno| {
             log::error!("uhs: data cannot be read: {errno}");
             Errno::EIO
         })?;
@@ -331,12 +334,15 @@ impl Engine {
             self.pool.wrote(batch.number);
             return Ok(Vec::new());
         }
-        let failures = self.io.write(&mut batch.data).map_err(failed("write data"))?;
+        let write = |data: &mut [(u64, Frame)]| {
+            self.io.write(batch.purpose, data).map_err(failed("write data"))
+        };
+        let failures = write(&mut batch.data)?;
         let mut lost = Vec::new();
         // A failure of many blocks may come from one of them, or be over.
         for Failed { from, count, errno } in failures {
             for one in &batch.data[from..from + count] {
-                if !self.io.write(&mut [one.clone()]).map_err(failed("write data"))?.is_empty() {
+                if !write(&mut [one.clone()])?.is_empty() {
                     log::warn!("uhs: block {} cannot be written: {errno}", one.0);
                     lost.push(one.0);
                 }

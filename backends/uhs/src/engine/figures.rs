@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use defuse_block::Counters;
 use defuse_fs::Figure;
 
-use super::{Engine, Slots, lock};
+use super::{Engine, Slots, lock, queues};
 use crate::format::BLOCK;
 use crate::group::number_of_thread;
 use crate::store::Progress;
@@ -54,6 +54,7 @@ impl Engine {
         figures.push(Figure::count("read_only", self.is_read_only().into()));
         figures.push(Figure::count("files_stuck", lock(&self.stuck).len() as u64));
         figures.extend(of_device(&self.device.counters()));
+        figures.extend(self.separated.as_deref().map(queues::figures).into_iter().flatten());
         figures.extend(self.of_memory());
         figures.extend(self.of_space());
         figures

@@ -6,6 +6,7 @@ mod sync;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
+use defuse_block::Purpose;
 use defuse_fs::{Errno, Result};
 
 use crate::commit::Change;
@@ -32,6 +33,8 @@ pub(crate) struct Batch {
     pub(crate) number: u64,
     /// Some of its data was written before it closed.
     pub(crate) has_early: bool,
+    /// Why its data is written now.
+    pub(crate) purpose: Purpose,
     /// Blocks that are free once the changes are durable.
     pub(crate) freed: Vec<Run>,
     /// The contents that the changes are about. They stay in memory until the changes are durable.
@@ -48,6 +51,7 @@ impl Batch {
         new.freed.append(&mut self.freed);
         new.contents.append(&mut self.contents);
         new.has_early |= self.has_early;
+        new.purpose = self.purpose;
         *self = new;
     }
 }

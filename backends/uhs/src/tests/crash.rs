@@ -6,10 +6,11 @@ use defuse_block::{Device, Ram, Sim};
 use defuse_fs::{FileKind, FileSystem, Ino};
 
 use super::player::{OF_THE_DEAD, Player};
-use super::{OPTIONS, Snapshot, cx, fresh, name, node, open, random, snapshot};
+use super::queues::shared;
+use super::{OPTIONS, Snapshot, cx, fresh, name, node, open, open_with, random, snapshot};
 use crate::commit::Rules;
 use crate::store::survey;
-use crate::{Uhs, check};
+use crate::{Options, Uhs, check};
 
 /// A run with everything that is needed to judge what a power failure left.
 pub(super) struct Run {
@@ -20,6 +21,15 @@ pub(super) struct Run {
     acknowledged: Vec<(usize, usize)>,
     /// The device refused data: there may be holes in its place, or what was there before.
     pub(super) loses_data: bool,
+}
+
+/// How a run goes.
+#[derive(Clone, Copy)]
+pub(super) struct By {
+    pub(super) options: Options,
+    pub(super) rules: Rules,
+    /// Flushes of the device make nothing durable.
+    pub(super) lies: bool,
 }
 
 impl Run {
@@ -41,13 +51,14 @@ impl Run {
         self.acknowledged.last().map_or(0, |(_, state)| *state)
     }
 
-    fn new(ram: &Ram, seed: u64, rules: Rules, lies: bool) -> Run {
+    fn new(ram: &Ram, seed: u64, by: By) -> Run {
+        let By { options, rules, lies } = by;
         if seed.is_multiple_of(4) {
             // The run begins with a snapshot.
             drop(open(ram.clone(), rules));
         }
         let sim = Sim::from_ram(ram, seed);
-        let (mut fs, problems) = open(sim.clone(), rules);
+        let (mut fs, problems) = open_with(sim.clone(), options, rules);
         assert_eq!(problems, []);
         if lies {
             sim.lie_about_flushes();
@@ -61,7 +72,7 @@ impl Run {
                 // A clean end, and another mount.
                 drop(fs);
                 run.acknowledged.push((run.sim.events(), run.states.len() - 1));
-                fs = open(run.sim.clone(), rules).0;
+                fs = open_with(run.sim.clone(), options, rules).0;
             }
             let mut player = Player { fs: &fs, random };
             let synced = player.step();
@@ -157,11 +168,16 @@ impl Run {
 }
 
 fn play(seed: u64, rules: Rules, lies: bool) -> Result<usize, String> {
-    let ram = fresh();
+    play_by(seed, By { options: OPTIONS, rules, lies })
+}
+
+/// Plays a seed, and judges states of its device.
+pub(super) fn play_by(seed: u64, by: By) -> Result<usize, String> {
+    let (rules, ram) = (by.rules, fresh());
     // Some write early whatever they can, others larger runs, and others nothing.
     let early_run = [1, 2, 4, rules.early_run][seed as usize / 2 % 4];
     let rules = Rules { early_run, ..rules };
-    Run::new(&ram, seed, rules, lies).judge_all(30, seed, rules)
+    Run::new(&ram, seed, By { rules, ..by }).judge_all(30, seed, rules)
 }
 
 #[test]
@@ -194,7 +210,8 @@ fn with_slots_to_spare() -> Ram {
 }
 
 fn play_with_slots(ram: &Ram, seed: u64, rules: Rules) -> Result<usize, String> {
-    Run::new(&ram.fork(), seed, rules, false).judge_all(20, seed, rules)
+    let by = By { options: OPTIONS, rules, lies: false };
+    Run::new(&ram.fork(), seed, by).judge_all(20, seed, rules)
 }
 
 /// They hold data of files then, which must not pass for slots, and slots that are gone must not be missed.
@@ -243,7 +260,9 @@ fn random_operations_and_power_failures_until_stopped() {
     println!("from seed {first} on");
     let (mut states, mut told) = (0, std::time::Instant::now());
     for seed in first.. {
-        let judged = play(seed, Rules::ALL, false)
+        // Half of them share queues.
+        let options = if seed.is_multiple_of(2) { OPTIONS } else { shared(seed / 2) };
+        let judged = play_by(seed, By { options, rules: Rules::ALL, lies: false })
             .and_then(|judged| Ok(judged + crate::commit::crashes(seed)?));
         states += judged.unwrap_or_else(|why| {
             panic!("{why}\nto see it again: cargo xtask crash {seed}");

@@ -13,6 +13,7 @@ mod lost;
 mod mounts;
 mod names;
 mod player;
+mod queues;
 mod sequences;
 mod snapshots;
 mod threads;
@@ -31,8 +32,15 @@ use crate::commit::Rules;
 use crate::{Options, Problem, Uhs};
 
 const BLOCKS: u64 = 8 * 512;
-const OPTIONS: Options =
-    Options { read_only: false, commit: None, discard: false, cache_pages: 16, dirty_pages: 64 };
+const OPTIONS: Options = Options {
+    read_only: false,
+    commit: None,
+    discard: false,
+    cache_pages: 16,
+    dirty_pages: 64,
+    separation: None,
+    queues: None,
+};
 
 /// Data that can be written before its group is.
 const EARLY: Rules = Rules { early_run: 1, ..Rules::ALL };
@@ -52,7 +60,11 @@ fn fresh() -> Ram {
 }
 
 fn open(device: impl Device + 'static, rules: Rules) -> (Uhs, Vec<Problem>) {
-    Uhs::open_by(Arc::new(device), OPTIONS, rules, random()).unwrap()
+    open_with(device, OPTIONS, rules)
+}
+
+fn open_with(device: impl Device + 'static, options: Options, rules: Rules) -> (Uhs, Vec<Problem>) {
+    Uhs::open_by(Arc::new(device), options, rules, random()).unwrap()
 }
 
 fn name(text: &str) -> Name<'_> {

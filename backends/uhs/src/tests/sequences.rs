@@ -10,9 +10,10 @@ use defuse_fs::{
 };
 
 use super::crash::Run;
+use super::queues::shared;
 use super::{OPTIONS, Snapshot, cx, fresh, name, node, open, random};
-use crate::Uhs;
 use crate::commit::Rules;
+use crate::{Options, Uhs};
 
 /// A file by its path: at most one directory.
 fn find(fs: &Uhs, path: &str) -> Option<Entry> {
@@ -147,8 +148,17 @@ fn base() -> Ram {
 
 /// Plays a sequence, and judges about `wanted` states. Returns how many.
 fn play(ram: &Ram, sequence: &[(usize, usize)], wanted: usize, seed: u64) -> Result<usize, String> {
+    play_with(OPTIONS, ram, sequence, (wanted, seed))
+}
+
+fn play_with(
+    options: Options,
+    ram: &Ram,
+    sequence: &[(usize, usize)],
+    (wanted, seed): (usize, u64),
+) -> Result<usize, String> {
     let sim = Sim::from_ram(ram, seed);
-    let (fs, _) = Uhs::open(Arc::new(sim.clone()), OPTIONS, random()).map_err(|e| e.to_string())?;
+    let (fs, _) = Uhs::open(Arc::new(sim.clone()), options, random()).map_err(|e| e.to_string())?;
     let mut run = Run::begin(sim, &fs);
     for (nth, (operation, sync)) in sequence.iter().enumerate() {
         OPERATIONS[*operation](&fs, 10 + nth as u8);
@@ -173,6 +183,20 @@ fn after_any_one_operation_and_a_power_failure_the_state_is_one_of_two() {
             judged += play(&ram, &sequence, 20, operation as u64)
                 .unwrap_or_else(|why| panic!("{sequence:?}: {why}"));
         }
+    }
+    println!("{judged} states");
+    assert!(judged > 1500, "{judged} states");
+}
+
+#[test]
+fn with_shared_queues_two_operations_by_chance_leave_a_state_of_one_moment() {
+    let ram = base();
+    let (mut random, mut judged) = (random(), 0);
+    for seed in 0..1200 {
+        let mut step = || (random.usize(..OPERATIONS.len()), random.usize(..SYNCS.len()));
+        let sequence = [step(), step()];
+        judged += play_with(shared(seed), &ram, &sequence, (2, seed))
+            .unwrap_or_else(|why| panic!("seed {seed}: {sequence:?}: {why}"));
     }
     println!("{judged} states");
     assert!(judged > 1500, "{judged} states");

@@ -10,9 +10,10 @@ use defuse_fs::{
     Errno, Fh, File, FileKind, FileSystem, Ino, RenameFlags, SliceSource, WriteArgs, WriteBuf,
 };
 
-use super::{cx, fresh, list, name, node, open};
+use super::queues::shared;
+use super::{OPTIONS, cx, fresh, list, name, node, open, open_with};
 use crate::commit::Rules;
-use crate::{Uhs, check};
+use crate::{Options, Uhs, check};
 
 const THREADS: usize = 4;
 const OPERATIONS: usize = 120;
@@ -159,9 +160,13 @@ fn found(fs: &Uhs) -> Vec<State> {
 
 /// Plays on threads, and judges states in which the power may fail.
 fn run(seed: u64, rules: Rules) -> Result<usize, String> {
+    run_with(OPTIONS, seed, rules)
+}
+
+fn run_with(options: Options, seed: u64, rules: Rules) -> Result<usize, String> {
     let ram = fresh();
     let sim = Sim::from_ram(&ram, seed);
-    let (fs, _) = open(sim.clone(), rules);
+    let (fs, _) = open_with(sim.clone(), options, rules);
     let dir = |text: &str| fs.mkdir(&cx(), Ino::ROOT, name(text), &node(FileKind::Directory));
     let shared = dir("shared").unwrap().ino;
     let own: Vec<Ino> =
@@ -212,6 +217,13 @@ fn after_a_power_failure_the_names_of_each_thread_are_those_after_one_of_its_ope
     let judged: usize =
         (0..40).map(|seed| run(seed, RULES).unwrap_or_else(|why| panic!("{why}"))).sum();
     assert!(judged > 1000, "{judged} states");
+}
+
+#[test]
+fn the_names_of_each_thread_survive_when_threads_share_queues() {
+    let run = |seed| run_with(shared(seed), seed, RULES).unwrap_or_else(|why| panic!("{why}"));
+    let judged: usize = (0..36).map(run).sum();
+    assert!(judged > 900, "{judged} states");
 }
 
 #[test]

@@ -1,0 +1,95 @@
+//! Queues of the device that all threads share ([`Separated`]), instead of each having its own.
+
+use std::sync::Arc;
+
+use defuse_block::separation::Class;
+use defuse_block::{Device, Separated, Separation};
+use defuse_fs::Figure;
+
+use crate::store::{StoreError, failed};
+use crate::{Mode, Options};
+
+/// Queues that threads can share: as many as have names for their figures.
+pub(crate) const MOST_QUEUES: u64 = NAMES.len() as u64;
+
+/// Queues that they share, unless the options say how many.
+const QUEUES: u32 = 4;
+
+/// Operations in flight of each.
+const DEPTH: u32 = 32;
+
+/// The names of the figures of a queue.
+struct Names {
+    in_flight: &'static str,
+    /// In the order of [`Class::ALL`].
+    costs: [&'static str; Class::ALL.len()],
+}
+
+macro_rules! names {
+    ($($number:literal)*) => { [$(Names {
+        in_flight: concat!("queue_", $number, "_in_flight"),
+        costs: [
+            concat!("queue_", $number, "_small_read"),
+            concat!("queue_", $number, "_large_read"),
+            concat!("queue_", $number, "_small_write"),
+            concat!("queue_", $number, "_large_write"),
+            concat!("queue_", $number, "_behind"),
+            concat!("queue_", $number, "_reclaim"),
+        ],
+    }),*] };
+}
+
+const NAMES: [Names; 8] = names!(1 2 3 4 5 6 7 8);
+
+const WAITING: [&str; Class::ALL.len()] = [
+    "queues_waiting_small_reads",
+    "queues_waiting_large_reads",
+    "queues_waiting_small_writes",
+    "queues_waiting_large_writes",
+    "queues_waiting_behind",
+    "queues_waiting_reclaim",
+];
+
+/// The device with the queues that the options want. `None`: threads have their own.
+pub(super) fn share(
+    device: &Arc<dyn Device>,
+    options: &Options,
+) -> Result<Option<Arc<Separated>>, StoreError> {
+    let Some(mode) = options.separation else { return Ok(None) };
+    let count = options.queues.unwrap_or(QUEUES).clamp(1, MOST_QUEUES as u32) as usize;
+    let open = Separation::open(mode, count, DEPTH);
+    let separation = match mode {
+        Mode::Off => open,
+        Mode::Static => Separation { caps: true, ..Separation::divided(count, DEPTH) },
+        Mode::Learned => Separation { caps: true, ..open },
+    };
+    Separated::new(Arc::clone(device), &separation)
+        .map(|separated| Some(Arc::new(separated)))
+        .map_err(failed("open the queues that threads share (queues= says how many)"))
+}
+
+/// Figures of the queues (docs/statistics.md).
+pub(super) fn figures(separated: &Separated) -> Vec<Figure> {
+    let queues = separated.queues();
+    let sum = |of: fn(&defuse_block::separation::QueueState) -> usize| -> u64 {
+        queues.iter().map(of).sum::<usize>() as u64
+    };
+    let mut figures = vec![
+        Figure::count("queues", queues.len() as u64),
+        Figure::count("queues_depth", sum(|queue| queue.depth)),
+        Figure::count("queues_in_flight", sum(|queue| queue.in_flight)),
+        Figure::count("queues_waiting_flushes", separated.waiting(None) as u64),
+    ];
+    for (class, name) in Class::ALL.into_iter().zip(WAITING) {
+        figures.push(Figure::count(name, separated.waiting(Some(class)) as u64));
+    }
+    for (queue, names) in queues.iter().zip(NAMES) {
+        figures.push(Figure::count(names.in_flight, queue.in_flight as u64));
+        for (cost, name) in queue.costs.iter().zip(names.costs) {
+            if let Some(cost) = cost {
+                figures.push(Figure::nanoseconds(name, cost.as_nanos() as u64));
+            }
+        }
+    }
+    figures
+}

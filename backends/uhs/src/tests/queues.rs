@@ -1,0 +1,150 @@
+//! Threads that share queues of the device, in every mode: what a power failure leaves is the same.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use defuse_block::sim::Call;
+use defuse_block::{Device, Ram, Sim};
+use defuse_fs::{Fh, File, FileKind, FileSystem, Ino, SliceSource, WriteArgs, WriteBuf};
+
+use super::crash::{By, play_by};
+use super::player::Player;
+use super::{OPTIONS, Snapshot, cx, fresh, name, node, open_with, snapshot};
+use crate::commit::Rules;
+use crate::{Mode, Options, StoreError, Uhs};
+
+/// One of the modes with one to four queues, by a number.
+pub(super) fn shared(number: u64) -> Options {
+    let mode = [Mode::Off, Mode::Static, Mode::Learned][number as usize % 3];
+    Options { separation: Some(mode), queues: Some(1 + (number / 3 % 4) as u32), ..OPTIONS }
+}
+
+#[test]
+fn after_a_power_failure_names_are_those_of_one_moment_in_every_mode() {
+    let mut judged = 0;
+    for seed in 0..240 {
+        let by = By { options: shared(seed), rules: Rules::ALL, lies: false };
+        judged += play_by(seed, by).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
+    }
+    assert!(judged > 4000, "{judged} states");
+    println!("{judged} states");
+}
+
+/// The suite would not notice a mode that hides what is in flight.
+#[test]
+fn rules_that_are_broken_are_noticed_in_every_mode() {
+    for number in 0..12 {
+        let by = By { options: shared(number), rules: Rules::ALL, lies: false };
+        let lies = By { lies: true, ..by };
+        assert!((0..60).any(|seed| play_by(seed, lies).is_err()), "mode {number}: flushes");
+    }
+    let rules = Rules { data_is_first: false, ..Rules::ALL };
+    for number in 0..3 {
+        let by = By { options: shared(number + 9), rules, lies: false };
+        assert!((0..4000).any(|seed| play_by(seed, by).is_err()), "mode {number}: data");
+    }
+}
+
+/// All operations of the device in order, and the names and data in the end. Bytes of inodes differ by their times alone.
+fn replay(options: Options, seed: u64) -> (Vec<(Call, u64, u64)>, Snapshot) {
+    let sim = Sim::from_ram(&fresh(), seed);
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&log);
+    sim.fail(move |victim| {
+        noted.lock().unwrap().push((victim.call, victim.block, victim.blocks));
+        None
+    });
+    let rules = Rules { early_run: 2, ..Rules::ALL };
+    let (fs, _) = open_with(sim.clone(), options, rules);
+    let mut player = Player { fs: &fs, random: fastrand::Rng::with_seed(seed) };
+    for _ in 0..60 {
+        player.step();
+    }
+    let found = snapshot(&fs);
+    drop(fs);
+    sim.heal();
+    let log = std::mem::take(&mut *log.lock().unwrap());
+    (log, found)
+}
+
+#[test]
+fn a_seed_replays_all_operations_of_the_device_in_every_mode() {
+    for number in 0..12 {
+        for seed in 0..6 {
+            let (options, seed) = (shared(number), seed * 12 + number);
+            let (first, second) = (replay(options, seed), replay(options, seed));
+            assert!(first.0.len() > 20);
+            assert!(first == second, "mode {number}, seed {seed}");
+        }
+    }
+    // What is in flight at a time completes in another order, so that the modes are not the same.
+    let differ = |seed| replay(shared(9), seed).0 != replay(shared(10), seed).0;
+    assert!((0..40).any(differ));
+}
+
+fn write(fs: &Uhs, ino: Ino, offset: u64, len: usize) {
+    let bytes = vec![offset as u8; len];
+    let mut source = SliceSource::new(&bytes);
+    let args = WriteArgs { offset, ..WriteArgs::default() };
+    let file = File { ino, fh: Fh(0) };
+    assert_eq!(fs.write(&cx(), file, args, &mut WriteBuf::new(&mut source)), Ok(len));
+}
+
+#[test]
+fn figures_tell_depth_and_costs_of_each_queue() {
+    let ram = fresh();
+    let options = Options { queues: Some(2), ..shared(2) };
+    let (fs, _) = open_with(Sim::from_ram(&ram, 1), options, Rules::ALL);
+    let ino = fs.mknod(&cx(), Ino::ROOT, name("file"), &node(FileKind::Regular)).unwrap().ino;
+    for at in 0..20 {
+        write(&fs, ino, at * 40_000, 9000);
+        fs.fsync(&cx(), File { ino, fh: Fh(0) }, false).unwrap();
+    }
+    let figures = fs.figures();
+    let value = |wanted: &str| {
+        figures.iter().find(|figure| figure.name == wanted).map(|figure| figure.value)
+    };
+    assert_eq!((value("queues"), value("queues_depth")), (Some(2), Some(64)));
+    assert_eq!((value("queues_in_flight"), value("queue_2_in_flight")), (Some(0), Some(0)));
+    assert_eq!(value("queues_waiting_small_writes"), Some(0));
+    assert!(value("queue_1_small_write").is_some_and(|cost| cost > 0));
+    assert_eq!(value("queue_3_in_flight"), None);
+    for figure in &figures {
+        let told = include_str!("../../../../docs/statistics.md");
+        let number = figure.name.split('_').nth(1).filter(|_| figure.name.starts_with("queue_"));
+        let shown =
+            number.map_or(figure.name.to_owned(), |number| figure.name.replacen(number, "N", 1));
+        assert!(told.contains(&format!("`{shown}`")), "docs/statistics.md lacks {shown}");
+    }
+    let names: BTreeSet<&str> = figures.iter().map(|figure| figure.name).collect();
+    assert_eq!(names.len(), figures.len());
+}
+
+#[test]
+fn without_the_option_no_queue_is_shared() {
+    let (fs, _) = open_with(fresh(), OPTIONS, Rules::ALL);
+    assert!(fs.figures().iter().all(|figure| !figure.name.starts_with("queue")));
+}
+
+/// A device with fewer queues than threads are to share.
+struct Poor(Ram);
+
+impl Device for Poor {
+    fn facts(&self) -> &defuse_block::Facts {
+        self.0.facts()
+    }
+    fn register(&self, region: &Arc<defuse_block::Region>) -> defuse_block::Result<()> {
+        self.0.register(region)
+    }
+    fn queue(&self, _: u32) -> defuse_block::Result<Box<dyn defuse_block::Queue>> {
+        Err(defuse_block::Errno::BUSY)
+    }
+}
+
+#[test]
+fn a_device_with_too_few_queues_is_refused_with_the_option_to_change() {
+    let opened = Uhs::open(Arc::new(Poor(fresh())), shared(9), super::random());
+    let Err(error) = opened else { panic!("it was opened") };
+    assert!(matches!(error, StoreError::Device { .. }));
+    assert!(error.to_string().contains("queues="), "{error}");
+}
