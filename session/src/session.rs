@@ -222,7 +222,7 @@ pub enum ResizeError {
     OutOfRange(usize),
     /// Each queue keeps its threads until the end.
     #[error(
-        "its requests come over io_uring, where threads belong to processors: mount it again with          workers=N, or with no_io_uring"
+        "its requests come over io_uring, where threads belong to processors: mount it again with workers=N, or with no_io_uring"
     )]
     OverRings,
 }
