@@ -1,4 +1,4 @@
-//! The kinds of sources that this program links: the one place that lists them.
+//! The kinds of sources that this program links: those of `compose/src/kinds.rs`, and its own.
 
 use defuse_compose::{IN_OWN_PROGRAMS, IN_PROCESS, Registry};
 use defuse_fs::source::Kind;

@@ -4,7 +4,6 @@
 //! assigned. The file system must treat the next program as the same client, for example because
 //! the connection to its server is handed over, too. Lookup counts and handles are transferred
 //! unchanged.
-//! handed over, too. Lookups and handles are taken over as they are.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
