@@ -13,6 +13,7 @@ mod figures;
 mod files;
 mod lost;
 mod queues;
+mod vacate;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

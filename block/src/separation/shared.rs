@@ -235,8 +235,9 @@ impl Shared {
         let sleep = Timespec::try_from(sleep).ok();
         // A signal is one of the reasons to return early.
         let _ = poll(&mut fds, sleep.as_ref());
-        // Not readable where nobody rang.
-        let _ = rustix::io::read(&self.alarm, &mut [0; 8]);
+        if fds.last().is_some_and(|alarm| !alarm.revents().is_empty()) {
+            let _ = rustix::io::read(&self.alarm, &mut [0; 8]);
+        }
     }
 }
 

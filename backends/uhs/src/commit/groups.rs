@@ -148,6 +148,26 @@ impl Groups {
         self.slots.empty_units(keep, reusable)
     }
 
+    /// Closes units with few slots that count, see [`Slots::close_units`].
+    pub(crate) fn close_units(
+        &mut self,
+        few: (usize, usize),
+        by_chunk: bool,
+    ) -> (Vec<u32>, Vec<u64>) {
+        let reusable = self.reusable();
+        self.slots.close_units(few, by_chunk, reusable)
+    }
+
+    /// Slots of closed units may be taken again.
+    pub(crate) fn reopen(&mut self, units: &[u32]) {
+        self.slots.reopen(units);
+    }
+
+    /// Units that are closed.
+    pub(crate) fn closed_units(&self) -> usize {
+        self.slots.closed()
+    }
+
     /// Takes in that a durable superblock lists one of those units no more: the copies that lay there are gone.
     pub(crate) fn remove_unit(&mut self, unit: u32) {
         for (block, ino) in self.slots.remove_unit(unit) {

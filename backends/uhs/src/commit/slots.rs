@@ -58,7 +58,12 @@ pub(crate) struct Slots {
     free: usize,
     /// Slots that were freed, by the group that did it, until that group is known to be durable.
     freed: BTreeMap<u64, Vec<u64>>,
+    /// Units whose slots nobody takes, with the bits of those that could be taken: they are to become empty.
+    closed: BTreeMap<u32, Words>,
 }
+
+/// A bit for each slot of a unit.
+type Words = [u64; UNIT_SLOTS / 64];
 
 #[derive(Debug)]
 struct Run {
@@ -154,6 +159,7 @@ impl Slots {
     /// True where [`take`](Slots::take) finds so many slots when `durable` is that group.
     pub(crate) fn has(&self, count: usize, durable: u64) -> bool {
         let freed = self.freed.range(..=durable).flat_map(|(_, blocks)| blocks);
+        let freed = freed.filter(|block| !self.closed.contains_key(&unit_of(**block)));
         self.free + freed.filter(|block| self.get(**block).is_idle()).count() >= count
     }
 
@@ -169,7 +175,10 @@ impl Slots {
             let (chunk, at) = self.find_place(block);
             let run = &mut self.chunks[chunk];
             let slot = Slot::unpack(run.slots[at]);
-            if slot.is_idle() && !run.is_free(at) {
+            if let Some(words) = self.closed.get_mut(&unit_of(block)).filter(|_| slot.is_idle()) {
+                let at = at % UNIT_SLOTS;
+                words[at / 64] |= 1 << (at % 64);
+            } else if slot.is_idle() && !run.is_free(at) {
                 run.set_free(at, true);
                 self.free += 1;
             } else if slot.writing && !slot.live {
@@ -209,8 +218,59 @@ impl Slots {
         }
     }
 
+    /// Closes up to `most` units with the fewest slots that count, at most `live` each: nobody takes slots there before
+    /// [`reopen`](Slots::reopen). With `by_chunk`, units of small chunks come first. Returns them, and the inodes
+    /// whose slots lie there. Units with removal blocks, or with writes on their way, are left out.
+    pub(crate) fn close_units(
+        &mut self,
+        (most, live): (usize, usize),
+        by_chunk: bool,
+        durable: u64,
+    ) -> (Vec<u32>, Vec<u64>) {
+        self.settle(durable);
+        let mut units = Vec::new();
+        for run in self.chunks.iter().filter(|_| self.usable == usize::MAX) {
+            let chunk = if by_chunk { run.slots.len() } else { 0 };
+            for (nth, slots) in run.slots.chunks(UNIT_SLOTS).enumerate() {
+                let unit = unit_of(run.first) + nth as u32;
+                let count = live_inodes(slots).filter(|count| (1..=live).contains(count));
+                units.extend(count.map(|count| (chunk, count, unit)));
+            }
+        }
+        units.retain(|(.., unit)| !self.closed.contains_key(unit));
+        units.sort_unstable();
+        units.truncate(most);
+        let mut inos = Vec::new();
+        for (.., unit) in &units {
+            let (chunk, at) = self.find_place(u64::from(*unit) * UNIT_BLOCKS);
+            let run = &mut self.chunks[chunk];
+            let mut words = Words::default();
+            words.swap_with_slice(&mut run.free[at / 64..][..UNIT_SLOTS / 64]);
+            self.free -= words.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+            self.closed.insert(*unit, words);
+            let slots = run.slots[at..][..UNIT_SLOTS].iter().map(|word| Slot::unpack(*word));
+            inos.extend(slots.filter(|slot| slot.live).filter_map(|slot| slot.owner()));
+        }
+        (units.into_iter().map(|(.., unit)| unit).collect(), inos)
+    }
+
+    /// Slots of closed units may be taken again.
+    pub(crate) fn reopen(&mut self, units: &[u32]) {
+        for unit in units {
+            let Some(words) = self.closed.remove(unit) else { continue };
+            let (chunk, at) = self.find_place(u64::from(*unit) * UNIT_BLOCKS);
+            self.chunks[chunk].free[at / 64..][..UNIT_SLOTS / 64].copy_from_slice(&words);
+            self.free += words.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+        }
+    }
+
+    /// Units that are closed.
+    pub(crate) fn closed(&self) -> usize {
+        self.closed.len()
+    }
+
     /// Units all of whose slots may be overwritten when `durable` is the newest group that the device says is
-    /// durable, from the last on: up to as many as leave `keep` such slots.
+    /// durable: closed ones, and others from the last on, up to as many as leave `keep` such slots.
     pub(crate) fn empty_units(&mut self, keep: usize, durable: u64) -> Vec<u32> {
         self.settle(durable);
         let spare = self.free.saturating_sub(keep) / UNIT_SLOTS;
@@ -219,7 +279,9 @@ impl Slots {
             let empty = units.filter(|(_, words)| words.iter().all(|word| *word == u64::MAX));
             empty.map(|(nth, _)| (run.first / UNIT_BLOCKS) as u32 + nth as u32)
         });
-        empty.take(spare).collect()
+        let is_empty = |words: &Words| words.iter().all(|word| *word == u64::MAX);
+        let closed = self.closed.iter().filter(|(_, words)| is_empty(words)).map(|(unit, _)| *unit);
+        closed.chain(empty.take(spare)).collect()
     }
 
     /// Takes a unit out, all of whose slots may be overwritten. Returns its slots that hold a copy of an inode, each
@@ -234,7 +296,9 @@ impl Slots {
         let parts = [Run { first: begin, slots, free }, rest];
         let parts = parts.into_iter().filter(|run| !run.slots.is_empty());
         self.chunks.splice(chunk..chunk, parts);
-        self.free -= UNIT_SLOTS;
+        if self.closed.remove(&unit).is_none() {
+            self.free -= UNIT_SLOTS;
+        }
         self.cursor = (0, 0);
         let is_gone = |block: &u64| (first..first + UNIT_BLOCKS).contains(block);
         self.freed.values_mut().for_each(|blocks| blocks.retain(|block| !is_gone(block)));
@@ -250,6 +314,22 @@ impl Slots {
         let place = place.filter(|(chunk, at)| *at < self.chunks[*chunk].slots.len());
         place.unwrap_or_else(|| panic!("block {block} is no slot"))
     }
+}
+
+fn unit_of(block: u64) -> u32 {
+    (block / UNIT_BLOCKS) as u32
+}
+
+/// Slots that count of inodes. `None` where some cannot move: removal blocks, and those on their way.
+fn live_inodes(slots: &[u64]) -> Option<usize> {
+    let mut count = 0;
+    for slot in slots.iter().map(|word| Slot::unpack(*word)) {
+        if slot.writing || slot.live && slot.owner == NOBODY {
+            return None;
+        }
+        count += usize::from(slot.live);
+    }
+    Some(count)
 }
 
 impl Run {
@@ -332,6 +412,37 @@ mod tests {
         left.sort_unstable();
         assert_eq!(left, (513..1024).collect::<Vec<u64>>());
         assert_eq!(slots.take(1, 9), None);
+    }
+
+    #[test]
+    fn nobody_takes_slots_of_a_closed_unit_and_it_goes_when_it_is_empty() {
+        let mut slots = slots(usize::MAX);
+        live(&mut slots, &[9 * 512, 9 * 512 + 1, 512]);
+        // A removal block cannot move, nor what is being written.
+        slots.set(2 * 512, Slot { owner: NOBODY, live: true, writing: false });
+        assert_eq!(slots.close_units((8, 1), false, 0), (vec![1], vec![7]));
+        assert_eq!(slots.close_units((8, 8), false, 0), (vec![9], vec![7, 7]));
+        assert_eq!((slots.closed(), slots.free()), (2, 511));
+        let taken = slots.take(511, 0).unwrap();
+        assert!(taken.iter().all(|block| unit_of(*block) == 2));
+        assert_eq!(slots.take(1, 9), None);
+        slots.release(512, 3);
+        slots.release(9 * 512, 3);
+        // What is freed there is no room for anybody.
+        assert!(!slots.has(1, 3));
+        assert_eq!(slots.empty_units(0, 3), [1]);
+        slots.remove_unit(1);
+        slots.reopen(&[9, 1]);
+        assert_eq!((slots.closed(), slots.free()), (0, 511));
+        assert_eq!(slots.take(511, 3).unwrap().len(), 511);
+    }
+
+    #[test]
+    fn units_of_small_chunks_leave_first_where_chunks_are_many() {
+        let mut slots = slots(usize::MAX);
+        live(&mut slots, &[9 * 512, 9 * 512 + 1, 512, 1024]);
+        assert_eq!(slots.close_units((1, 8), true, 0).0, [9]);
+        assert_eq!(slots.close_units((1, 8), false, 0).0, [1]);
     }
 
     #[test]

@@ -5,10 +5,9 @@
 //! group, and the old ones are free when the group is durable. Nobody waits for it but an operation that
 //! would find no space otherwise.
 //!
-//! Units of slots that hold nothing are given back, too.
+//! Units of slots that hold nothing are given back, too (`vacate.rs`).
 
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, TryLockError};
 
 use defuse_block::Purpose;
@@ -16,6 +15,7 @@ use defuse_fs::{Errno, Result};
 
 use super::commit::Extent;
 use super::figures::Tally;
+use super::vacate::{BEFORE, FEW, FEW_NOW, NOW};
 use super::{Engine, Slots, lock};
 use crate::content::{Content, Supply};
 use crate::format::UNIT_BLOCKS;
@@ -32,10 +32,7 @@ const PAGES: u64 = 64;
 /// are kept for inodes.
 const SHARE: u64 = 64;
 const LEAST: u64 = 4;
-const MOST: u64 = 256;
-
-/// Slots that may be overwritten, and that stay.
-const KEPT_SLOTS: u64 = 1024;
+pub(super) const MOST: u64 = 256;
 
 /// Free blocks that a unit has, to be emptied: while nobody waits, and otherwise.
 const WORTH_IT: u32 = 192;
@@ -45,6 +42,9 @@ const NEEDED: u32 = 16;
 #[derive(Default)]
 pub(super) struct Compaction {
     state: Mutex<State>,
+    /// Groups since the mount, when no unit of slots could be emptied.
+    pub(super) vacated_in_vain: Mutex<Option<u64>>,
+    pub(super) slots_moved: Tally,
     pub(super) rounds: Tally,
     pub(super) units: Tally,
     pub(super) pages: Tally,
@@ -70,7 +70,10 @@ impl Compaction {
 impl Engine {
     /// Makes units free where they are short, and somebody waits for space. True where some are.
     pub(super) fn compact_now(&self) -> Result<bool> {
-        let slots = self.give_back_slots((KEPT_SLOTS, 16), true)?;
+        let mut slots = self.give_back_slots(NOW, true)?;
+        if slots == 0 {
+            slots = self.vacate_slots(NOW, FEW_NOW)?;
+        }
         if !self.lacks_units(NEEDED) {
             return Ok(slots > 0);
         }
@@ -80,8 +83,11 @@ impl Engine {
 
     /// Makes units free where they are short, unless that is being done, and those of slots where there are many.
     pub(super) fn compact_before_need(&self) {
-        if self.slots_free() > 2 * self.slots_to_keep(2 * KEPT_SLOTS, 4) {
-            let _ = self.give_back_slots((2 * KEPT_SLOTS, 4), false);
+        if self.slots_free() > 2 * self.slots_to_keep(BEFORE) {
+            let given = self.give_back_slots(BEFORE, false);
+            if given == Ok(0) && self.lacks_free_units() {
+                let _ = self.vacate_slots(BEFORE, FEW);
+            }
         }
         if !self.lacks_units(WORTH_IT) {
             return;
@@ -94,46 +100,6 @@ impl Engine {
         if let Err(errno) = self.compact(&mut state, WORTH_IT) {
             log::debug!("uhs: small blocks stay where they are: {errno}");
         }
-    }
-
-    fn slots_free(&self) -> u64 {
-        match &self.store {
-            Slots::Store(store) => store.progress().slots_free,
-            Slots::Frozen(_) => 0,
-        }
-    }
-
-    /// Slots that may be overwritten, and that stay where others are given back: so many, and one for each
-    /// `share` inodes.
-    fn slots_to_keep(&self, least: u64, share: u64) -> u64 {
-        least + self.pool.inodes().load(Ordering::Relaxed) / share
-    }
-
-    /// Gives units of slots back that hold nothing, and keeps some slots
-    /// ([`slots_to_keep`](Engine::slots_to_keep)). Returns how many units. With `now`, somebody waits for them.
-    pub(crate) fn give_back_slots(&self, (least, share): (u64, u64), now: bool) -> Result<u64> {
-        let Slots::Store(store) = &self.store else { return Ok(0) };
-        let keep = self.slots_to_keep(least, share);
-        // On a full device every operation asks, and nothing is written in vain.
-        let others = self.pool.slots().0.saturating_sub(self.pool.inodes().load(Ordering::Relaxed));
-        if others < keep + UNIT_BLOCKS {
-            return Ok(0);
-        }
-        // Groups set the number of slots, too.
-        let _writing = lock(&self.writing);
-        if self.is_read_only() {
-            return Ok(0);
-        }
-        let units = store
-            .give_back(keep as usize, MOST as usize, now)
-            .map_err(|error| self.fail(&error))?;
-        let mut space = self.pool.space();
-        units.iter().for_each(|unit| space.give_back(*unit));
-        drop(space);
-        let (slots, chunks) = store.slots();
-        self.pool.set_slots(slots, chunks);
-        self.compaction.slot_units.add(units.len() as u64);
-        Ok(units.len() as u64)
     }
 
     /// Empties units although there is no need.
@@ -152,11 +118,15 @@ impl Engine {
 
     /// True where few units are free, and others have so many free blocks together that it is worth a look.
     fn lacks_units(&self, least: u32) -> bool {
+        let small = self.pool.space().units().small_free_blocks;
+        small >= UNIT_BLOCKS + u64::from(least) && self.lacks_free_units()
+    }
+
+    fn lacks_free_units(&self) -> bool {
         let space = self.pool.space();
-        let units = space.units();
         let kept = u64::from(self.pool.kept_units(&space));
         let enough = kept + (space.blocks() / UNIT_BLOCKS / SHARE).clamp(LEAST, MOST);
-        units.free < enough && units.small_free_blocks >= UNIT_BLOCKS + u64::from(least)
+        space.units().free < enough
     }
 
     /// A round. True where units became free.

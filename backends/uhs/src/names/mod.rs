@@ -381,6 +381,14 @@ impl Names {
         })
     }
 
+    /// The running group writes an inode as it is, if it has a name.
+    pub(crate) fn rewrite(&self, handle: &Handle<'_>, ino: u64) -> Result<()> {
+        self.records.change(ino, |changing| {
+            touch(handle, changing.record);
+            Ok(())
+        })
+    }
+
     /// Inodes that may have one of these blocks: those whose only extent has one, and all whose content is in
     /// memory, with that.
     pub(crate) fn owners(&self, meets: &dyn Fn(Run) -> bool) -> Vec<(u64, Option<Shared>)> {

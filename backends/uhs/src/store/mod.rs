@@ -449,10 +449,24 @@ impl Store {
         }
     }
 
-    /// Slots of all chunks, and the chunks that there can still be.
+    /// Slots of all chunks but those of closed units, and the chunks that there can still be.
     pub(crate) fn slots(&self) -> (u64, u64) {
-        let superblock = &self.lock().superblock;
-        (slots(superblock), chunks_left(superblock))
+        let state = self.lock();
+        let closed = state.groups.closed_units() as u64 * UNIT_BLOCKS;
+        (slots(&state.superblock) - closed, chunks_left(&state.superblock))
+    }
+
+    /// Closes up to `few.0` units that have no more than `few.1` inodes: nobody takes slots there. Returns them, and the
+    /// inodes that have to be written again before the units are empty. Whoever closes units reopens them.
+    pub(crate) fn close_units(&self, few: (usize, usize)) -> (Vec<u32>, Vec<u64>) {
+        let mut state = self.lock();
+        let many = state.superblock.chunks.len() > CHUNKS / 2;
+        state.groups.close_units(few, many)
+    }
+
+    /// Slots of these units may be taken again.
+    pub(crate) fn reopen(&self, units: &[u32]) {
+        self.lock().groups.reopen(units);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -583,6 +597,10 @@ impl Store {
     }
 }
 
+/// Chunks that the units which are given back leave for units that are added: a unit from the middle of a chunk makes two of
+/// it.
+const CHUNKS_KEPT: usize = 32;
+
 /// The chunks without a unit of one of them. `None` where that is the last unit, or would be one chunk too many.
 fn without(chunks: &[Chunk], unit: u32) -> Option<Vec<Chunk>> {
     let holds = |chunk: &Chunk| (chunk.first_unit..chunk.first_unit + chunk.units).contains(&unit);
@@ -600,7 +618,8 @@ fn without(chunks: &[Chunk], unit: u32) -> Option<Vec<Chunk>> {
         ];
         left.extend(parts.into_iter().filter(|part| part.units > 0));
     }
-    (!left.is_empty() && left.len() <= CHUNKS).then_some(left)
+    let fits = left.len() <= chunks.len() || left.len() <= CHUNKS - CHUNKS_KEPT;
+    (!left.is_empty() && fits).then_some(left)
 }
 
 /// Chunks that there can still be.

@@ -149,3 +149,22 @@ fn a_slot_that_cannot_be_read_is_reported_and_the_others_are_there() {
     assert_eq!(found.inodes().len(), 8);
     assert!(found.found.void.is_empty());
 }
+
+/// Units from the middle of chunks used up the places of the superblock, and then no inode could be added.
+#[test]
+fn units_that_are_given_back_leave_places_for_chunks() {
+    let mut chunks = vec![Chunk { first_unit: 0, units: 4096, key: 1 }];
+    let mut taken = 0;
+    for unit in (1..4096).step_by(2) {
+        let Some(left) = super::without(&chunks, unit) else { break };
+        chunks = left;
+        taken += 1;
+    }
+    assert_eq!(
+        (chunks.len(), taken),
+        (CHUNKS - super::CHUNKS_KEPT, CHUNKS - super::CHUNKS_KEPT - 1)
+    );
+    // What makes no chunk more goes nevertheless.
+    let before = chunks.len();
+    assert_eq!(super::without(&chunks, 0).map(|left| left.len()), Some(before - 1));
+}

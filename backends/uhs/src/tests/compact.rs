@@ -200,3 +200,50 @@ fn units_of_slots_that_hold_nothing_are_space_for_data() {
     let again = Uhs::open(Arc::new(after), OPTIONS, random()).unwrap().0;
     assert!(contents(&again, large, 1 << 20) == part);
 }
+
+/// A unit with one inode stayed a unit of slots for ever.
+#[test]
+fn units_of_slots_with_few_inodes_are_space_for_data() {
+    let ram = Ram::new(4096, UNITS * 512);
+    Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
+    let options = Options { cache_pages: 256, dirty_pages: 1024, ..OPTIONS };
+    let fs = Uhs::open_by(Arc::new(ram.clone()), options, Rules::ALL, random()).unwrap().0;
+    let names: Vec<String> = (0..8000).map(|number: u32| number.to_string()).collect();
+    for (number, text) in names.iter().enumerate() {
+        let ino = make(&fs, text).unwrap();
+        if number % 100 == 0 {
+            write(&fs, ino, text.as_bytes()).unwrap();
+        }
+        fs.forget(ino, 1);
+    }
+    fs.syncfs(&cx()).unwrap();
+    let before = figure(&fs, "units_of_slots");
+    assert!(before >= 8000 / 512);
+    for (number, text) in names.iter().enumerate().filter(|(number, _)| number % 100 != 0) {
+        assert!(number % 100 != 0);
+        fs.unlink(&cx(), Ino::ROOT, name(text)).unwrap();
+    }
+    fs.syncfs(&cx()).unwrap();
+    let large = make(&fs, "large").unwrap();
+    let part = vec![5; 1 << 20];
+    let mut offset = 0;
+    loop {
+        let mut source = SliceSource::new(&part);
+        let args = WriteArgs { offset, ..WriteArgs::default() };
+        let file = File { ino: large, fh: Fh(0) };
+        match fs.write(&cx(), file, args, &mut WriteBuf::new(&mut source)) {
+            Ok(written) => offset += written as u64,
+            Err(errno) => break assert_eq!(errno, Errno::ENOSPC),
+        }
+    }
+    let left = figure(&fs, "units_of_slots");
+    assert!(left <= 7 && figure(&fs, "slots_moved") > 0, "{left} of {before} units are left");
+    assert!(offset > (UNITS - 12) * (2 << 20), "{offset}");
+    fs.syncfs(&cx()).unwrap();
+    let now = snapshot(&fs);
+    let after = ram.fork();
+    let report = check(&(Arc::new(after.clone()) as Arc<dyn Device>)).unwrap();
+    assert_eq!((report.problems, report.inodes), (Vec::new(), 82));
+    let again = Uhs::open(Arc::new(after), OPTIONS, random()).unwrap().0;
+    assert!(snapshot(&again) == now);
+}

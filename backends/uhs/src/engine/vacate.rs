@@ -1,0 +1,126 @@
+//! Units of slots for others: those that hold nothing are given back, and inodes leave units that have few of them.
+//!
+//! An inode moves as it does with every change: a group writes it to another slot. Nobody takes slots of the unit
+//! meanwhile. When that group is durable, and the device says so, the unit is empty.
+
+use std::sync::atomic::Ordering;
+
+use defuse_block::Purpose;
+use defuse_fs::{Errno, Result};
+
+use super::commit::Extent;
+use super::compact::MOST;
+use super::{Engine, Slots, lock};
+use crate::format::UNIT_BLOCKS;
+use crate::store::Store;
+
+/// Slots that may be overwritten and that stay, and one more for each so many inodes: while somebody waits for space,
+/// and before.
+pub(super) const NOW: (u64, u64) = (1024, 16);
+pub(super) const BEFORE: (u64, u64) = (2048, 4);
+
+/// Units that are emptied at a time, and inodes that one may have: while somebody waits, and before.
+pub(super) const FEW_NOW: (usize, usize) = (8, 448);
+pub(super) const FEW: (usize, usize) = (4, 256);
+
+/// Groups after which units are looked at again, where none could be emptied.
+const LATER: u64 = 64;
+
+impl Engine {
+    pub(super) fn slots_free(&self) -> u64 {
+        match &self.store {
+            Slots::Store(store) => store.progress().slots_free,
+            Slots::Frozen(_) => 0,
+        }
+    }
+
+    /// Slots that may be overwritten, and that stay where others are given back: so many, and one for each
+    /// `share` inodes.
+    pub(super) fn slots_to_keep(&self, (least, share): (u64, u64)) -> u64 {
+        least + self.pool.inodes().load(Ordering::Relaxed) / share
+    }
+
+    /// Gives units of slots back that hold nothing, and keeps some slots
+    /// ([`slots_to_keep`](Engine::slots_to_keep)). Returns how many units. With `now`, somebody waits for them.
+    pub(crate) fn give_back_slots(&self, kept: (u64, u64), now: bool) -> Result<u64> {
+        let keep = self.slots_to_keep(kept);
+        // On a full device every operation asks, and nothing is written in vain.
+        match self.slots_of_nobody() < keep + UNIT_BLOCKS {
+            true => Ok(0),
+            false => self.give_back_units(keep, now),
+        }
+    }
+
+    fn slots_of_nobody(&self) -> u64 {
+        self.pool.slots().0.saturating_sub(self.pool.inodes().load(Ordering::Relaxed))
+    }
+
+    fn give_back_units(&self, keep: u64, now: bool) -> Result<u64> {
+        let Slots::Store(store) = &self.store else { return Ok(0) };
+        // Groups set the number of slots, too.
+        let _writing = lock(&self.writing);
+        if self.is_read_only() {
+            return Ok(0);
+        }
+        let units = store
+            .give_back(keep as usize, MOST as usize, now)
+            .map_err(|error| self.fail(&error))?;
+        let mut space = self.pool.space();
+        units.iter().for_each(|unit| space.give_back(*unit));
+        drop(space);
+        let (slots, chunks) = store.slots();
+        self.pool.set_slots(slots, chunks);
+        self.compaction.slot_units.add(units.len() as u64);
+        Ok(units.len() as u64)
+    }
+
+    /// Empties units of slots that have few inodes, and gives them back; some slots are kept
+    /// ([`slots_to_keep`](Engine::slots_to_keep)). Returns how many units.
+    pub(crate) fn vacate_slots(&self, kept: (u64, u64), few: (usize, usize)) -> Result<u64> {
+        let Slots::Store(store) = &self.store else { return Ok(0) };
+        let mut in_vain = lock(&self.compaction.vacated_in_vain);
+        let groups = store.progress().groups;
+        let keep = self.slots_to_keep(kept);
+        let spare = self.slots_of_nobody().saturating_sub(keep) / UNIT_BLOCKS;
+        let futile = in_vain.is_some_and(|then| groups < then + LATER);
+        if spare == 0 || futile || self.is_read_only() {
+            return Ok(0);
+        }
+        let (units, inos) = {
+            let _writing = lock(&self.writing);
+            let closed = store.close_units((few.0.min(spare as usize), few.1));
+            self.note_slots(store);
+            closed
+        };
+        let given = match units.is_empty() {
+            true => Ok(0),
+            false => self.write_again(&inos).and_then(|()| self.give_back_units(keep, true)),
+        };
+        {
+            let _writing = lock(&self.writing);
+            store.reopen(&units);
+            self.note_slots(store);
+        }
+        *in_vain = (given == Ok(0)).then_some(groups);
+        given
+    }
+
+    /// Writes inodes as they are, to other slots, and makes that durable.
+    fn write_again(&self, inos: &[u64]) -> Result<()> {
+        for ino in inos {
+            let handle = self.enter()?;
+            match self.names.rewrite(&handle, *ino) {
+                // It is gone, and so is its slot.
+                Ok(()) | Err(Errno::ENOENT | Errno::ESTALE) => self.leave(handle),
+                Err(errno) => return Err(errno),
+            }
+        }
+        self.compaction.slots_moved.add(inos.len() as u64);
+        self.commit_for(Purpose::Reclaim, Extent::Changes)
+    }
+
+    fn note_slots(&self, store: &Store) {
+        let (slots, chunks) = store.slots();
+        self.pool.set_slots(slots, chunks);
+    }
+}
