@@ -60,17 +60,26 @@ pub fn run(args: &ListArgs) -> Result {
 }
 
 fn server_table(servers: &[Server], now_unix: u64) -> String {
-    let shown: Vec<_> = servers
-        .iter()
-        .map(|server| (terminal::foreign(&server.socket), terminal::foreign(&server.source)))
-        .collect();
+    let shown = |at: &str, source: &str| {
+        (terminal::foreign(at).into_owned(), terminal::foreign(source).into_owned())
+    };
+    let mut rows = Vec::new();
+    for server in servers {
+        let end = format!("{:>7}  {}", server.pid, ago(server.since_unix, now_unix));
+        rows.push((shown(&server.socket, &server.source), end));
+        // The file systems of a manager, below its socket.
+        let devices = server.devices.iter();
+        let devices =
+            devices.map(|one| (shown(&format!("  {}", one.path), &one.source), String::new()));
+        rows.extend(devices);
+    }
     let width = |texts: &mut dyn Iterator<Item = usize>| texts.max().unwrap_or(0).max(6);
-    let at = width(&mut shown.iter().map(|(socket, _)| socket.chars().count()));
-    let what = width(&mut shown.iter().map(|(_, source)| source.chars().count()));
+    let at = width(&mut rows.iter().map(|((at, _), _)| at.chars().count()));
+    let what = width(&mut rows.iter().map(|((_, source), _)| source.chars().count()));
     let mut text = format!("{:at$}  {:what$}  {:>7}  SINCE\n", "SOCKET", "SOURCE", "PID");
-    for (server, (socket, source)) in servers.iter().zip(&shown) {
-        let since = ago(server.since_unix, now_unix);
-        let _ = writeln!(text, "{socket:at$}  {source:what$}  {:>7}  {since}", server.pid);
+    for ((socket, source), end) in &rows {
+        let row = format!("{socket:at$}  {source:what$}  {end}");
+        let _ = writeln!(text, "{}", row.trim_end());
     }
     text
 }

@@ -23,6 +23,7 @@ mod images;
 mod kernel;
 mod list;
 mod man;
+mod manager;
 mod mkfs;
 mod mount;
 mod mount_helper;
@@ -36,6 +37,7 @@ mod run;
 mod sandbox;
 mod serve;
 mod servers;
+mod serving;
 mod share;
 mod signals;
 mod sources;
@@ -72,6 +74,7 @@ enum Command {
     #[command(after_help = "`--help` and `defuse help options` explain the options")]
     Mount(mount::MountArgs),
     Serve(share::ServeArgs),
+    Manager(manager::ManagerArgs),
     Umount(umount::UmountArgs),
     Run(run::RunArgs),
     Check(check::CheckArgs),
@@ -138,6 +141,7 @@ fn run(command: Command) -> Result {
         Command::Run(args) => run::run(&args).map(drop),
         Command::Mount(args) => mount::run(args),
         Command::Serve(args) => share::run(args),
+        Command::Manager(args) => manager::run(args),
         Command::Umount(args) => umount::run(&args),
         Command::Check(args) => check::run(&args),
         Command::Mkfs(args) => mkfs::run(&args),

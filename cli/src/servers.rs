@@ -1,4 +1,4 @@
-//! The registry of servers (`defuse serve`): one file for each, beside those of mounts.
+//! The registry of servers (`defuse serve`, `defuse manager`): one file for each, beside those of mounts.
 //!
 //! A file is valid while the process that wrote it runs.
 
@@ -26,6 +26,18 @@ pub struct Server {
     pub since_unix: u64,
     /// The version of the program.
     pub version: String,
+    /// The file systems of a manager.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<Device>,
+}
+
+/// One of the file systems of a manager.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// The path in the served tree.
+    pub path: String,
+    /// The source.
+    pub source: String,
 }
 
 /// The entry of this process. Dropping it removes the file.
@@ -40,7 +52,7 @@ impl Drop for Registered {
 }
 
 /// Registers that this process serves `source` at `socket`.
-pub fn register(source: String, socket: &Path) -> Result<Registered> {
+pub fn register(source: String, socket: &Path, devices: Vec<Device>) -> Result<Registered> {
     let pid = std::process::id();
     let server = Server {
         socket: socket.to_string_lossy().into_owned(),
@@ -49,6 +61,7 @@ pub fn register(source: String, socket: &Path) -> Result<Registered> {
         pid_start: process_start(pid).unwrap_or_default(),
         since_unix: now_unix(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        devices,
     };
     let file = registry::made_dir()?.join(format!("{PREFIX}{pid}.json"));
     let failed = |error: &dyn std::fmt::Display| {

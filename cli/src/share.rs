@@ -2,25 +2,20 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use defuse_cache::Kind as PolicyKind;
 use defuse_compose::Source;
 use defuse_fs::FileSystem;
 use defuse_fs::source::Locks;
-use defuse_shared::{Paged, PagedOptions, Rings, Versioned};
-use defuse_socket::{Admission, Server, ServerOptions};
-use rustix::process::{Signal, getpid, kill_process};
-use signal_hook::consts::SIGUSR1;
+use defuse_shared::PagedOptions;
+use defuse_socket::ServerOptions;
 
-use crate::error::{Failure, Result};
+use crate::error::Result;
 use crate::options::{self, Profile, Settings};
+use crate::serving::{self, Offer};
 use crate::sources::SOURCES;
-use crate::{daemon, images, mount, paths, sandbox, serve, servers, signals};
-
-/// Time limit of the end after SIGTERM. The connections may take eight seconds.
-const END_PATIENCE: Duration = Duration::from_secs(20);
+use crate::{daemon, images, mount, paths, serve};
 
 /// Serve a file system to other processes over a socket
 ///
@@ -98,8 +93,8 @@ impl ServeArgs {
     }
 }
 
-/// The value of `--cache`.
-fn size(text: &str) -> std::result::Result<u64, String> {
+/// The value of `--cache`, and of `cache` of a manager.
+pub fn size(text: &str) -> std::result::Result<u64, String> {
     let bytes = images::size(text)?;
     if bytes < PagedOptions::LEAST {
         return Err("the least is 1M: without --shared there is no cache".to_owned());
@@ -119,17 +114,22 @@ pub fn run(mut args: ServeArgs) -> Result {
     }
     let ready = if args.daemon { daemon::detach()? } else { daemon::Ready::Foreground };
     let log = mount::start_log(args.verbose, args.log_file.as_deref());
-    match log.and_then(|()| listen(&args, &source, &settings)) {
-        Ok(Listening { server, fs, settling }) => {
-            // The server works without an entry.
+    match log.and_then(|()| open(&source, &settings)) {
+        Ok(fs) => {
             let text = source.text().to_string_lossy().into_owned();
-            let registered = servers::register(text, &args.socket);
-            let _registered = registered.map_err(|failure| log::warn!("{failure}"));
-            ready.tell(Ok(&[]));
-            server.run();
-            log::info!("{} has ended", args.socket.display());
-            let _settling = lock(&settling);
-            serve::make_durable(&*fs, &source.text().to_string_lossy())
+            let offer = Offer {
+                text: text.clone(),
+                devices: Vec::new(),
+                fs: Arc::clone(&fs),
+                socket: args.socket.clone(),
+                shared: args.shared.then(|| args.paged()),
+                admit: args.admit.clone(),
+                max_connections: args.max_connections,
+                max_connections_of_user: args.max_connections_of_user,
+                session: settings.session.clone(),
+                sandbox: settings.sandbox.then(|| serve::needs(&source)),
+            };
+            serving::run(offer, ready, || serve::make_durable(&*fs, &text))
         }
         Err(failure) => {
             ready.tell(Err(&failure));
@@ -138,87 +138,10 @@ pub fn run(mut args: ServeArgs) -> Result {
     }
 }
 
-/// A server that listens.
-struct Listening {
-    server: Arc<Server>,
-    fs: Arc<dyn FileSystem>,
-    /// Locked while the file system makes everything durable, however long that takes.
-    settling: Arc<Mutex<()>>,
-}
-
-fn listen(args: &ServeArgs, source: &Source, settings: &Settings) -> Result<Listening> {
+fn open(source: &Source, settings: &Settings) -> Result<Arc<dyn FileSystem>> {
     serve::raise_file_limit();
     let mut opened = settings.source.clone();
     // The server keeps no locks, so that those of a frontend would hold for one client only.
     opened.frontend.locks = Locks::FileSystem;
-    let fs = source.open(&opened)?;
-    if settings.sandbox {
-        sandbox::enter();
-    }
-    let admission = match args.admit.as_slice() {
-        [] => Admission::SameUser,
-        users => Admission::Users(users.to_vec()),
-    };
-    // Names have versions and files have pages only where all changes come through this server.
-    let versioned = args.shared.then(|| Versioned::over(Arc::clone(&fs))).flatten();
-    let fs = versioned.clone().map_or(fs, |versioned| versioned as Arc<dyn FileSystem>);
-    let paged = args.shared.then(|| Paged::over(Arc::clone(&fs), args.paged())).flatten();
-    let fs = paged.clone().map_or(fs, |paged| paged as Arc<dyn FileSystem>);
-    let session = settings.session.clone();
-    let max_connections = args.max_connections;
-    let max_connections_of_user =
-        args.max_connections_of_user.unwrap_or(max_connections / 2).max(1);
-    let options = ServerOptions {
-        session,
-        admission,
-        max_connections,
-        max_connections_of_user,
-        pages: paged.map(|paged| paged as _),
-        versions: versioned.map(|versioned| versioned as _),
-        lines: args.shared.then(|| Arc::new(Rings::default()) as _),
-        ..ServerOptions::default()
-    };
-    let mut caught = signals::catch().map_err(Failure::failed)?;
-    let server = Server::bind(&args.socket, Arc::clone(&fs), options).map_err(Failure::failed)?;
-    let server = Arc::new(server);
-    log::info!("{} is served at {}", source.text().display(), args.socket.display());
-    let served = Arc::downgrade(&server);
-    let settling = Arc::new(Mutex::new(()));
-    let until_settled = Arc::clone(&settling);
-    let listen = move || {
-        for signal in caught.forever() {
-            let Some(server) = served.upgrade() else { return };
-            match signal {
-                SIGUSR1 => log::info!("statistics: {}", server.snapshot()),
-                _ => {
-                    server.shut_down();
-                    give_up_after(END_PATIENCE, Arc::clone(&until_settled));
-                }
-            }
-        }
-    };
-    let thread = std::thread::Builder::new().name("defuse-signals".to_owned());
-    thread.spawn(listen).map_err(Failure::failed)?;
-    if settings.sandbox {
-        sandbox::filter(serve::needs(source));
-    }
-    Ok(Listening { server, fs, settling })
-}
-
-/// Kills this process after a time limit, if a file system does not answer or memory takes long to
-/// free. Data that becomes durable has all the time that it needs.
-fn give_up_after(patience: Duration, settling: Arc<Mutex<()>>) {
-    let wait = move || {
-        std::thread::sleep(patience);
-        let _settled = lock(&settling);
-        log::error!("the server did not end within {patience:?} and is killed");
-        let _ = kill_process(getpid(), Signal::KILL);
-    };
-    if let Err(error) = std::thread::Builder::new().name("defuse-end".to_owned()).spawn(wait) {
-        log::warn!("no time limit for the end: {error}");
-    }
-}
-
-fn lock(settling: &Mutex<()>) -> MutexGuard<'_, ()> {
-    settling.lock().unwrap_or_else(PoisonError::into_inner)
+    Ok(source.open(&opened)?)
 }

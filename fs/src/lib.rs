@@ -4,7 +4,8 @@
 //! It has: synchronous inode operations, an optional asynchronous path for data and lock waits
 //! ([`FileSystem::submit`]), buffers that belong to the frontend ([`ReadBuf`], [`WriteBuf`]), a
 //! path API on top ([`path::PathFileSystem`]), layers that wrap any file system ([`layer`]), a lock
-//! manager for file locks ([`locks`]), and the description of a kind of source ([`source`]).
+//! manager for file locks ([`locks`]), several file systems in one tree ([`namespace`]), and the description of a kind
+//! of source ([`source`]).
 //!
 //! It knows no transport, no FUSE opcode, no system call and no third-party crate.
 //! A frontend never imports a backend and a backend never imports a frontend; both import this.
@@ -21,6 +22,7 @@ pub mod layer;
 mod lifecycle;
 mod lock_wait;
 pub mod locks;
+pub mod namespace;
 mod notify;
 pub mod path;
 pub mod posix;

@@ -11,20 +11,20 @@ use crate::{
     WriteSource,
 };
 
-pub(super) fn cx() -> Context<'static> {
+pub(crate) fn cx() -> Context<'static> {
     Context::new(Caller::default())
 }
 
-pub(super) fn name(text: &str) -> Name<'_> {
+pub(crate) fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
 }
 
-pub(super) fn node() -> NewNode<'static> {
+pub(crate) fn node() -> NewNode<'static> {
     NewNode::new(FileKind::Regular, 0o644, Caller::default())
 }
 
 /// A file system with `/dir/file`, which contains `text`. No inode has lookups.
-pub(super) fn tree() -> Arc<PathAdapter<Backend>> {
+pub(crate) fn tree() -> Arc<PathAdapter<Backend>> {
     let fs = Arc::new(PathAdapter::new(Backend::new(true, false)));
     let dir = fs.mkdir(&cx(), Ino::ROOT, name("dir"), &node()).unwrap().ino;
     let file = fs.mknod(&cx(), dir, name("file"), &node()).unwrap().ino;
@@ -36,7 +36,7 @@ pub(super) fn tree() -> Arc<PathAdapter<Backend>> {
 }
 
 /// Opens and writes.
-pub(super) fn write(fs: &dyn FileSystem, ino: Ino, text: &[u8]) -> Result<usize> {
+pub(crate) fn write(fs: &dyn FileSystem, ino: Ino, text: &[u8]) -> Result<usize> {
     let args = OpenArgs { flags: OpenFlags(OpenFlags::WRONLY), kill_suidgid: false };
     let file = File { ino, fh: fs.open(&cx(), ino, args)?.fh };
     let mut source = SliceSource::new(text);
@@ -46,7 +46,7 @@ pub(super) fn write(fs: &dyn FileSystem, ino: Ino, text: &[u8]) -> Result<usize>
 }
 
 /// Opens and reads up to 64 bytes.
-pub(super) fn read(fs: &dyn FileSystem, ino: Ino) -> Result<Vec<u8>> {
+pub(crate) fn read(fs: &dyn FileSystem, ino: Ino) -> Result<Vec<u8>> {
     let file = File { ino, fh: fs.open(&cx(), ino, OpenArgs::default())?.fh };
     let mut memory = [0; 64];
     let mut sink = SliceSink::new(&mut memory);
@@ -77,7 +77,7 @@ impl Completion for Sent {
 }
 
 /// Submits a write of `text` through a read-only handle, and waits.
-pub(super) fn submit_write(fs: &dyn FileSystem, ino: Ino) -> Result<usize> {
+pub(crate) fn submit_write(fs: &dyn FileSystem, ino: Ino) -> Result<usize> {
     let file = File { ino, fh: fs.open(&cx(), ino, OpenArgs::default())?.fh };
     let (done, result) = mpsc::channel();
     let completion = Box::new(Sent { source: SliceSource::new(b"text"), done });
@@ -96,7 +96,7 @@ pub(crate) fn a_lock() -> LockRequest {
 }
 
 /// Waits for [`a_lock`].
-pub(super) fn wait_for_lock(fs: &dyn FileSystem, ino: Ino) -> Result<()> {
+pub(crate) fn wait_for_lock(fs: &dyn FileSystem, ino: Ino) -> Result<()> {
     let file = File { ino, fh: fs.open(&cx(), ino, OpenArgs::default())?.fh };
     let (done, result) = mpsc::channel();
     let answer = Box::new(move |result| {

@@ -1,0 +1,274 @@
+//! The configuration of a manager: TOML, in which each mistake has its place.
+
+use std::path::{Path, PathBuf};
+
+use defuse_cache::Kind as PolicyKind;
+use defuse_compose::{Settings, Source};
+use defuse_fs::namespace::{Namespace, Unfit};
+use defuse_shared::PagedOptions;
+use defuse_socket::ServerOptions;
+use serde::Deserialize;
+use toml::Spanned;
+
+use crate::error::{Failure, Result};
+use crate::sources::SOURCES;
+use crate::{paths, share};
+
+/// A configuration whose values have been checked.
+pub struct Config {
+    file: PathBuf,
+    text: String,
+    pub socket: PathBuf,
+    pub admit: Vec<u32>,
+    pub pages: PagedOptions,
+    pub max_connections: usize,
+    pub max_connections_of_user: Option<usize>,
+    pub devices: Vec<OneDevice>,
+}
+
+/// One of the file systems.
+pub struct OneDevice {
+    /// The path in the tree, from `/` on.
+    pub path: String,
+    pub source: Source,
+    pub settings: Settings,
+    /// The place of the source in the configuration.
+    pub place: usize,
+}
+
+impl OneDevice {
+    /// The source as text.
+    pub fn text(&self) -> String {
+        self.source.text().to_string_lossy().into_owned()
+    }
+
+    /// The path without its first slash.
+    pub fn path_of_names(&self) -> &str {
+        self.path.strip_prefix('/').unwrap_or(&self.path)
+    }
+}
+
+/// The file as it is written.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Written {
+    socket: Spanned<PathBuf>,
+    #[serde(default)]
+    admit: Vec<u32>,
+    cache: Option<Spanned<String>>,
+    eviction: Option<Spanned<String>>,
+    max_connections: Option<Spanned<usize>>,
+    max_connections_of_user: Option<Spanned<usize>>,
+    #[serde(default)]
+    device: Vec<WrittenDevice>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenDevice {
+    path: Spanned<String>,
+    source: Spanned<String>,
+    #[serde(default)]
+    options: Vec<Spanned<String>>,
+}
+
+impl Config {
+    /// Reads and checks `file`. Each failure names the file, the line and the key.
+    pub fn read(file: &Path) -> Result<Config> {
+        let text = std::fs::read_to_string(file).map_err(|error| {
+            let shown = file.display();
+            let next = "`defuse manager --help` shows a configuration";
+            Failure::Failed(format!("cannot read the configuration {shown}: {error}; {next}"))
+        })?;
+        Config::parse(file, text)
+    }
+
+    fn parse(file: &Path, text: String) -> Result<Config> {
+        let mut config = Config {
+            file: file.to_path_buf(),
+            text,
+            socket: PathBuf::new(),
+            admit: Vec::new(),
+            pages: PagedOptions::default(),
+            max_connections: ServerOptions::default().max_connections,
+            max_connections_of_user: None,
+            devices: Vec::new(),
+        };
+        let written: Written = toml::from_str(&config.text).map_err(|error| {
+            let place = error.span().map_or(0, |span| span.start);
+            config.at(place, &Failure::usage(error.message().replace('\n', "; ")))
+        })?;
+        config.take(written)?;
+        Ok(config)
+    }
+
+    fn take(&mut self, written: Written) -> Result {
+        let wrong = |place: usize, why: String| self.at(place, &Failure::Usage(why));
+        if written.socket.get_ref().as_os_str().is_empty() {
+            return Err(wrong(written.socket.span().start, "write the path of a socket".into()));
+        }
+        let mut pages = self.pages;
+        if let Some(cache) = &written.cache {
+            let place = cache.span().start;
+            pages.bytes = share::size(cache.get_ref()).map_err(|why| wrong(place, why))?;
+        }
+        if let Some(eviction) = &written.eviction {
+            let place = eviction.span().start;
+            pages.policy =
+                PolicyKind::named(eviction.get_ref()).map_err(|why| wrong(place, why))?;
+        }
+        for most in [&written.max_connections, &written.max_connections_of_user] {
+            if let Some(none) = most.as_ref().filter(|most| *most.get_ref() == 0) {
+                return Err(wrong(none.span().start, "write a number from 1 on".into()));
+            }
+        }
+        if written.device.is_empty() {
+            return Err(wrong(0, "there is no [[device]]: add one with path and source".into()));
+        }
+        let devices: Vec<OneDevice> =
+            written.device.iter().map(|one| self.device(one)).collect::<Result<_>>()?;
+        let names = devices.iter().map(OneDevice::path_of_names);
+        Namespace::check(names).map_err(|unfit| self.unfit(unfit, &written.device))?;
+        self.socket = paths::absolute(written.socket.get_ref());
+        self.admit = written.admit;
+        self.pages = pages;
+        self.max_connections =
+            written.max_connections.map_or(self.max_connections, Spanned::into_inner);
+        self.max_connections_of_user = written.max_connections_of_user.map(Spanned::into_inner);
+        self.devices = devices;
+        Ok(())
+    }
+
+    fn device(&self, written: &WrittenDevice) -> Result<OneDevice> {
+        let place = written.source.span().start;
+        let source = SOURCES.parse(written.source.get_ref().as_ref());
+        let source = source.map_err(|error| self.at(place, &error.into()))?;
+        let mut settings = Settings::default();
+        for option in &written.options {
+            let (place, option) = (option.span().start, option.get_ref().clone());
+            match option.as_str() {
+                "ro" => settings.read_only = true,
+                "rw" => settings.read_only = false,
+                _ => {
+                    let checked = source.kind.check(std::slice::from_ref(&option));
+                    checked.map_err(|error| self.at(place, &error.into()))?;
+                    settings.options.push(option);
+                }
+            }
+        }
+        Ok(OneDevice { path: written.path.get_ref().clone(), source, settings, place })
+    }
+
+    fn unfit(&self, unfit: Unfit, devices: &[WrittenDevice]) -> Failure {
+        let place = |index: usize| devices[index].path.span().start;
+        let path = |index: usize| devices[index].path.get_ref();
+        let (place, why) = match unfit {
+            Unfit::Path(index) => {
+                let why =
+                    "is not the path of a directory in the tree: write it as /fast or /data/one";
+                (place(index), format!("{:?} {why}", path(index)))
+            }
+            Unfit::Below(index, other) => {
+                let why = "file systems do not lie in each other: choose another path";
+                (place(index), format!("{:?} is in {:?}, and {why}", path(index), path(other)))
+            }
+            Unfit::TooMany => {
+                (place(Namespace::MOST), format!("there are more than {} devices", Namespace::MOST))
+            }
+        };
+        self.at(place, &Failure::Usage(why))
+    }
+
+    /// The failure with file, line, and the key in this line.
+    pub fn at(&self, place: usize, failure: &Failure) -> Failure {
+        let place = place.min(self.text.len());
+        let before = self.text.as_bytes()[..place].iter();
+        let line = before.filter(|byte| **byte == b'\n').count();
+        let words = self.text.lines().nth(line).unwrap_or_default();
+        let key = words.split(['=', '#']).next().unwrap_or_default().trim();
+        let key = if key.is_empty() { String::new() } else { format!("{key}: ") };
+        let text = format!("{}:{}: {key}{failure}", self.file.display(), line + 1);
+        Failure::from_code(failure.code(), text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Config> {
+        Config::parse(Path::new("/etc/m.toml"), text.to_owned())
+    }
+
+    #[test]
+    fn every_key_reaches_its_setting() {
+        let text = r#"
+            socket = "/run/m"
+            admit = [5, 6]
+            cache = "2M"
+            eviction = "lru"
+            max-connections = 9
+            max-connections-of-user = 2
+            [[device]]
+            path = "/a"
+            source = "memory:"
+            options = ["size=1M", "ro"]
+            [[device]]
+            path = "b/c"
+            source = "uhs:/srv/image"
+        "#;
+        let config = parse(text).unwrap();
+        assert_eq!((config.socket, config.admit), (PathBuf::from("/run/m"), vec![5, 6]));
+        assert_eq!((config.pages.bytes, config.pages.policy.name()), (2 << 20, "lru"));
+        assert_eq!((config.max_connections, config.max_connections_of_user), (9, Some(2)));
+        let [a, b] = &config.devices[..] else { panic!() };
+        assert_eq!((a.path_of_names(), a.text().as_str()), ("a", "memory:"));
+        assert!(a.settings.read_only && a.settings.options == ["size=1M"]);
+        assert_eq!((b.path_of_names(), b.text().as_str()), ("b/c", "uhs:/srv/image"));
+    }
+
+    #[test]
+    fn a_mistake_has_its_file_line_and_key() {
+        let device = |lines: &str| format!("socket = '/s'\n[[device]]\n{lines}");
+        let two = |path: &str| {
+            let device = |path| format!("[[device]]\nsource = 'memory:'\npath = '{path}'\n");
+            format!("socket = '/s'\n{}{}", device("/a/b"), device(path))
+        };
+        for (text, says) in [
+            (
+                "sockets = '/s'".to_owned(),
+                "1: sockets: unknown field `sockets`, expected one of `socket`",
+            ),
+            ("# nothing\nadmit = []".to_owned(), "missing field `socket`"),
+            ("socket = 7".to_owned(), "1: socket: invalid type"),
+            ("socket = '/s'\nadmit = ['me']".to_owned(), "2: admit: invalid type"),
+            ("socket = '/s'\ncache = '7X'".to_owned(), "2: cache: write bytes"),
+            ("socket = '/s'\ncache = '1K'".to_owned(), "2: cache: the least is 1M"),
+            ("socket = '/s'\neviction = 'mru'".to_owned(), "2: eviction: "),
+            ("socket = '/s'\nmax-connections = 0".to_owned(), "2: max-connections: write a number"),
+            ("socket = '/s'".to_owned(), "there is no [[device]]"),
+            ("socket = '/s'\nsocket = '/t'".to_owned(), "2: socket: duplicate key"),
+            ("socket = ".to_owned(), "1: socket: "),
+            (device("path = '/a'\nsource = 'uhs'"), "4: source: source uhs has no type"),
+            (device("path = '/a'\nsource = 'nfs:x'"), "4: source: there are no sources of type"),
+            (device("path = '/a'"), "missing field `source`"),
+            (device("path = '/'\nsource = 'memory:'"), "3: path: \"/\" is not the path"),
+            (
+                device("path = '/a/../b'\nsource = 'memory:'"),
+                "3: path: \"/a/../b\" is not the path",
+            ),
+            (
+                device("path = '/a'\nsource = 'memory:'\noptions = ['size=1M',\n 'sice=1']"),
+                "6: 'sice: there is no option sice of memory",
+            ),
+            (two("/a/b"), "7: path: \"/a/b\" is in \"/a/b\""),
+            (two("/a/b/c"), "7: path: \"/a/b/c\" is in \"/a/b\""),
+            (two("/a"), "4: path: \"/a/b\" is in \"/a\""),
+        ] {
+            let failure = parse(&text).err().unwrap_or_else(|| panic!("{text}"));
+            let shown = failure.to_string();
+            assert!(shown.starts_with("/etc/m.toml:") && shown.contains(says), "{text}: {shown}");
+            assert_eq!((failure.code(), shown.lines().count()), (2, 1), "{shown}");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! `defuse manager`.
+
+mod config;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use defuse_fs::namespace::{Member, Namespace};
+use defuse_fs::source::Locks;
+use defuse_fs::{Caller, FileSystem};
+use rustix::process::{getegid, geteuid};
+
+use crate::error::{Failure, Result};
+use crate::sandbox::Needs;
+use crate::servers::Device;
+use crate::serving::{self, Offer};
+use crate::{daemon, mount, paths, serve};
+use config::{Config, OneDevice};
+
+/// Serve several file systems to other processes, as one tree
+///
+/// CONFIG is a TOML file with the socket, and with the source and path of each file system. Clients connect to
+/// the source shared:SOCKET, and find each file system as a directory at its path. Returns when the socket is ready.
+/// A background process serves until it receives SIGTERM, and fails if not everything could be made durable then.
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = HELP)]
+pub struct ManagerArgs {
+    /// The configuration
+    config: PathBuf,
+    /// Check the configuration, and do nothing
+    #[arg(long)]
+    check: bool,
+    /// Stay in the foreground, and log to the standard error
+    #[arg(short, long)]
+    foreground: bool,
+    /// Append the log to this file
+    #[arg(long, value_name = "FILE")]
+    log_file: Option<PathBuf>,
+    /// Log more; twice for even more
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    verbose: u8,
+    /// Run as the background process
+    #[arg(long, hide = true)]
+    daemon: bool,
+}
+
+const HELP: &str = "\
+A configuration:
+  socket = \"/run/user/1000/disks\"       # clients: shared:/run/user/1000/disks
+  admit = [1001]                        # also this user (default: none)
+  cache = \"2G\"                          # memory for cached pages (default: 512M)
+  eviction = \"s3-fifo\"                  # by which pages leave it (default: e)
+  max-connections = 100                 # of all users (default: 8192)
+  max-connections-of-user = 10          # of each (default: half of all)
+
+  [[device]]
+  path = \"/fast\"                        # in the served tree
+  source = \"uhs:/srv/image\"             # any source of `defuse mount`
+  options = [\"cache=64M\"]               # of the source, as for `defuse mount -o`
+
+  [[device]]
+  path = \"/archive/old\"
+  source = \"uhs:/dev/sdb\"
+  options = [\"ro\"]";
+
+impl ManagerArgs {
+    /// The arguments of the background process.
+    fn to_command_line(&self) -> Vec<OsString> {
+        let mut line: Vec<OsString> = vec!["manager".into(), "--daemon".into()];
+        if let Some(file) = &self.log_file {
+            line.extend(["--log-file".into(), file.into()]);
+        }
+        line.extend((0..self.verbose).map(|_| "-v".into()));
+        line.extend(["--".into(), self.config.clone().into()]);
+        line
+    }
+}
+
+/// Manages in this process or in the background.
+pub fn run(mut args: ManagerArgs) -> Result {
+    args.config = paths::absolute(&args.config);
+    args.log_file = args.log_file.as_deref().map(paths::absolute);
+    let config = Config::read(&args.config)?;
+    if args.check {
+        return Ok(());
+    }
+    if !args.foreground && !args.daemon {
+        return daemon::start(&args.to_command_line());
+    }
+    let ready = if args.daemon { daemon::detach()? } else { daemon::Ready::Foreground };
+    let log = mount::start_log(args.verbose, args.log_file.as_deref());
+    match log.and_then(|()| open(&config)) {
+        Ok(fs) => {
+            let offer = offer(&args, &config, Arc::clone(&fs));
+            serving::run(offer, ready, || settle(&config, fs.members()))
+        }
+        Err(failure) => {
+            ready.tell(Err(&failure));
+            Err(failure)
+        }
+    }
+}
+
+fn offer(args: &ManagerArgs, config: &Config, fs: Arc<Namespace>) -> Offer {
+    let device = |one: &OneDevice| Device { path: one.path.clone(), source: one.text() };
+    Offer {
+        text: format!("manager {}", args.config.display()),
+        devices: config.devices.iter().map(device).collect(),
+        fs,
+        socket: config.socket.clone(),
+        shared: Some(config.pages),
+        admit: config.admit.clone(),
+        max_connections: config.max_connections,
+        max_connections_of_user: config.max_connections_of_user,
+        session: Default::default(),
+        sandbox: Some(needs(config)),
+    }
+}
+
+/// The system calls that all sources together need.
+fn needs(config: &Config) -> Needs {
+    config.devices.iter().fold(Needs::default(), |all, device| {
+        let one = serve::needs(&device.source);
+        Needs {
+            handles: all.handles || one.handles,
+            rings: all.rings || one.rings,
+            network: all.network || one.network,
+            unmounts: false,
+        }
+    })
+}
+
+/// Opens all file systems. If one cannot be opened, the others end as they would after SIGTERM.
+fn open(config: &Config) -> Result<Arc<Namespace>> {
+    serve::raise_file_limit();
+    let mut members = Vec::new();
+    for device in &config.devices {
+        match open_device(device) {
+            Ok(fs) => members.push(Member { path: device.path_of_names().to_owned(), fs }),
+            Err(failure) => {
+                settle(config, &members).unwrap_or_else(|other| log::error!("{other}"));
+                return Err(config.at(device.place, &failure));
+            }
+        }
+    }
+    let owner = Caller { uid: geteuid().as_raw(), gid: getegid().as_raw(), pid: 0 };
+    let namespace = Namespace::new(members, owner);
+    let namespace =
+        namespace.map_err(|unfit| Failure::Failed(format!("the paths make no tree: {unfit:?}")))?;
+    Ok(Arc::new(namespace))
+}
+
+fn open_device(device: &OneDevice) -> Result<Arc<dyn FileSystem>> {
+    let mut settings = device.settings.clone();
+    // The server keeps no locks, so that those of a frontend would hold for one client only.
+    settings.frontend.locks = Locks::FileSystem;
+    Ok(device.source.open(&settings)?)
+}
+
+/// Makes every file system durable, whatever happens with the others. Fails with all that could not be.
+fn settle(config: &Config, members: &[Member]) -> Result {
+    let each = config.devices.iter().zip(members);
+    let failures: Vec<String> = each
+        .filter_map(|(device, member)| serve::make_durable(&*member.fs, &device.text()).err())
+        .map(|failure| failure.to_string())
+        .collect();
+    if failures.is_empty() { Ok(()) } else { Err(Failure::Failed(failures.join("; "))) }
+}

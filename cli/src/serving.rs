@@ -1,0 +1,141 @@
+//! A server of one file system, from the socket to the end: for `defuse serve` and `defuse manager`.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use defuse_fs::FileSystem;
+use defuse_fuse::SessionOptions;
+use defuse_shared::{Paged, PagedOptions, Rings, Versioned};
+use defuse_socket::{Admission, Server, ServerOptions};
+use rustix::process::{Signal, getpid, kill_process};
+use signal_hook::consts::SIGUSR1;
+
+use crate::daemon::Ready;
+use crate::error::{Failure, Result};
+use crate::sandbox::{self, Needs};
+use crate::servers::{self, Device};
+use crate::signals;
+
+/// Time limit of the end after SIGTERM. The connections may take eight seconds.
+const END_PATIENCE: Duration = Duration::from_secs(20);
+
+/// The file system to serve, and how.
+pub struct Offer {
+    /// The source, for people.
+    pub text: String,
+    /// The file systems of a manager.
+    pub devices: Vec<Device>,
+    pub fs: Arc<dyn FileSystem>,
+    pub socket: PathBuf,
+    /// Shared memory beside the socket, with these pages.
+    pub shared: Option<PagedOptions>,
+    /// Other users that may connect.
+    pub admit: Vec<u32>,
+    pub max_connections: usize,
+    /// Half of all by default.
+    pub max_connections_of_user: Option<usize>,
+    pub session: SessionOptions,
+    /// The sandbox, if there is to be one.
+    pub sandbox: Option<Needs>,
+}
+
+/// Serves until SIGTERM, and then runs `settle`, which makes everything durable.
+pub fn run(offer: Offer, ready: Ready, settle: impl FnOnce() -> Result) -> Result {
+    let (text, socket, devices) = (offer.text.clone(), offer.socket.clone(), offer.devices.clone());
+    match listen(offer) {
+        Ok(Listening { server, settling }) => {
+            // The server works without an entry.
+            let registered = servers::register(text, &socket, devices);
+            let _registered = registered.map_err(|failure| log::warn!("{failure}"));
+            ready.tell(Ok(&[]));
+            server.run();
+            log::info!("{} has ended", socket.display());
+            let _settling = lock(&settling);
+            settle()
+        }
+        Err(failure) => {
+            ready.tell(Err(&failure));
+            Err(failure)
+        }
+    }
+}
+
+/// A server that listens.
+struct Listening {
+    server: Arc<Server>,
+    /// Locked while the file system makes everything durable, however long that takes.
+    settling: Arc<Mutex<()>>,
+}
+
+fn listen(offer: Offer) -> Result<Listening> {
+    if offer.sandbox.is_some() {
+        sandbox::enter();
+    }
+    let admission = match offer.admit.as_slice() {
+        [] => Admission::SameUser,
+        users => Admission::Users(users.to_vec()),
+    };
+    let fs = offer.fs;
+    // Names have versions and files have pages only where all changes come through this server.
+    let versioned = offer.shared.and_then(|_| Versioned::over(Arc::clone(&fs)));
+    let fs = versioned.clone().map_or(fs, |versioned| versioned as Arc<dyn FileSystem>);
+    let paged = offer.shared.and_then(|pages| Paged::over(Arc::clone(&fs), pages));
+    let fs = paged.clone().map_or(fs, |paged| paged as Arc<dyn FileSystem>);
+    let max_connections = offer.max_connections;
+    let max_connections_of_user =
+        offer.max_connections_of_user.unwrap_or(max_connections / 2).max(1);
+    let options = ServerOptions {
+        session: offer.session,
+        admission,
+        max_connections,
+        max_connections_of_user,
+        pages: paged.map(|paged| paged as _),
+        versions: versioned.map(|versioned| versioned as _),
+        lines: offer.shared.map(|_| Arc::new(Rings::default()) as _),
+        ..ServerOptions::default()
+    };
+    let mut caught = signals::catch().map_err(Failure::failed)?;
+    let server = Server::bind(&offer.socket, fs, options).map_err(Failure::failed)?;
+    let server = Arc::new(server);
+    log::info!("{} is served at {}", offer.text, offer.socket.display());
+    let served = Arc::downgrade(&server);
+    let settling = Arc::new(Mutex::new(()));
+    let until_settled = Arc::clone(&settling);
+    let listen = move || {
+        for signal in caught.forever() {
+            let Some(server) = served.upgrade() else { return };
+            match signal {
+                SIGUSR1 => log::info!("statistics: {}", server.snapshot()),
+                _ => {
+                    server.shut_down();
+                    give_up_after(END_PATIENCE, Arc::clone(&until_settled));
+                }
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("defuse-signals".to_owned());
+    thread.spawn(listen).map_err(Failure::failed)?;
+    if let Some(needs) = offer.sandbox {
+        sandbox::filter(needs);
+    }
+    Ok(Listening { server, settling })
+}
+
+/// Kills this process after a time limit, if a file system does not answer or memory takes long to
+/// free. Data that becomes durable has all the time that it needs.
+fn give_up_after(patience: Duration, settling: Arc<Mutex<()>>) {
+    let wait = move || {
+        std::thread::sleep(patience);
+        let _settled = lock(&settling);
+        log::error!("the server did not end within {patience:?} and is killed");
+        let _ = kill_process(getpid(), Signal::KILL);
+    };
+    if let Err(error) = std::thread::Builder::new().name("defuse-end".to_owned()).spawn(wait) {
+        log::warn!("no time limit for the end: {error}");
+    }
+}
+
+fn lock(settling: &Mutex<()>) -> MutexGuard<'_, ()> {
+    settling.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,149 @@
+//! `defuse manager`: several file systems in one tree, for other processes.
+
+mod common;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+
+use common::{Place, Tmpfs, eventually, said};
+use rustix::mount::MountFlags;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A place with a configuration for images, each at the path with its name.
+struct Managed {
+    place: Place,
+}
+
+impl Managed {
+    fn of(images: &[&str], options: &str) -> Managed {
+        let place = Place::new();
+        let mut config = format!("socket = {:?}\n", place.path("socket"));
+        for image in images {
+            place.ok(&["mkfs", "uhs", image, "--size", "64M"]);
+            let source = format!("uhs:{}", place.path(image).display());
+            config +=
+                &format!("[[device]]\npath = \"/disks/{image}\"\nsource = {source:?}\n{options}\n");
+        }
+        fs::write(place.path("manager.toml"), config).unwrap();
+        Managed { place }
+    }
+
+    fn servers(&self) -> Vec<serde_json::Value> {
+        let socket = self.place.path("socket").display().to_string();
+        let all: Vec<serde_json::Value> =
+            serde_json::from_str(&self.place.ok(&["list", "--json"])).unwrap();
+        all.into_iter().filter(|line| line["socket"] == socket.as_str()).collect()
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.servers()[0]["pid"].as_u64().unwrap() as i32).unwrap()
+    }
+
+    /// Runs a shell with the tree at /x. Returns what it prints, and its exit code.
+    fn shell(&self, script: &str) -> (String, Option<i32>) {
+        let mount = format!("/x=shared:{}", self.place.path("socket").display());
+        let said = self.place.run(&["run", "--mount", &mount, "--", "sh", "-c", script]);
+        (said.out + &said.err, said.code)
+    }
+
+    /// Ends the background process.
+    fn end(&self) {
+        let pid = self.pid();
+        kill_process(pid, Signal::TERM).unwrap();
+        let process = PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero()));
+        eventually("the end of the manager", || !process.exists());
+        assert!(self.servers().is_empty());
+    }
+
+    /// The manager in the foreground, when it is ready.
+    fn foreground(&self) -> Child {
+        let mut command = self.place.command(&["manager", "--foreground", "manager.toml"]);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        eventually("the manager", || !self.servers().is_empty());
+        child
+    }
+}
+
+#[test]
+fn a_manager_shows_each_image_as_a_directory_and_an_end_loses_nothing() {
+    let managed = Managed::of(&["one", "two"], "options = [\"commit=0\"]");
+    let place = &managed.place;
+    place.ok(&["manager", "manager.toml"]);
+    let (out, code) = managed.shell("cd /x/disks && echo 1 >one/a && echo 2 >two/a && cat */a");
+    assert_eq!((out.as_str(), code), ("1\n2\n", Some(0)));
+    // The images are two file systems, and the directories above them belong to neither.
+    let (out, code) = managed.shell("ln /x/disks/one/a /x/disks/two/b");
+    assert!(code == Some(1) && out.to_lowercase().contains("cross-device"), "{out}");
+    let (out, code) = managed.shell("mkdir /x/disks/three");
+    assert!(code == Some(1) && out.contains("Read-only file system"), "{out}");
+    let (out, code) = managed.shell("mv /x/disks/one/a /x/disks/two/moved; ls /x /x/disks/*");
+    let expected = "/x:\ndisks\n\n/x/disks/one:\n\n/x/disks/two:\na\nmoved\n";
+    assert_eq!((out.as_str(), code), (expected, Some(0)));
+
+    let [server] = &managed.servers()[..] else { panic!("{:?}", managed.servers()) };
+    let source = format!("uhs:{}", place.path("two").display());
+    let two = serde_json::json!({ "path": "/disks/two", "source": source });
+    assert_eq!(server["devices"][1], two);
+    let table = place.ok(&["list"]);
+    assert!(table.lines().any(|line| line.contains("  /disks/two") && line.contains(&source)));
+
+    managed.end();
+    for image in ["one", "two"] {
+        place.ok(&["fsck", image]);
+    }
+    // Changes that nobody synced are there.
+    place.ok(&["manager", "manager.toml"]);
+    assert_eq!(managed.shell("cat /x/disks/two/moved /x/disks/two/a").0, "1\n2\n");
+    managed.end();
+}
+
+#[test]
+fn a_manager_that_cannot_open_a_device_names_file_line_and_key_and_serves_nothing() {
+    let managed = Managed::of(&["one", "two"], "");
+    let place = &managed.place;
+    fs::remove_file(place.path("two")).unwrap();
+    let line = format!("{}:8: source: cannot open", place.path("manager.toml").display());
+    place.fails(1, &["manager", "manager.toml"], &line);
+    assert!(managed.servers().is_empty() && !place.path("socket").exists());
+    // The first image was given back.
+    place.ok(&["fsck", "one"]);
+
+    fs::write(place.path("manager.toml"), "socket = 's'\npaths = 1\n").unwrap();
+    place.fails(2, &["manager", "--check", "manager.toml"], "manager.toml:2: paths: unknown field");
+    place.fails(1, &["manager", "none.toml"], "cannot read the configuration");
+}
+
+/// The end of a manager that lost changes looked like any other, if its exit code were 0.
+#[test]
+fn a_manager_that_cannot_make_all_changes_durable_fails_and_names_the_image() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root may mount a small tmpfs");
+        return;
+    }
+    let managed = Managed::of(&["good"], "");
+    let place = &managed.place;
+    let small = Tmpfs::on(place.path("small"), MountFlags::empty(), c"size=24M");
+    let image: PathBuf = small.path().join("image");
+    let text = image.to_str().unwrap();
+    place.ok(&["mkfs", "uhs", text, "--size", "64M", "--sparse"]);
+    let device = format!(
+        "[[device]]\npath = \"/full\"\nsource = \"uhs:{text}\"\noptions = [\"commit=0\"]\n"
+    );
+    let config = fs::read_to_string(place.path("manager.toml")).unwrap() + &device;
+    fs::write(place.path("manager.toml"), config).unwrap();
+    let child = managed.foreground();
+    // There is room in the image, and none below it.
+    let (out, code) =
+        managed.shell("echo kept >/x/disks/good/a && head -c 30000000 /dev/zero >/x/full/lost");
+    assert_eq!(code, Some(0), "{out}");
+    let fill = fs::write(small.path().join("fill"), vec![1; 24 << 20]);
+    assert!(fill.is_err(), "the tmpfs is larger than it should be");
+    kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+    let said = said(child.wait_with_output().unwrap());
+    assert_eq!(said.code, Some(1), "{}", said.err);
+    let last = said.err.lines().last().unwrap_or_default();
+    assert!(last.contains(text) && last.contains("could be made durable"), "{last}");
+    // The other image is complete.
+    place.ok(&["fsck", "good"]);
+}

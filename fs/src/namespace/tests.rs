@@ -1,0 +1,169 @@
+//! The tree over three small file systems.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Member, Namespace, Unfit};
+use crate::layer::testing::{cx, name, node, read, tree, write};
+use crate::{
+    Attr, Caller, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, Fh, File, FileSystem,
+    Ino, Name, NoNotify, NormalPath, OpenArgs, RenameFlags, Resolved, Result, SetAttr,
+};
+
+fn fs() -> Namespace {
+    let member = |path: &str| Member { path: path.to_owned(), fs: tree() };
+    let members = ["fast", "far/one", "far/two"].map(member).into();
+    let fs = Namespace::new(members, Caller { uid: 3, gid: 4, pid: 0 }).unwrap();
+    fs.attached(Arc::new(NoNotify));
+    fs
+}
+
+fn walk(fs: &Namespace, path: &str) -> Result<Ino> {
+    let mut names = path.split('/').filter(|part| !part.is_empty());
+    names.try_fold(Ino::ROOT, |dir, part| Ok(fs.lookup(&cx(), dir, name(part))?.ino))
+}
+
+struct Names(Vec<(String, u64, Option<Ino>)>);
+
+impl DirSink for Names {
+    fn wants_entries(&self) -> bool {
+        true
+    }
+    fn fits(&self, _: usize) -> bool {
+        self.0.len() < 3
+    }
+    fn add(&mut self, item: DirItem<'_>, entry: Option<&Entry>) {
+        let name = String::from_utf8_lossy(item.name).into_owned();
+        self.0.push((name, item.next, entry.map(|entry| entry.ino)));
+    }
+}
+
+#[test]
+fn each_file_system_is_a_directory_at_its_path_and_its_files_are_found_there() {
+    let fs = fs();
+    for path in ["fast", "far/one", "far/two"] {
+        let file = walk(&fs, &format!("{path}/dir/file")).unwrap();
+        assert_eq!(write(&fs, file, path.as_bytes()).unwrap(), path.len());
+    }
+    for path in ["fast", "far/one", "far/two"] {
+        let file = walk(&fs, &format!("{path}/dir/file")).unwrap();
+        assert_eq!(read(&fs, file).unwrap(), path.as_bytes(), "{path}");
+    }
+    assert_eq!(walk(&fs, "far/three"), Err(Errno::ENOENT));
+    assert_eq!(walk(&fs, "far/one/none"), Err(Errno::ENOENT));
+    let root = fs.getattr(&cx(), Ino::ROOT, None).unwrap();
+    assert_eq!((root.uid, root.gid, root.nlink, root.perm), (3, 4, 4, 0o755));
+}
+
+#[test]
+fn dot_dot_leads_out_of_a_file_system_and_numbers_are_those_of_one_tree() {
+    let fs = fs();
+    let parent = |ino| fs.lookup_parent(&cx(), ino).unwrap().ino;
+    let (far, one) = (walk(&fs, "far").unwrap(), walk(&fs, "far/one").unwrap());
+    let dir = walk(&fs, "far/one/dir").unwrap();
+    assert_eq!([parent(dir), parent(one), parent(far)], [one, far, Ino::ROOT]);
+    let paths = ["", "far", "fast", "fast/dir", "far/one", "far/one/dir", "far/two/dir"];
+    let mut numbers: Vec<_> =
+        paths.map(|path| fs.getattr(&cx(), walk(&fs, path).unwrap(), None).unwrap().st_ino).into();
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), paths.len());
+    assert_eq!(fs.getattr(&cx(), Ino(77), None), Err(Errno::ESTALE));
+    assert_eq!(fs.getattr(&cx(), Ino(9 << 56 | 1), None), Err(Errno::ESTALE));
+}
+
+#[test]
+fn a_listing_goes_on_where_a_full_buffer_ended_and_gives_entries() {
+    let fs = fs();
+    let far = walk(&fs, "far").unwrap();
+    let list = |from| {
+        let mut names = Names(Vec::new());
+        let file = File { ino: far, fh: Fh(0) };
+        fs.readdir(&cx(), file, from, &mut DirBuf::new(&mut names)).unwrap();
+        names.0
+    };
+    let first = list(0);
+    let names: Vec<_> = first.iter().map(|(name, ..)| &name[..]).collect();
+    assert_eq!(names, [".", "..", "one"]);
+    assert_eq!(first[2].2, Some(walk(&fs, "far/one").unwrap()));
+    let rest = list(first[2].1);
+    assert_eq!((rest.len(), &rest[0].0[..]), (1, "two"));
+    assert!(list(rest[0].1).is_empty());
+}
+
+#[test]
+fn names_do_not_cross_file_systems() {
+    let fs = fs();
+    let (one, two) = (walk(&fs, "far/one/dir").unwrap(), walk(&fs, "far/two/dir").unwrap());
+    let file = walk(&fs, "far/one/dir/file").unwrap();
+    let rename = |from, to| fs.rename(&cx(), from, to, RenameFlags(0));
+    assert_eq!(rename((one, name("file")), (two, name("moved"))), Err(Errno::EXDEV));
+    assert_eq!(fs.link(&cx(), file, two, name("linked")).err(), Some(Errno::EXDEV));
+    assert_eq!(rename((one, name("file")), (Ino::ROOT, name("f"))), Err(Errno::EXDEV));
+    rename((one, name("file")), (one, name("moved"))).unwrap();
+    let (src, dst) = (File { ino: file, fh: Fh(0) }, File { ino: two, fh: Fh(0) });
+    let copy = CopyRange { src, src_offset: 0, dst, dst_offset: 0, length: 1, flags: 0 };
+    assert_eq!(fs.copy_file_range(&cx(), &copy), Err(Errno::EXDEV));
+}
+
+#[test]
+fn the_directories_of_the_namespace_stay_as_they_are() {
+    let fs = fs();
+    let root = Ino::ROOT;
+    assert_eq!(fs.mkdir(&cx(), root, name("far"), &node()).err(), Some(Errno::EEXIST));
+    assert_eq!(fs.mknod(&cx(), root, name("new"), &node()).err(), Some(Errno::EROFS));
+    assert_eq!(fs.rmdir(&cx(), root, name("fast")), Err(Errno::EBUSY));
+    assert_eq!(fs.unlink(&cx(), root, name("none")), Err(Errno::ENOENT));
+    assert_eq!(fs.setattr(&cx(), root, None, &SetAttr::default()).err(), Some(Errno::EROFS));
+    let far = walk(&fs, "far").unwrap();
+    let moved = fs.rename(&cx(), (far, name("one")), (far, name("x")), RenameFlags(0));
+    assert_eq!(moved, Err(Errno::EBUSY));
+    assert_eq!(fs.open(&cx(), far, OpenArgs::default()).err(), Some(Errno::EISDIR));
+}
+
+/// A file system without fsync.
+struct Bare;
+
+impl FileSystem for Bare {
+    fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
+        let attr = Attr::of_new(Ino(1 << 60), &node());
+        Ok(Entry { ino: Ino(1 << 60), generation: 0, attr, valid_for: Duration::ZERO })
+    }
+    fn getattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
+        Ok(Attr::of_new(ino, &node()))
+    }
+    fn readdir(&self, _: &Context<'_>, _: File, _: u64, _: &mut DirBuf<'_>) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// After ENOSYS a frontend calls fsync no more, and what others write would not be durable.
+#[test]
+fn a_file_system_that_lacks_an_operation_does_not_take_it_from_the_others() {
+    let bare = Member { path: "bare".to_owned(), fs: Arc::new(Bare) };
+    let fs = Namespace::new(vec![bare], Caller::default()).unwrap();
+    let bare = walk(&fs, "bare").unwrap();
+    let file = File { ino: bare, fh: Fh(0) };
+    assert_eq!(fs.fsync(&cx(), file, false), Ok(()));
+    assert_eq!(fs.fsyncdir(&cx(), file, false), Ok(()));
+    assert_eq!(fs.syncfs(&cx()), Ok(()));
+    assert_eq!(fs.mkdir(&cx(), bare, name("a"), &node()).err(), Some(Errno::EOPNOTSUPP));
+    assert_eq!(fs.lookup(&cx(), bare, name("far")).err(), Some(Errno::EOVERFLOW));
+    let path = NormalPath::new(b"a/b").unwrap();
+    assert_eq!(fs.resolve(&cx(), bare, path), Ok(Resolved::Walk));
+}
+
+#[test]
+fn paths_that_hide_each_other_are_refused() {
+    let check = |paths: &[&str]| Namespace::check(paths.iter().copied());
+    assert_eq!(check(&["a", "b/c", "b/d"]), Ok(()));
+    assert_eq!(check(&["a", "a"]), Err(Unfit::Below(1, 0)));
+    assert_eq!(check(&["a", "a/b"]), Err(Unfit::Below(1, 0)));
+    assert_eq!(check(&["x", "a/b/c", "a"]), Err(Unfit::Below(1, 2)));
+    for path in ["", "/", "a/", "a//b", "../a"] {
+        assert_eq!(check(&["x", path]), Err(Unfit::Path(1)), "{path}");
+    }
+    let many: Vec<_> = (0..=Namespace::MOST).map(|n| n.to_string()).collect();
+    assert_eq!(Namespace::check(many.iter().map(|path| &**path)), Err(Unfit::TooMany));
+    assert_eq!(Namespace::check(many[1..].iter().map(|path| &**path)), Ok(()));
+}
