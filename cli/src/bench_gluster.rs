@@ -54,7 +54,7 @@ pub struct GlusterArgs {
     /// Number of small files
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u32).range(1..))]
     files: u32,
-    /// Write gluster.json to this directory
+    /// Write gluster.json and gluster.html (without network access) to this directory
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print the results as JSON instead of the tables
@@ -112,6 +112,8 @@ pub fn run(args: &GlusterArgs) -> Result {
     let results = gluster::run(&options, &mut |line| warn(&line)).map_err(failed)?;
     if let Some(dir) = &args.out {
         results.write(dir).map_err(failed)?;
+        let page = gluster::write_report(&results, dir).map_err(failed)?;
+        warn(&format!("the report is {}", page.display()));
     }
     if args.json {
         let mut value = serde_json::to_value(&results).map_err(Failure::failed)?;

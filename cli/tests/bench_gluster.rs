@@ -103,6 +103,31 @@ fn clients_are_measured_on_servers_of_their_own() {
     let written = fs::read(place.path("out").join("gluster.json")).unwrap();
     let written: Value = serde_json::from_slice(&written).unwrap();
     assert_eq!(written["cells"], results["cells"]);
+    let report = fs::read_to_string(place.path("out").join("gluster.html")).unwrap();
+    assert!(report.contains("</html>") && report.contains("randwrite-4k-sync"));
+}
+
+/// The volume has no servers, so that its bricks cost the client time, and the servers none.
+#[test]
+fn a_volume_within_the_client_is_measured_with_every_policy() {
+    let Some(_place) = place() else { return };
+    let targets =
+        ["--targets", "native-1,one,paper,merged,adaptive,run", "--rounds", "1", "--json"];
+    let only = ["--only", "randread-4k-sync", "--jobs", "4", "--volumes", "graph"];
+    let output = bench(&[&targets[..], &only].concat()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    if said.contains("libglusterfs-dev") {
+        println!("skipped: libglusterfs-dev is not installed");
+        return;
+    }
+    let results: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let cells = results["cells"].as_array().unwrap();
+    assert_eq!(cells.len(), 6, "{said}");
+    for cell in cells {
+        assert!(cell["operations"].as_u64().unwrap() > 0, "{cell}");
+        assert_eq!(cell["servers_ns"], 0, "{cell}");
+    }
 }
 
 #[test]

@@ -1,6 +1,7 @@
-//! The text of a source: `//HOST[,HOST...]/VOLUME[/DIRECTORY]`.
+//! The text of a source: `//HOST[,HOST...]/VOLUME[/DIRECTORY]`, or the path of a volume file.
 
 use std::ffi::CString;
+use std::path::Path;
 
 /// The parts of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,11 +13,16 @@ pub struct Address {
     pub volume: String,
     /// The components of the directory that is served as the root.
     pub directory: Vec<CString>,
+    /// The file that describes the translators of the client; the servers are asked for it if there is none.
+    pub volfile: Option<CString>,
 }
 
 impl Address {
     /// Parses the text after `gluster:`. Returns the reason and the right form as an error.
     pub fn parse(rest: &str) -> Result<Address, String> {
+        if rest.starts_with('/') && !rest.starts_with("//") {
+            return Address::of_file(rest);
+        }
         let wrong = |why: &str| {
             format!("source gluster:{rest}: {why}: write gluster://HOST[,HOST...]/VOLUME[/DIR]")
         };
@@ -45,7 +51,19 @@ impl Address {
                 part => CString::new(part).map_err(|_| wrong("the directory has a NUL")),
             })
             .collect::<Result<_, _>>()?;
-        Ok(Address { hosts, volume: volume.to_owned(), directory })
+        Ok(Address { hosts, volume: volume.to_owned(), directory, volfile: None })
+    }
+
+    /// The volume that a file describes. Its name is that of the file.
+    fn of_file(path: &str) -> Result<Address, String> {
+        let wrong = |why: &str| format!("source gluster:{path}: {why}: name a volume file");
+        let name = Path::new(path).file_stem().ok_or_else(|| wrong("it names no file"))?;
+        Ok(Address {
+            hosts: Vec::new(),
+            volume: name.to_string_lossy().into_owned(),
+            directory: Vec::new(),
+            volfile: Some(CString::new(path).map_err(|_| wrong("it has a NUL"))?),
+        })
     }
 }
 
@@ -66,6 +84,9 @@ mod tests {
         assert_eq!(address.volume, "vol");
         assert_eq!(address.directory, [c"x".to_owned(), c"y z".to_owned()]);
         assert!(Address::parse("///vol").unwrap().hosts.is_empty());
+        let address = Address::parse("/etc/own volume.vol").unwrap();
+        assert_eq!(address.volume, "own volume");
+        assert_eq!(address.volfile, Some(c"/etc/own volume.vol".to_owned()));
     }
 
     #[test]

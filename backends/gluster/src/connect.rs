@@ -1,8 +1,10 @@
 //! Opening a volume: errors that say what to do, within seconds.
 
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, OsStr};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -36,11 +38,21 @@ const STARTS_WITHIN: Duration = Duration::from_secs(20);
 /// A text that names the object and the next step.
 pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
     let library = library().map_err(|missing| missing.0)?;
-    let servers = servers(address, options)?;
-    reach(&servers, options.transport)?;
-    let asks = asks(address, &servers, options);
+    let servers = match &address.volfile {
+        Some(file) => readable(file).map(|()| Vec::new())?,
+        None => servers(address, options)?,
+    };
+    let asks = match &address.volfile {
+        // Nobody knows the servers, if there are some.
+        Some(_) => None,
+        None => {
+            reach(&servers, options.transport)?;
+            asks(address, &servers, options)
+        }
+    };
     let connect = Connect {
         volume: text(&address.volume)?,
+        volfile: address.volfile.clone(),
         transport: text(options.transport.name())?,
         servers: servers
             .iter()
@@ -50,7 +62,10 @@ pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
         translators: translators(&address.volume, options, asks.is_some())?,
         ends: options.in_application,
     };
-    let known = format!("volume {} of {}", address.volume, names(&servers));
+    let known = match &address.volfile {
+        Some(file) => format!("volume file {}", file.to_string_lossy()),
+        None => format!("volume {} of {}", address.volume, names(&servers)),
+    };
     let volume = Volume::new(library, &connect).map_err(|errno| format!("{known}: {errno}"))?;
     let volume = start(Arc::new(volume), &known)?;
     volume.act_as_process();
@@ -123,6 +138,13 @@ fn translators(
     all.into_iter().map(|(name, key, value)| Ok((text(name)?, text(key)?, text(value)?))).collect()
 }
 
+/// Checks that a volume file can be read.
+fn readable(file: &CStr) -> Result<(), String> {
+    let path = Path::new(OsStr::from_bytes(file.to_bytes()));
+    let read = std::fs::read(path).map(drop);
+    read.map_err(|error| format!("volume file {}: {error}: name another file", path.display()))
+}
+
 /// The servers with their ports.
 fn servers(address: &Address, options: &Options) -> Result<Vec<(String, u16)>, String> {
     match (options.transport, address.hosts.as_slice()) {
@@ -181,7 +203,7 @@ fn start(volume: Arc<Volume>, known: &str) -> Result<Arc<Volume>, String> {
         Ok(Ok(())) => Ok(volume),
         Ok(Err(errno)) => Err(format!(
             "{known} cannot be opened ({errno}): `gluster volume info` on a server shows its name and \
-             whether it is started"
+             whether it is started, -o log-level=error what libgfapi says"
         )),
         Err(RecvTimeoutError::Timeout) => Err(format!(
             "{known} does not answer: `gluster volume status` on a server shows which bricks are missing"
@@ -237,6 +259,12 @@ mod tests {
         assert!(error.contains(&format!("127.0.0.1 port {port}: ")), "{error}");
         assert!(error.contains("start glusterd there"), "{error}");
         assert!(begun.elapsed() < CONNECTS_WITHIN);
+    }
+
+    #[test]
+    fn a_missing_volume_file_is_named() {
+        let error = readable(c"/no/such/file.vol").unwrap_err();
+        assert!(error.contains("volume file /no/such/file.vol: "), "{error}");
     }
 
     #[test]

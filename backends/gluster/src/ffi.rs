@@ -103,6 +103,7 @@ macro_rules! functions {
 
 functions! {
     glfs_new "3.4.0" (*const c_char) -> *mut Glfs;
+    glfs_set_volfile "3.4.0" (*mut Glfs, *const c_char) -> c_int;
     glfs_set_volfile_server "3.4.0" (*mut Glfs, *const c_char, *const c_char, c_int) -> c_int;
     glfs_set_logging "3.4.0" (*mut Glfs, *const c_char, c_int) -> c_int;
     glfs_set_xlator_option "3.4.0" (*mut Glfs, *const c_char, *const c_char, *const c_char) -> c_int;

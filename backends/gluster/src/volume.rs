@@ -39,6 +39,8 @@ pub struct Connect {
     pub volume: CString,
     /// `tcp` or `unix`.
     pub transport: CString,
+    /// The file with the translators of the client, in place of servers that know them.
+    pub volfile: Option<CString>,
     /// Hosts with their ports, or the path of a socket with 0.
     pub servers: Vec<(CString, u16)>,
     /// 0 (none) to 9 (trace).
@@ -65,6 +67,9 @@ impl Volume {
             let own = (libc::geteuid(), libc::getegid());
             let (started, ends) = (AtomicBool::new(false), connect.ends);
             let volume = Volume { library, fs, own, started, ends, inbox: OnceLock::new() };
+            if let Some(file) = &connect.volfile {
+                check((library.glfs_set_volfile)(fs, file.as_ptr()))?;
+            }
             for (server, port) in &connect.servers {
                 let (transport, port) = (connect.transport.as_ptr(), c_int::from(*port));
                 check((library.glfs_set_volfile_server)(fs, transport, server.as_ptr(), port))?;

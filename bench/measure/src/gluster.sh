@@ -28,6 +28,7 @@ bricks=/run/gluster/bricks
 mkdir $bricks
 # A line is the name of a volume, its kind, and options.
 while read -r name kind options; do
+    [ -n "$name" ] || continue
     mkdir "$bricks/${name}1" "$bricks/${name}2"
     case $kind in
         replicated) kind='replica 2' ;;

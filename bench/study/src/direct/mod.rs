@@ -20,6 +20,7 @@ use std::path::PathBuf;
 
 pub(crate) use measure::available_memory;
 pub use measure::run;
+pub(crate) use report::goal_rows;
 pub use report::{html, write as write_report};
 pub(crate) use table::ratio;
 pub use table::table;

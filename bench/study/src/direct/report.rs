@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use defuse_measure::stats::Summary;
 
-use super::goals::{self, Outcome, size};
+use super::goals::{self, Goal, Outcome, size};
 use super::places::{CLIENT, DIRECT, DUMMY, LIBFUSE, MEMORY, MOUNT, NATIVE, SERVED};
 use super::results::{Case, Cell, Lower, Results, Table};
 use super::table::{ratio, requests};
@@ -45,7 +45,7 @@ pub fn write(results: &Results, dir: &Path) -> Result<PathBuf> {
 pub fn html(results: &Results) -> String {
     let part = |id, title, content| Part { id, title, content };
     let parts = [
-        part("goals", "What was promised", all_goals(results)),
+        part("goals", "What was promised", goal_rows(&goals::all(results))),
         part("writes", "Writes and context switches", writes(results)),
         part("sequential", "Sequential writes and reads", sequential(results)),
         part("memory", "Files in memory", memory(results)),
@@ -84,9 +84,10 @@ fn legend_of(targets: &[&str]) -> String {
     legend(&targets.iter().map(|target| (colour(target), *target)).collect::<Vec<_>>())
 }
 
-fn all_goals(results: &Results) -> String {
+/// A table of goals.
+pub(crate) fn goal_rows(goals: &[Goal]) -> String {
     let mut body = String::new();
-    for goal in goals::all(results) {
+    for goal in goals {
         let class = match goal.outcome {
             Outcome::Met => "green",
             Outcome::WithinNoise => "yellow",

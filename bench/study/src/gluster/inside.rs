@@ -7,10 +7,10 @@ use std::{fs, thread};
 use anyhow::{Context, Result, ensure};
 use defuse_measure::gluster::ROOM;
 
-use super::Options;
 use super::cases::Place;
 use super::results::Results;
-use super::stage::{GRAPH, Stage};
+use super::stage::Stage;
+use super::{Options, graph};
 use crate::interrupt::Interrupt;
 
 /// Measures everything, and adds it to `results`. `tell` receives lines of progress. The end of the standard input is a
@@ -56,11 +56,7 @@ fn volume(
     let work = Path::new(ROOM).join(format!("bench-{}", place.name()));
     fs::create_dir(&work).with_context(|| work.display().to_string())?;
     if place == Place::Graph {
-        let bricks = ["graph1", "graph2"].map(|name| Path::new(ROOM).join(name));
-        for brick in &bricks {
-            fs::create_dir(brick)?;
-        }
-        fs::write(work.join(GRAPH), graph(&bricks.each_ref().map(|brick| brick.as_path())))?;
+        graph::make(&work)?;
     }
     let (mut stage, mut left_out) = Stage::set(options, place, &work, &cases)?;
     for target in &stage.targets {
@@ -97,23 +93,4 @@ fn volume(
         }
     }
     Ok(())
-}
-
-/// A volume that the client makes of two directories by itself, as the servers' and the client's parts of a replicated
-/// volume, without the network between.
-fn graph(bricks: &[&Path; 2]) -> String {
-    let mut text = String::new();
-    for (number, brick) in bricks.iter().enumerate() {
-        let brick = brick.display();
-        text.push_str(&format!(
-            "volume graph-posix-{number}\n    type storage/posix\n    option directory {brick}\nend-volume\n\
-             volume graph-client-{number}\n    type features/locks\n    subvolumes graph-posix-{number}\nend-volume\n"
-        ));
-    }
-    text.push_str(
-        "volume graph-replicate-0\n    type cluster/replicate\n    option afr-pending-xattr graph-client-0,graph-client-1\n    \
-         subvolumes graph-client-0 graph-client-1\nend-volume\nvolume graph\n    type performance/io-threads\n    \
-         option thread-count 6\n    subvolumes graph-replicate-0\nend-volume\n",
-    );
-    text
 }

@@ -8,9 +8,11 @@
 pub mod cases;
 pub mod fio;
 pub mod goals;
+mod graph;
 mod inside;
 pub mod names;
 mod outside;
+mod report;
 pub mod results;
 mod shell;
 mod stage;
@@ -23,6 +25,7 @@ use serde::{Deserialize, Serialize};
 
 pub use inside::rounds;
 pub use outside::{Inside, run};
+pub use report::{html, write as write_report};
 pub use table::table;
 
 use cases::Choice;

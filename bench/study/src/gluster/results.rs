@@ -127,8 +127,7 @@ impl Cell {
 
 /// True for threads that receive requests from the kernel: those of GlusterFS (`glfs_fuseproc`), and ours.
 pub fn is_reader(thread: &str) -> bool {
-    const NAMES: [&str; 5] =
-        ["glfs_fuseproc", "defuse-worker", "defuse-ring", "defuse-paper", "defuse-merged"];
+    const NAMES: [&str; 3] = ["glfs_fuseproc", "defuse-worker", "defuse-ring"];
     NAMES.iter().any(|name| thread.starts_with(name))
 }
 

@@ -17,7 +17,7 @@ use super::names::{Order, Outcome};
 use super::results::{Cell, Latency};
 use super::shell::Shell;
 use super::targets::{Paths, Spec};
-use super::{Options, fio};
+use super::{Options, fio, graph};
 use crate::interrupt::Interrupt;
 use crate::mount::connection;
 use crate::process::{Process, Start};
@@ -154,10 +154,13 @@ impl<'a> Stage<'a> {
     }
 
     fn start(&self, spec: &Spec) -> Result<Running> {
-        let graph = self.work.join(GRAPH);
+        let file = self.work.join(graph::FILE);
         let (program, work) = (self.options.program.as_path(), self.work);
-        let paths = Paths { place: self.place, graph: &graph, program, work };
-        let env = [("DEFUSE_RUNTIME_DIR", runtime(work)?)];
+        let paths = Paths { place: self.place, graph: &file, program, work };
+        let mut env = vec![("DEFUSE_RUNTIME_DIR", runtime(work)?)];
+        if self.place == Place::Graph && spec.is_ours() {
+            env.push(("LD_PRELOAD", graph::preload(work)?));
+        }
         let mount = match paths.daemon(spec) {
             Some(words) => Some(mount(&spec.name, &words, &paths.mountpoint(spec), work, &env)?),
             None => None,
@@ -275,9 +278,6 @@ impl Running {
         self.mount.as_ref().map_or(self.shell.pid(), |mount| mount.daemon.pid())
     }
 }
-
-/// The file with the description of a volume without servers.
-pub const GRAPH: &str = "graph.vol";
 
 fn small(target: &Running, round: u32) -> PathBuf {
     target.root.join(SMALL).join(format!("{}-{round}", target.name))

@@ -100,6 +100,14 @@ pub fn rate_of(case: Case, operations: f64) -> String {
     }
 }
 
+/// The unit of [`rate_of`].
+pub fn unit_of(case: Case) -> &'static str {
+    match case.work {
+        Work::Io { block, .. } if block >= LARGE => "MB/s",
+        _ => "/s",
+    }
+}
+
 /// CPU time of an operation, and the load of the busiest thread that receives requests.
 fn costs(text: &mut String, results: &Results, cases: &[Case], targets: &[&str]) {
     head(text, "µs of CPU, % of a reader", targets);

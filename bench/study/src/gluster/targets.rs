@@ -97,6 +97,11 @@ impl Spec {
         Ok(Spec { name: name.to_owned(), how })
     }
 
+    /// True for defuse.
+    pub fn is_ours(&self) -> bool {
+        !matches!(self.how, How::Native(_))
+    }
+
     /// A description for the report.
     pub fn target(&self) -> Target {
         let how = match &self.how {
@@ -139,7 +144,9 @@ impl Paths<'_> {
             How::Mount(arguments) => {
                 let mut words = vec![self.program.into(), "mount".into(), "--foreground".into()];
                 words.extend(arguments.iter().map(OsString::from));
-                words.extend(self.options().iter().flat_map(|option| ["-o".into(), option.into()]));
+                // Within the sandbox, a daemon has no access to the directories of the bricks.
+                let more = (self.place == Place::Graph).then_some(["-o", "no_sandbox"]);
+                words.extend(more.into_iter().flatten().map(OsString::from));
                 words.extend(["--".into(), self.source().into(), self.mountpoint(spec).into()]);
                 Some(words)
             }
@@ -152,11 +159,7 @@ impl Paths<'_> {
         if spec.how != How::Run {
             return vec!["sh".into()];
         }
-        let mut mount = format!("{WITHIN}={}", self.source());
-        self.options().iter().filter(|option| !is_of_mounts(option)).for_each(|option| {
-            mount.push(',');
-            mount.push_str(option);
-        });
+        let mount = format!("{WITHIN}={}", self.source());
         let words = ["run", "--mount", &mount, "--", "sh"].map(OsString::from);
         [&[self.program.into()], words.as_slice()].concat()
     }
@@ -181,24 +184,10 @@ impl Paths<'_> {
 
     fn source(&self) -> String {
         match self.place {
-            Place::Graph => "gluster:///graph".to_owned(),
+            Place::Graph => format!("gluster:{}", self.graph.display()),
             place => format!("gluster://{HOST}/{}", place.name()),
         }
     }
-
-    /// The sandbox of a daemon has no access to the directories of a volume without servers.
-    fn options(&self) -> Vec<String> {
-        match self.place {
-            Place::Graph => {
-                vec![format!("volfile={}", self.graph.display()), "no_sandbox".to_owned()]
-            }
-            _ => Vec::new(),
-        }
-    }
-}
-
-fn is_of_mounts(option: &str) -> bool {
-    option == "no_sandbox"
 }
 
 #[cfg(test)]
@@ -247,11 +236,9 @@ mod tests {
         let graph = paths(Place::Graph);
         assert!(
             text(graph.daemon(&spec("one")).unwrap())
-                .contains("-o volfile=/w/graph.vol -o no_sandbox")
+                .contains("-o no_sandbox -- gluster:/w/graph.vol /w/")
         );
-        assert!(
-            text(graph.shell(&spec("run"))).contains("gluster:///graph,volfile=/w/graph.vol --")
-        );
+        assert!(text(graph.shell(&spec("run"))).contains("=gluster:/w/graph.vol --"));
         assert!(text(graph.daemon(&spec("native-1")).unwrap()).contains("--volfile=/w/graph.vol"));
     }
 }
