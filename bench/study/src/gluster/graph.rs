@@ -1,15 +1,12 @@
-//! A volume without servers: the client has the translators of both sides, and two directories.
+//! Volumes without servers: the client has the translators of both sides, and two directories.
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 use defuse_measure::gluster::ROOM;
-
-/// The file with the description of the volume.
-pub const FILE: &str = "graph.vol";
 
 /// Initialises what libgfapi forgets.
 const CONTEXT: &str = include_str!("context.c");
@@ -18,18 +15,20 @@ const CONTEXT: &str = include_str!("context.c");
 const DEFINES: [&str; 4] =
     ["-DGF_LINUX_HOST_OS", "-DSIZEOF_LONG=8", "-DHAVE_ATOMIC_BUILTINS", "-D_FILE_OFFSET_BITS=64"];
 
-/// Makes the directories and the description of the volume in `work`.
+/// Makes the directories and the description of a volume in `work`, and returns the path of the latter. Each client has
+/// its own volume: nothing below them would order what two of them do in one directory.
 ///
 /// # Errors
 ///
 /// Fails if they cannot be written.
-pub fn make(work: &Path) -> Result<()> {
-    let bricks = ["graph1", "graph2"].map(|name| Path::new(ROOM).join(name));
+pub fn make(work: &Path, client: &str) -> Result<PathBuf> {
+    let bricks = [1, 2].map(|copy| Path::new(ROOM).join(format!("graph-{client}-{copy}")));
     for brick in &bricks {
         fs::create_dir(brick).with_context(|| brick.display().to_string())?;
     }
-    fs::write(work.join(FILE), text(&bricks.each_ref().map(|brick| brick.as_path())))?;
-    Ok(())
+    let file = work.join(format!("graph-{client}.vol"));
+    fs::write(&file, text(&bricks.each_ref().map(|brick| brick.as_path())))?;
+    Ok(file)
 }
 
 /// The servers' and the client's parts of a replicated volume, without the network between.

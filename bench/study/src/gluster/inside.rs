@@ -7,10 +7,10 @@ use std::{fs, thread};
 use anyhow::{Context, Result, ensure};
 use defuse_measure::gluster::ROOM;
 
+use super::Options;
 use super::cases::Place;
 use super::results::Results;
 use super::stage::Stage;
-use super::{Options, graph};
 use crate::interrupt::Interrupt;
 
 /// Measures everything, and adds it to `results`. `tell` receives lines of progress. The end of the standard input is a
@@ -55,9 +55,6 @@ fn volume(
     }
     let work = Path::new(ROOM).join(format!("bench-{}", place.name()));
     fs::create_dir(&work).with_context(|| work.display().to_string())?;
-    if place == Place::Graph {
-        graph::make(&work)?;
-    }
     let (mut stage, mut left_out) = Stage::set(options, place, &work, &cases)?;
     for target in &stage.targets {
         if cases.iter().any(|case| !target.can(*case)) {

@@ -106,7 +106,11 @@ fn count(options: &Options) -> usize {
 fn memory(options: &Options) -> u64 {
     let of = |place: &Place| {
         let jobs = options.choice.cases(*place).iter().map(|case| u64::from(case.jobs)).max();
-        let copies = if matches!(place, Place::Repl | Place::Graph) { 2 } else { 1 };
+        let copies = match place {
+            Place::Dist | Place::Slow => 1,
+            Place::Repl => 2,
+            Place::Graph => 2 * options.targets.len() as u64,
+        };
         copies * jobs.unwrap_or(0) * options.file_bytes
     };
     options.choice.places.iter().map(of).sum()

@@ -154,7 +154,10 @@ impl<'a> Stage<'a> {
     }
 
     fn start(&self, spec: &Spec) -> Result<Running> {
-        let file = self.work.join(graph::FILE);
+        let file = match self.place {
+            Place::Graph => graph::make(self.work, &spec.name)?,
+            _ => PathBuf::new(),
+        };
         let (program, work) = (self.options.program.as_path(), self.work);
         let paths = Paths { place: self.place, graph: &file, program, work };
         let mut env = vec![("DEFUSE_RUNTIME_DIR", runtime(work)?)];
@@ -175,24 +178,11 @@ impl<'a> Stage<'a> {
         Ok(target)
     }
 
-    /// Makes the files of all targets, once.
+    /// Makes the files: once for all targets on servers, and for each of those that have a volume of their own.
     fn make_files(&mut self, cases: &[Case]) -> Result<()> {
-        let (options, quiet) = (self.options, Interrupt::default());
-        let program = options.program.clone();
-        let first = &mut self.targets[0];
-        let dir = |name: &str| first.root.join(name);
-        let (io, small, cold) = (dir(IO), dir(SMALL), dir(COLD));
-        let mut perform = |words: &[OsString]| first.shell.perform(words, PATIENCE, &quiet);
-        perform(&["mkdir".into(), io.clone().into(), small.into(), cold.clone().into()])?;
-        let jobs = cases.iter().filter(|case| matches!(case.work, Work::Io { .. }));
-        if let Some(jobs) = jobs.map(|case| case.jobs).max() {
-            perform(&fio::layout(&io, jobs, options.file_bytes))?;
-        }
-        if cases.iter().any(|case| case.work == Work::Names(Names::Lookup)) {
-            let order = Order { dir: cold, op: Names::Create, threads: 16, files: options.files };
-            perform(&worker(&program, &order)?)?;
-        }
-        Ok(())
+        let volumes = if self.place == Place::Graph { self.targets.len() } else { 1 };
+        let options = self.options;
+        self.targets.iter_mut().take(volumes).try_for_each(|target| target.fill(options, cases))
     }
 
     /// Measures a case on a target. An error is a result, too.
@@ -267,6 +257,23 @@ impl<'a> Stage<'a> {
 }
 
 impl Running {
+    /// Makes the files of all cases.
+    fn fill(&mut self, options: &Options, cases: &[Case]) -> Result<()> {
+        let quiet = Interrupt::default();
+        let [io, small, cold] = [IO, SMALL, COLD].map(|name| self.root.join(name));
+        let mut perform = |words: &[OsString]| self.shell.perform(words, PATIENCE, &quiet);
+        perform(&["mkdir".into(), io.clone().into(), small.into(), cold.clone().into()])?;
+        let jobs = cases.iter().filter(|case| matches!(case.work, Work::Io { .. }));
+        if let Some(jobs) = jobs.map(|case| case.jobs).max() {
+            perform(&fio::layout(&io, jobs, options.file_bytes))?;
+        }
+        if cases.iter().any(|case| case.work == Work::Names(Names::Lookup)) {
+            let order = Order { dir: cold, op: Names::Create, threads: 16, files: options.files };
+            perform(&worker(&options.program, &order)?)?;
+        }
+        Ok(())
+    }
+
     /// False for work that the target cannot do: a run refuses io_setup(2).
     pub fn can(&self, case: Case) -> bool {
         let is_libaio = matches!(case.work, Work::Io { engine: Engine::Libaio, .. });
