@@ -110,6 +110,12 @@ pub const TEST_TOOLS: &[Tool] = &[
     Tool::package_for("acl", "setfacl", "rsync with access lists on a mount"),
     Tool::package_for("glusterfs-server", "glusterd", "GlusterFS: the servers"),
     Tool::package_for("glusterfs-cli", "gluster", "GlusterFS: the servers' commands"),
+    Tool::package_for("glusterfs-client", "glusterfs", "GlusterFS: its own client beside ours"),
+    Tool::package_for(
+        "libglusterfs-dev",
+        "/usr/include/glusterfs/glusterfs.h",
+        "GlusterFS: a volume without servers",
+    ),
     Tool::package_for("libgfapi0", "/usr/lib/*/libgfapi.so.0", "GlusterFS: the client's library"),
     Tool::package_for("iproute2", "ip", "GlusterFS: the network of its servers"),
 ];
