@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::{
-    AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
-    FileSystem, Ino, Io, IoOp, IoctlArgs, IoctlReply, Lifecycle, Lock, LockAnswer, LockKind,
-    LockOwner, LockRequest, LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags,
-    Opened, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr,
-    SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh,
+    Figure, File, FileSystem, Ino, Io, IoOp, IoctlArgs, IoctlReply, Lifecycle, Lock, LockAnswer,
+    LockKind, LockOwner, LockRequest, LockWait, Name, NewNode, NormalPath, Notify, OpenArgs,
+    OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result,
+    SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 use crate::connection::Connection;
@@ -38,6 +38,10 @@ impl<F: FileSystem> FileSystem for Connection<F> {
     /// They tell of all users, and are for whoever runs the server: the server asks the file system itself.
     fn figures(&self) -> Vec<Figure> {
         Vec::new()
+    }
+
+    fn failure_domain(&self, ino: Ino) -> Option<FailureDomain> {
+        self.behind.unchecked().failure_domain(ino)
     }
 
     fn lifecycle(&self) -> Option<&dyn Lifecycle> {

@@ -404,6 +404,7 @@ fn each_method_of_the_contract_is_written_and_checked() {
         "attached",
         "detached",
         "figures",
+        "failure_domain",
         "lifecycle",
         "statfs",
         "syncfs",

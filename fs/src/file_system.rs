@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::{
-    AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
-    Ino, Io, IoOp, IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest, LockWait, Name,
-    NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf,
-    ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs,
-    WriteBuf, Xattr, XattrName,
+    AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh,
+    Figure, File, Ino, Io, IoOp, IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest,
+    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs,
+    ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence,
+    WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 /// A file system: inodes, and operations on them.
@@ -119,6 +119,15 @@ pub trait FileSystem: Send + Sync {
     /// Returns `lookups` lookups of `ino`. Cannot fail: an excess, which is a bug of the frontend,
     /// is ignored. Never called for the root.
     fn forget(&self, ino: Ino, lookups: u64) {}
+
+    /// The part of the storage that requests about `ino` need, if the file system has parts that fail apart
+    /// from each other. A frontend with threads of its own then keeps some of them for requests that need
+    /// other parts, so that one which does not answer holds up only what needs it. It is called before
+    /// each request, for inodes that may be unknown, so it neither waits nor asks anybody: it may err, which
+    /// costs only this protection.
+    fn failure_domain(&self, ino: Ino) -> Option<FailureDomain> {
+        None
+    }
 
     /// The reactions of the file system to the process that uses it, if any.
     fn lifecycle(&self) -> Option<&dyn Lifecycle> {

@@ -11,6 +11,11 @@ use crate::{Errno, Result};
 /// The longest name of one component in bytes, `NAME_MAX`.
 pub const NAME_MAX: usize = 255;
 
+/// A part of the storage behind a file system that fails apart from others, by a number that the file system
+/// chooses ([`crate::FileSystem::failure_domain`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FailureDomain(pub u32);
+
 /// Identifies an inode. The backend chooses the number. It is valid from the lookup that returned
 /// it until all lookups have been forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

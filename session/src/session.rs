@@ -21,11 +21,12 @@ use crate::options::{IoUring, Policy, SessionOptions};
 use crate::transport::dev::{DevChannel, DevLimits, DeviceLine};
 use crate::transport::uring;
 use crate::transport::{Channel, Line, Message, Port, Received, ReplyPort};
+use crate::workers::bulkhead::Bulkhead;
 use crate::workers::inflight::Slots;
 use crate::workers::pool::{Growth, Pool, PoolLimits};
 use crate::workers::ring::Rings;
 use crate::workers::sentinel::Bell;
-use crate::workers::set_aside::SetAside;
+use crate::workers::set_aside::{self, SetAside};
 use crate::workers::{policy, ring, sentinel, serve, signal};
 use defuse_probe::Limited;
 use defuse_wire::abi::{self, InitIn, Opcode};
@@ -202,6 +203,7 @@ impl Statistics {
             ("workers_peak", counts.peak as u64),
             ("workers_started", counts.started),
             ("workers_retired", counts.retired),
+            ("requests_held_back", self.shared.bulkhead.waiting() as u64),
         ];
         snapshot.gauges.extend(gauges.map(|(name, value)| (name.to_string(), value)));
         snapshot.with_figures(&*self.shared.dispatcher.fs)
@@ -252,6 +254,7 @@ pub(crate) struct Shared {
     pub(crate) slots: Slots,
     pub(crate) bell: Bell,
     pub(crate) set_aside: SetAside,
+    pub(crate) bulkhead: Bulkhead,
     /// The workers' source of requests.
     line: Arc<dyn Line>,
     /// Where requests come over rings and not over the device.
@@ -302,6 +305,7 @@ impl Shared {
             slots: Slots::new(max + usize::from(rings.is_some())),
             bell: Bell::default(),
             set_aside: SetAside::default(),
+            bulkhead: Bulkhead::default(),
             rings: rings.transpose()?,
             limits: DevLimits {
                 max_write: negotiated.max_write,
@@ -379,6 +383,16 @@ impl Shared {
         Ok(())
     }
 
+    /// A request was received in place of workers, which all have something in hand. There may be more
+    /// workers by now, for it or for the next one.
+    pub(crate) fn add_for_set_aside(self: &Arc<Self>) {
+        if !self.hands_over() {
+            self.add_worker();
+        } else if self.pool.grow_if(|standing| standing.free == 0) == Growth::Spawn {
+            self.start_worker();
+        }
+    }
+
     /// More requests came at once than a worker could handle, at `now`.
     pub(crate) fn saw_backlog(&self, now: Moment) {
         self.backlog_ns.store(self.begun.ns_until(now), Ordering::Relaxed);
@@ -413,11 +427,23 @@ impl Shared {
         if self.dispatcher.interrupt_deferred(unique) || self.set_aside.interrupt(unique) {
             return;
         }
+        if self.interrupt_held_back(unique) {
+            return;
+        }
         if let Some(thread) = self.slots.interrupt(unique) {
             signal::wake(thread);
             // The signal may come before the system call that it is to end: the sentinel repeats it.
             self.bell.ring();
+            return;
         }
+        // It may have begun to wait meanwhile.
+        self.interrupt_held_back(unique);
+    }
+
+    /// Answers a request that waits at the bulkhead. False where it does not.
+    pub(crate) fn interrupt_held_back(&self, unique: u64) -> bool {
+        let request = self.bulkhead.take(unique);
+        request.map(set_aside::Request::refuse_interrupted).is_some()
     }
 
     /// Makes a worker that waits for requests look around.
@@ -455,6 +481,7 @@ impl Shared {
     /// The kernel has ended the connection.
     pub(crate) fn finish(&self) {
         self.pool.shut_down();
+        self.bulkhead.close();
         if let Some(rings) = &self.rings {
             rings.close();
         }

@@ -9,7 +9,8 @@
 /// * `delegate!(to inner)` calls `self.inner`.
 /// * `delegate!(around inner)` passes each method that has a caller through the layer's own
 ///   `fn around<T>(&self, method: Method, cx: &Context<'_>, call: impl FnOnce(&F) -> Result<T>)
-///   -> Result<T>`. The others (`caps`, `negative_valid_for`, `attached`, `detached`, `figures`, `forget`, `lifecycle`, `submit`,
+///   -> Result<T>`. The others (`caps`, `negative_valid_for`, `attached`, `detached`, `figures`, `forget`,
+///   `failure_domain`, `lifecycle`, `submit`,
 ///   `setlkw`) call `self.inner` directly, and bypass `around`.
 /// * `delegate!(map inner)` passes every argument but the context through the layer's own `fn
 ///   map<T: MapInos>(&self, argument: T) -> T` (see [`MapInos`](crate::layer::MapInos)).
@@ -46,6 +47,8 @@ macro_rules! delegate {
         $crate::delegate! { @bare $how $skip detached() -> $crate::Result<()> }
         $crate::delegate! { @bare $how $skip figures() -> ::std::vec::Vec<$crate::Figure> }
         $crate::delegate! { @bare $how $skip forget(ino: $crate::Ino, lookups: u64) -> () }
+        $crate::delegate! { @bare $how $skip failure_domain(ino: $crate::Ino)
+            -> ::std::option::Option<$crate::FailureDomain> }
         $crate::delegate! { @bare $how $skip
             lifecycle() -> ::std::option::Option<&dyn $crate::Lifecycle> }
         $crate::delegate! { @bare $how $skip submit(io: $crate::Io) -> () }
@@ -147,6 +150,7 @@ macro_rules! delegate {
     (@bare $how:tt [detached $($s:ident)*] detached $($sig:tt)*) => {};
     (@bare $how:tt [figures $($s:ident)*] figures $($sig:tt)*) => {};
     (@bare $how:tt [forget $($s:ident)*] forget $($sig:tt)*) => {};
+    (@bare $how:tt [failure_domain $($s:ident)*] failure_domain $($sig:tt)*) => {};
     (@bare $how:tt [lifecycle $($s:ident)*] lifecycle $($sig:tt)*) => {};
     (@bare $how:tt [submit $($s:ident)*] submit $($sig:tt)*) => {};
     (@bare $how:tt [setlkw $($s:ident)*] setlkw $($sig:tt)*) => {};
@@ -262,6 +266,6 @@ mod tests {
             assert!(forwarded.iter().any(|text| table.contains(text)), "{name}");
             count += 1;
         }
-        assert_eq!(count, crate::layer::Method::ALL.len() + 9);
+        assert_eq!(count, crate::layer::Method::ALL.len() + 10);
     }
 }

@@ -10,7 +10,7 @@ use defuse_fs::{
 use super::{Call, Dispatcher, Done, done, pod};
 use crate::transport::dev::MemorySource;
 use crate::transport::{Deferred, Reply};
-use defuse_wire::request::{Payload, Records};
+use defuse_wire::request::{Body, Payload, Records};
 use defuse_wire::{abi, convert, vendor};
 
 impl Dispatcher {
@@ -151,6 +151,15 @@ impl Dispatcher {
 
 pub(super) fn write_out(count: usize) -> abi::WriteOut {
     abi::WriteOut { size: count as u32, padding: 0 }
+}
+
+/// A copy of a whole request, of which `bytes` has all but data in the transport's pipe.
+pub(crate) fn whole(bytes: &[u8], body: &Body<'_>, reply: &mut dyn Reply) -> Result<Vec<u8>> {
+    let mut copy = bytes.to_vec();
+    if let Body::Write { data: data @ Payload::Pipe(_), .. } = body {
+        copy.extend_from_slice(&owned(data, reply)?);
+    }
+    Ok(copy)
 }
 
 /// The data of a request, wherever it is.

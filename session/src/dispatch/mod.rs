@@ -4,7 +4,7 @@
 //! kernel does not take an answer that gave something away (the caller was killed meanwhile), it is
 //! taken back: the lookup forgotten, the handle released.
 
-mod data;
+pub(crate) mod data;
 mod deferred;
 mod files;
 mod names;
@@ -17,8 +17,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use defuse_fs::{
-    AccessMask, Caller, Context, Errno, Fh, File, FileSystem, Groups, Ino, Interrupted, Lifecycle,
-    Name, Result,
+    AccessMask, Caller, Context, Errno, FailureDomain, Fh, File, FileSystem, Groups, Ino,
+    Interrupted, Lifecycle, Name, Result,
 };
 use defuse_probe::Recorder;
 use defuse_probe::clock::Moment;
@@ -343,6 +343,19 @@ impl Dispatcher {
         let bytes = data::owned(data, reply)?;
         self.notify.retrieved(unique, bytes);
         Ok(())
+    }
+
+    /// The part of the storage that the thread of `request` would wait for, as far as the file system
+    /// knows. Requests that are answered later hold no thread.
+    pub(crate) fn failure_domain(&self, request: &Request<'_>) -> Option<FailureDomain> {
+        match request.body {
+            Body::Read(_) | Body::Write { .. } if self.submits() => None,
+            Body::Setlkw(_) => None,
+            _ => {
+                let ask = || self.fs.failure_domain(Ino(request.nodeid));
+                catch_unwind(AssertUnwindSafe(ask)).unwrap_or_default()
+            }
+        }
     }
 
     /// Ends the wait of a deferred request. False where `unique` is not one.

@@ -271,6 +271,11 @@ impl DevChannel {
         Arc::clone(&self.port)
     }
 
+    /// The port that gave the request that was received.
+    pub(crate) fn reply_port(&self) -> Arc<dyn Port> {
+        Arc::clone(&self.reply.port)
+    }
+
     /// Remembers what to expect of the next request.
     fn note(&mut self, len: usize) -> Result<()> {
         let header =

@@ -107,9 +107,7 @@ impl Slots {
     pub(crate) fn begin(&self, slot: &Slot, unique: u64) {
         slot.begin(unique);
         // Either this sees the early interrupt, or `interrupt` sees the request.
-        if self.early_count.load(Ordering::SeqCst) > 0
-            && self.early.iter().any(|early| early.load(Ordering::SeqCst) == unique)
-        {
+        if self.was_early(unique) {
             slot.interrupted.store(unique, Ordering::Release);
         }
     }
@@ -122,6 +120,12 @@ impl Slots {
         let place = self.early_count.fetch_add(1, Ordering::SeqCst) % EARLY;
         self.early[place].store(unique, Ordering::SeqCst);
         self.mark(unique)
+    }
+
+    /// True if the request `unique` was interrupted while no worker had it, and only then.
+    pub(crate) fn was_early(&self, unique: u64) -> bool {
+        self.early_count.load(Ordering::SeqCst) > 0
+            && self.early.iter().any(|early| early.load(Ordering::SeqCst) == unique)
     }
 
     fn mark(&self, unique: u64) -> Option<i32> {

@@ -11,12 +11,16 @@
 //!   [`sentinel`] looks every few milliseconds while there is work, and adds a worker whenever all
 //!   are busy and the device has something to read, up to the maximum.
 //!
+//! Where a file system names parts that fail apart from each other, [`bulkhead`] keeps threads for those that
+//! answer.
+//!
 //! [`policy`] has two other policies, for comparison: those of a paper.
 //!
 //! FORGET, BATCH_FORGET and INTERRUPT never count as work: they are done at once by whoever receives
 //! them. A worker that keeps finding others idle parks itself, and ends after some seconds of rest. Workers
 //! beyond a maximum that was lowered end after their request.
 
+pub(crate) mod bulkhead;
 pub(crate) mod inflight;
 pub(crate) mod policy;
 pub(crate) mod pool;

@@ -113,7 +113,10 @@ impl Watch {
             return ring::tick(shared, rings);
         }
         if shared.set_aside.is_waiting() {
-            shared.call_idle_worker();
+            match shared.pool.idle() {
+                0 => shared.add_for_set_aside(),
+                _ => shared.call_idle_worker(),
+            }
         }
         if shared.pool.idle() > 0 {
             self.stuck = 0;

@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_fs::Errno;
+use defuse_fs::{FailureDomain, Result};
 use defuse_probe::clock::{self, Moment};
 use defuse_probe::{Cells, Op};
 
 use super::inflight::Slot;
 use super::pool::Woken;
 use super::{set_aside, signal};
+use crate::dispatch::data::whole;
 use crate::session::Shared;
 use crate::transport::dev::DevChannel;
-use crate::transport::{Channel, Received, Reply};
+use crate::transport::{Channel, Message, Received, Reply};
 use defuse_probe::Limited;
 use defuse_wire::op::op_of;
 use defuse_wire::request::{Body, DecodeError, DecodeOptions, Request};
@@ -151,20 +152,82 @@ impl Worker<'_> {
         if matches!(request.body, Body::Release(_)) {
             self.shared.bell.ring();
         }
+        let domain = self.shared.dispatcher.failure_domain(&request);
+        if let Some(domain) = domain
+            && !self.shared.bulkhead.enter(domain, self.shared.pool.max())
+        {
+            let Message::Whole(bytes) = message else {
+                unreachable!("the device gives whole ones")
+            };
+            let (unique, bytes) = (request.unique, whole(bytes, &request.body, reply));
+            return self.hold_back(domain, unique, bytes);
+        }
         self.last = handle(self.shared, &request, reply, self.slot, &self.cells, started);
         self.slept = started.ns_until(self.last) > SLEPT_NS;
+        self.leave(domain);
         self.finish_request();
+    }
+
+    /// The request `unique`, of which `bytes` is a copy, waits until its part of the storage holds fewer
+    /// threads.
+    fn hold_back(&mut self, domain: FailureDomain, unique: u64, bytes: Result<Vec<u8>>) {
+        let port = self.channel.reply_port();
+        match bytes {
+            Err(errno) => drop(self.channel.reply_through(&port, unique).send_errno(errno.raw())),
+            Ok(bytes) => {
+                let request = set_aside::Request { unique, bytes, port, interrupted: false };
+                self.enter_or_wait(domain, request);
+            }
+        }
+        self.last = clock::now();
+        self.finish_request();
+    }
+
+    fn enter_or_wait(&mut self, domain: FailureDomain, request: set_aside::Request) {
+        let (shared, unique) = (self.shared, request.unique);
+        match shared.bulkhead.enter_or_wait(domain, shared.pool.max(), request) {
+            Some(request) => {
+                self.handle_copy(&request);
+                self.leave(Some(domain));
+            }
+            // Either this sees the interrupt, or `Shared::interrupt` sees the request that waits.
+            None if shared.slots.was_early(unique) => drop(shared.interrupt_held_back(unique)),
+            None => {}
+        }
+    }
+
+    /// A request that needed `domain` was handled. Handles those that may enter now.
+    fn leave(&mut self, mut domain: Option<FailureDomain>) {
+        while let Some(left) = domain {
+            let next = self.shared.bulkhead.leave(left, self.shared.pool.max());
+            let Some((entered, request)) = next else { return };
+            self.handle_copy(&request);
+            domain = Some(entered);
+        }
+    }
+
+    fn handle_copy(&mut self, request: &set_aside::Request) {
+        let started = clock::now();
+        let reply = self.channel.reply_through(&request.port, request.unique);
+        match Request::parse(&request.bytes, &self.options) {
+            Ok(parsed) => {
+                self.last = handle(self.shared, &parsed, reply, self.slot, &self.cells, started);
+            }
+            Err(error) => refuse(&error, reply),
+        }
     }
 
     /// A request that the sentinel received while every worker was stuck.
     fn handle_set_aside(&mut self, request: set_aside::Request) {
-        let started = clock::now();
-        self.shared.pool.begin();
-        let reply = self.channel.reply_through(&request.port, request.unique);
-        if request.interrupted {
-            let _ = reply.send_errno(Errno::EINTR.raw());
-        } else if let Ok(parsed) = Request::parse(&request.bytes, &self.options) {
-            handle(self.shared, &parsed, reply, self.slot, &self.cells, started);
+        if self.shared.pool.begin() && self.shared.hands_over() {
+            self.shared.add_for_set_aside();
+        }
+        let parsed = Request::parse(&request.bytes, &self.options);
+        let domain = parsed.ok().and_then(|parsed| self.shared.dispatcher.failure_domain(&parsed));
+        match domain {
+            _ if request.interrupted => request.refuse_interrupted(),
+            Some(domain) => self.enter_or_wait(domain, request),
+            None => self.handle_copy(&request),
         }
         self.last = clock::now();
         self.finish_request();

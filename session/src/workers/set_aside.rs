@@ -1,11 +1,17 @@
 //! Requests that the sentinel received because every worker was stuck.
 
 use std::collections::VecDeque;
+use std::io::IoSlice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use defuse_fs::Errno;
+use defuse_wire::abi::OutHeader;
+use zerocopy::IntoBytes;
+
 use crate::transport::Port;
 
+const HEADER_LEN: usize = size_of::<OutHeader>();
 /// Most requests set aside; beyond that they stay with the kernel.
 const MOST: usize = 256;
 
@@ -16,6 +22,16 @@ pub(crate) struct Request {
     pub(crate) port: Arc<dyn Port>,
     /// It was interrupted while it lay here.
     pub(crate) interrupted: bool,
+}
+
+impl Request {
+    /// Answers that its caller was interrupted.
+    pub(crate) fn refuse_interrupted(self) {
+        let error = -Errno::EINTR.raw();
+        let header = OutHeader { len: HEADER_LEN as u32, error, unique: self.unique };
+        // An error says that nobody waits any more.
+        let _ = self.port.send(&[IoSlice::new(header.as_bytes())]);
+    }
 }
 
 /// The requests set aside, oldest first.
