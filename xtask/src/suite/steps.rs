@@ -73,7 +73,11 @@ pub const TEST_TOOLS: &[Tool] = &[
     Tool::package_for("bindfs", "bindfs", "statistics of other FUSE file systems"),
     Tool::package_for("sshfs", "sshfs", "statistics of sshfs, and FUSE programs over a socket"),
     Tool::package_for("openssh-server", "sshd", "the server of sshfs"),
-    Tool::package_for("fio", "fio", "latencies in the kernel compared with fio"),
+    Tool::package_for(
+        "fio",
+        "fio",
+        "latencies in the kernel compared with fio, clients of GlusterFS",
+    ),
     Tool::package_for(
         "libpython3.*-testsuite",
         "/usr/lib/python3.*/test/test_mmap.py",
