@@ -4,7 +4,8 @@
 //! [`Memory`]), and four devices: [`File`] (a file or block device, by io_uring), [`Ram`] (memory),
 //! [`Sim`] (memory that remembers every event, so that a test can compute what a power cut could
 //! leave behind) and [`Model`] (an SSD in virtual time). [`Separated`] shares a few queues of a
-//! device among many users by the classes of their operations, and [`Counted`] counts what goes to a device.
+//! device among many users by the classes of their operations, [`Counted`] counts what goes to a device,
+//! and [`Worker`] has one thread do all I/O, near the device.
 //!
 //! It knows no file system, keeps no cache, and promises no order that the device does not promise. No word of io_uring appears in the traits, so that a pair of NVMe queues fits them.
 //!
@@ -35,6 +36,7 @@ mod region;
 pub mod separation;
 pub mod sim;
 mod waker;
+pub mod worker;
 
 pub use blocking::Blocking;
 pub use clock::{Clock, Monotonic};
@@ -51,6 +53,7 @@ pub use rustix::io::Errno;
 pub use separation::{Separated, Separation};
 pub use sim::Sim;
 pub use waker::{Parker, Waker};
+pub use worker::Worker;
 
 /// The result of an operation; errors are those of errno(3).
 pub type Result<T, E = Errno> = std::result::Result<T, E>;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use defuse_block::{
     Access, Blocking, Device, Errno, File, Kind, OpenError, OpenFile, Ram, Separated, Separation,
-    Sim,
+    Sim, Worker,
 };
 
 #[path = "cases/mod.rs"]
@@ -25,7 +25,10 @@ fn each(case: impl Fn(&str, &dyn Device)) {
     separated(&case, "separated memory", Arc::new(Ram::new(4096, BLOCKS)));
     separated(&case, "separated simulation", Arc::new(Sim::new(BLOCKS, 1)));
     let dir = tempfile::tempdir().unwrap();
+    case("worker", &Worker::over(Arc::new(Ram::new(4096, BLOCKS))).unwrap());
     case("file", &File::open(&image(dir.path()), Access::ReadWrite).unwrap());
+    let file = File::open(&image(dir.path()), Access::ReadWrite).unwrap();
+    case("worker of a file", &Worker::over(Arc::new(file)).unwrap());
     let file = File::open(&image(dir.path()), Access::ReadWrite).unwrap();
     separated(&case, "separated file", Arc::new(file));
     match Loop::new(&image(dir.path())) {

@@ -35,6 +35,8 @@ pub struct Offer {
     pub max_connections: usize,
     /// Half of all by default.
     pub max_connections_of_user: Option<usize>,
+    /// See [`ServerOptions::dead_after`].
+    pub dead_after: Option<Duration>,
     pub session: SessionOptions,
     /// The sandbox, if there is to be one.
     pub sandbox: Option<Needs>,
@@ -90,6 +92,7 @@ fn listen(offer: Offer) -> Result<Listening> {
         admission,
         max_connections,
         max_connections_of_user,
+        dead_after: offer.dead_after,
         pages: paged.map(|paged| paged as _),
         versions: versioned.map(|versioned| versioned as _),
         lines: offer.shared.map(|_| Arc::new(Rings::default()) as _),

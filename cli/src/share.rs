@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use defuse_cache::Kind as PolicyKind;
 use defuse_compose::Source;
@@ -49,6 +50,9 @@ pub struct ServeArgs {
     /// Maximum number of connections of one user (default: half of all)
     #[arg(long, value_name = "N")]
     max_connections_of_user: Option<usize>,
+    /// Release a lock if others have waited for it for this long, while its process was stopped (default: never)
+    #[arg(long, value_name = "SECONDS", value_parser = crate::stat::period)]
+    dead_after: Option<Duration>,
     /// Stay in the foreground, and log to the standard error
     #[arg(short, long)]
     foreground: bool,
@@ -84,6 +88,8 @@ impl ServeArgs {
         line.extend(
             self.max_connections_of_user.map(|n| format!("--max-connections-of-user={n}").into()),
         );
+        let after = self.dead_after.map(|after| format!("--dead-after={}", after.as_secs_f64()));
+        line.extend(after.map(OsString::from));
         if let Some(file) = &self.log_file {
             line.extend(["--log-file".into(), file.into()]);
         }
@@ -126,6 +132,7 @@ pub fn run(mut args: ServeArgs) -> Result {
                 admit: args.admit.clone(),
                 max_connections: args.max_connections,
                 max_connections_of_user: args.max_connections_of_user,
+                dead_after: args.dead_after,
                 session: settings.session.clone(),
                 sandbox: settings.sandbox.then(|| serve::needs(&source)),
             };

@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
@@ -112,6 +113,90 @@ fn a_manager_that_cannot_open_a_device_names_file_line_and_key_and_serves_nothin
     fs::write(place.path("manager.toml"), "socket = 's'\npaths = 1\n").unwrap();
     place.fails(2, &["manager", "--check", "manager.toml"], "manager.toml:2: paths: unknown field");
     place.fails(1, &["manager", "none.toml"], "cannot read the configuration");
+}
+
+/// The threads of a process with this name, and the processors that each may use.
+fn processors_of(pid: Pid, thread: &str) -> Vec<String> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap();
+    let statuses =
+        tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("status")).ok());
+    let name = format!("Name:\t{thread}\n");
+    let of_thread = statuses.filter(|status| status.starts_with(&name));
+    let mut allowed: Vec<String> = of_thread
+        .map(|status| {
+            let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+            line.unwrap().trim().to_owned()
+        })
+        .collect();
+    allowed.sort_unstable();
+    allowed
+}
+
+#[test]
+fn each_device_has_one_thread_for_its_io_on_a_processor_of_its_node() {
+    let managed = Managed::of(&["one", "two"], "");
+    let place = &managed.place;
+    // A machine with two nodes of one processor each; the disk with the images is at the second.
+    let last = std::thread::available_parallelism().unwrap().get() - 1;
+    let device = fs::metadata(place.path("one")).unwrap().dev();
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let disk = format!("dev/block/{major}:{minor}/numa_node");
+    let node = "devices/system/node";
+    for (path, text) in [
+        (format!("{node}/online"), "0-1".to_owned()),
+        (format!("{node}/node0/cpulist"), "0".to_owned()),
+        (format!("{node}/node1/cpulist"), last.to_string()),
+        (disk, "1".to_owned()),
+    ] {
+        let path = place.path("sys").join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+    let config = fs::read_to_string(place.path("manager.toml")).unwrap();
+    let config = format!("sysfs = {:?}\n{config}", place.path("sys"));
+    fs::write(place.path("manager.toml"), config).unwrap();
+    place.ok(&["manager", "manager.toml", "--log-file", "log"]);
+    assert_eq!(processors_of(managed.pid(), "defuse-io"), [last.to_string(), last.to_string()]);
+    let log = fs::read_to_string(place.path("log")).unwrap();
+    let told = format!("one: one thread does its I/O, on processor {last} of node 1");
+    assert!(log.contains(&told), "{log}");
+    // This machine has fewer nodes than it says. The files are there all the same.
+    let script = "cd /x/disks && seq 100000 >one/a && sync && cp one/a two/b && cmp one/a two/b && echo same";
+    assert_eq!(managed.shell(script), ("same\n".to_owned(), Some(0)));
+    managed.end();
+    place.ok(&["fsck", "two"]);
+}
+
+/// Everybody waited for the lock of a process that was stopped, until somebody killed it.
+#[test]
+fn a_stopped_process_loses_the_lock_for_which_others_wait_and_its_next_call_fails_once() {
+    let managed = Managed::of(&["one"], "");
+    let place = &managed.place;
+    let config = fs::read_to_string(place.path("manager.toml")).unwrap();
+    fs::write(place.path("manager.toml"), format!("dead-after = 1\n{config}")).unwrap();
+    place.ok(&["manager", "manager.toml", "--log-file", "log"]);
+    let mount = format!("/x=shared:{}", place.path("socket").display());
+    // The lock is taken by a program that has ended, and held by the shell, which writes by itself.
+    let script = "cd /x/disks/one; exec 9>held; flock 9; echo $$ >pid; kill -STOP $$; \
+                  echo a >&9 && echo fine || echo failed; echo b >&9 && echo fine";
+    let mut holder = place.command(&["run", "--mount", &mount, "--", "bash", "-c", script]);
+    let holder = holder.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("a stopped holder", || {
+        let (pid, _) = managed.shell("cat /x/disks/one/pid 2>/dev/null");
+        let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+        stat.contains(") T ")
+    });
+    let pid: i32 = managed.shell("cat /x/disks/one/pid").0.trim().parse().unwrap();
+    let (out, code) = managed.shell("flock /x/disks/one/held echo mine");
+    assert_eq!((out.as_str(), code), ("mine\n", Some(0)));
+    let log = fs::read_to_string(place.path("log")).unwrap();
+    let told = format!("process {pid} (bash)");
+    let line = log.lines().find(|line| line.contains(&told)).unwrap_or_else(|| panic!("{log}"));
+    assert!(line.contains("lost its lock on /disks/one/held"), "{line}");
+    kill_process(Pid::from_raw(pid).unwrap(), Signal::CONT).unwrap();
+    let said = said(holder.wait_with_output().unwrap());
+    assert_eq!(said.out, "failed\nfine\n", "{}", said.err);
+    managed.end();
 }
 
 /// The end of a manager that lost changes looked like any other, if its exit code were 0.

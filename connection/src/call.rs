@@ -5,9 +5,8 @@
 
 use defuse_fs::{Context, Errno, FileSystem, Ino, Result};
 
-use crate::credentials::Credentials;
 use crate::guard::Guard;
-use crate::ledger::Ledger;
+use crate::stopped::Client;
 
 /// The file system that all clients share.
 pub(crate) struct Behind<F>(F);
@@ -25,16 +24,18 @@ impl<F: FileSystem> Behind<F> {
     }
 
     /// Checks a call by `cx` that names `inodes`. `EPERM` where the client acts for somebody else;
-    /// `ESTALE` for inodes that it was not given.
+    /// `ESTALE` for inodes that it was not given; `EIO` once after it has lost a lock.
     pub(crate) fn check<'a>(
         &'a self,
-        (who, ledger): (&'a Credentials, &'a Ledger),
+        client: &'a Client,
         cx: &'a Context<'_>,
         inodes: &[Ino],
     ) -> Result<Call<'a, F>> {
+        let (who, ledger) = (&*client.who, &*client.ledger);
         if !who.may_act_as(cx.caller) {
             return Err(Errno::EPERM);
         }
+        client.calls(cx.caller.pid)?;
         if !inodes.iter().all(|&ino| ledger.holds(ino)) {
             return Err(Errno::ESTALE);
         }

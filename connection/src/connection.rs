@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use defuse_fs::{Context, Errno, File, FileSystem, Ino, LockKind, LockOwner, Result};
 
@@ -12,11 +13,13 @@ use crate::holds::Holds;
 use crate::ledger::{Ledger, Legacy, drop_locks};
 use crate::maps::Maps;
 use crate::quotas::{Accounts, Quotas};
+use crate::stopped::{Client, Process, Watch};
 
 /// The state that all connections of one served file system share.
 pub struct Service {
     pub(crate) maps: Maps,
     pub(crate) holds: Holds,
+    pub(crate) watch: Watch,
     accounts: Accounts,
     await_ended: Box<dyn Fn() + Send + Sync>,
 }
@@ -29,8 +32,22 @@ impl Service {
     /// end of a child expects that.
     pub fn new(quotas: Quotas, await_ended: impl Fn() + Send + Sync + 'static) -> Arc<Service> {
         let (maps, holds) = (Maps::new(quotas.connection.mapped_bytes), Holds::default());
-        let accounts = Accounts::new(quotas);
-        Arc::new(Service { maps, holds, accounts, await_ended: Box::new(await_ended) })
+        let (accounts, watch) = (Accounts::new(quotas), Watch::default());
+        Arc::new(Service { maps, holds, watch, accounts, await_ended: Box::new(await_ended) })
+    }
+
+    /// Releases each lock for which somebody has waited for `limit`, if all processes that share it were stopped at
+    /// every call of this method during that time. Their next calls get `EIO` once, and the log names them and the
+    /// file. To be called several times in each `limit`. Returns the number of locks.
+    ///
+    /// `look` returns what the kernel shows of a process.
+    pub fn release_stopped(
+        &self,
+        fs: &dyn FileSystem,
+        limit: Duration,
+        look: &dyn Fn(u32) -> Option<Process>,
+    ) -> usize {
+        self.watch.release(fs, (limit, Instant::now()), look)
     }
 
     /// True where no client has mapped a file.
@@ -45,6 +62,7 @@ pub struct Connection<F> {
     pub(crate) service: Arc<Service>,
     pub(crate) who: Arc<Credentials>,
     pub(crate) ledger: Arc<Ledger>,
+    client: Arc<Client>,
 }
 
 impl<F: FileSystem + Clone> Connection<F> {
@@ -81,7 +99,10 @@ impl<F: FileSystem + Clone> Connection<F> {
     }
 
     fn with(fs: F, service: Arc<Service>, who: Arc<Credentials>, ledger: Ledger) -> Self {
-        Connection { behind: Behind::new(fs), service, who, ledger: Arc::new(ledger) }
+        let ledger = Arc::new(ledger);
+        let client = Client::new(Arc::clone(&who), Arc::clone(&ledger));
+        service.watch.add(&client);
+        Connection { behind: Behind::new(fs), service, who, ledger, client }
     }
 }
 
@@ -169,7 +190,7 @@ impl<F: FileSystem> Connection<F> {
     }
 
     pub(crate) fn check<'a>(&'a self, cx: &'a Context<'_>, inodes: &[Ino]) -> Result<Call<'a, F>> {
-        self.behind.check((&self.who, &self.ledger), cx, inodes)
+        self.behind.check(&self.client, cx, inodes)
     }
 
     pub(crate) fn is_guarded(&self) -> bool {

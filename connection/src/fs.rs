@@ -1,7 +1,7 @@
 //! The layer: each method checks the call, makes it, and accounts for its result.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use defuse_fs::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh,
@@ -11,7 +11,7 @@ use defuse_fs::{
     SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
-use crate::connection::Connection;
+use crate::connection::{Connection, Service};
 use crate::listing::Listing;
 use crate::maps::Mapped;
 use crate::rules::{EXEC, READ, WRITE};
@@ -468,10 +468,13 @@ impl<F: FileSystem> FileSystem for Connection<F> {
             Ok(counted) => counted,
             Err(errno) => return wait.finish(Err(errno)),
         };
-        let ledger = Arc::clone(&self.ledger);
+        let (ledger, service) = (Arc::clone(&self.ledger), Arc::clone(&self.service));
+        let asked = self.lower_request(&request);
+        let listed = service.watch.wait(file.ino, asked, Instant::now());
+        let listed = Listed { service, number: listed };
         let account = |answer: LockAnswer| -> LockAnswer {
             Box::new(move |taken| {
-                let _counted = counted;
+                let _ended = (counted, listed);
                 if taken.is_ok() {
                     ledger.locked(file.ino, &request);
                 }
@@ -480,7 +483,7 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         };
         match self.lower(file) {
             Ok(lower) => {
-                let wait = wait.map_file(|_| lower).map_request(|_| self.lower_request(&request));
+                let wait = wait.map_file(|_| lower).map_request(|_| asked);
                 self.behind.unchecked().setlkw(wait.map_answer(account));
             }
             Err(errno) => wait.finish(Err(errno)),
@@ -517,6 +520,18 @@ impl<F: FileSystem> FileSystem for Connection<F> {
     fn fsyncdir(&self, cx: &Context<'_>, dir: File, datasync: bool) -> Result<()> {
         let call = self.check(cx, &[dir.ino])?;
         call.fs.fsyncdir(cx, self.lower(dir)?, datasync)
+    }
+}
+
+/// A wait in the list of the service, until it is dropped.
+struct Listed {
+    service: Arc<Service>,
+    number: u64,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        self.service.watch.waited(self.number);
     }
 }
 

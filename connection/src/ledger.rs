@@ -14,6 +14,7 @@
 //! *Invariants*, which are asserted: nobody gives back more than they hold; the family holds at least
 //! what each of its connections holds, and the file system has given no more than the family holds.
 
+mod holders;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,8 @@ use defuse_fs::{
     AccessMode, Caller, Context, Errno, Fh, File, FileSystem, Ino, Lock, LockKind, LockOwner,
     LockRequest, LockType, OpenFlags, ReleaseArgs, Result,
 };
+
+pub(crate) use holders::Holder;
 
 use crate::maps::Memory;
 use crate::quotas::Account;

@@ -11,6 +11,7 @@
 //!   over all its clients, and mapped bytes for all users together (`quotas`).
 //! - A client may ask for all inodes on the way of a path at once (`steps`).
 //! - A file that clients have mapped has one memory, and all of them see it (`maps`).
+//! - A client that is stopped loses locks for which others wait (`stopped`).
 //!
 //! This crate knows no protocol and no transport. A frontend for other processes finds out who its
 //! client is, makes a connection, and calls it.
@@ -27,9 +28,11 @@ mod ledger;
 mod listing;
 mod maps;
 mod pages;
+mod place;
 mod quotas;
 mod rules;
 mod steps;
+mod stopped;
 #[cfg(test)]
 mod tests;
 mod usage;
@@ -40,4 +43,5 @@ pub use ledger::Legacy;
 pub use pages::{PageSource, VersionSource};
 pub use quotas::Quotas;
 pub use steps::{End, Step};
+pub use stopped::Process;
 pub use usage::Limits;

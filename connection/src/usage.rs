@@ -181,6 +181,13 @@ impl Usage {
         self.change_ranges(|ranges| ranges.drop_owner(key, key.1, key.2, &mut Vec::new()));
     }
 
+    /// The locks on `ino` that stand against `request`, with the processes that took them. Owners are named as the client
+    /// names them.
+    pub(super) fn holders(&self, ino: Ino, request: &LockRequest) -> Vec<(LockKey, u32)> {
+        let holders = self.ranges().holders(|key| key.0 == ino, request);
+        holders.into_iter().map(|(key, lock)| (key, lock.pid)).collect()
+    }
+
     fn change_ranges<T>(&self, change: impl FnOnce(&mut LockTable<LockKey, ()>) -> T) -> T {
         let mut ranges = self.ranges();
         let before = ranges.held() as u64;

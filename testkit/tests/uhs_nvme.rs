@@ -23,6 +23,9 @@ const OPTIONS: defuse_uhs::Options = defuse_uhs::Options {
     read_only: false,
     commit: None,
     discard: false,
+    separation: None,
+    queues: None,
+    worker: false,
     cache_pages: 256,
     dirty_pages: 64,
 };

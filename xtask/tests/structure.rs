@@ -34,6 +34,8 @@ const UNSAFE_FILES: &[&str] = &[
     "block/src/blocking.rs",
     "block/src/memory.rs",
     "block/src/region.rs",
+    // mbind(2), which rustix lacks.
+    "block/src/worker/memory.rs",
     // Submissions to io_uring(7), which point to memory.
     "block/src/file/buffers.rs",
     "block/src/file/queue.rs",

@@ -41,6 +41,7 @@ pub fn image(script: &[u8]) {
     let options = Options {
         commit: None,
         discard: false,
+        worker: false,
         cache_pages: 256,
         dirty_pages: 64,
         read_only: true,
@@ -83,6 +84,7 @@ pub fn snapshot(script: &[u8]) {
     let options = Options {
         commit: None,
         discard: false,
+        worker: false,
         cache_pages: 256,
         dirty_pages: 64,
         read_only: false,

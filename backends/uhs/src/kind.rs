@@ -45,6 +45,8 @@ const OPTIONS: &[Opt<Options>] = &[
         "threads share queues of the device, which take turns or are divided by what operations are"),
     Opt::new("queues", Number(1, MOST_QUEUES, |o, count| o.queues = Some(count as u32)),
         "how many queues they share (default 4); only with separation="),
+    Opt::new("worker", Flag(|o| o.worker = true),
+        "one thread does all I/O, on a processor of the device's NUMA node"),
 ];
 
 const SEPARATIONS: &[Word<Options>] = &[
@@ -87,6 +89,7 @@ mod tests {
                 ..Options::default()
             }
         );
+        assert!(!set.worker && of(&["worker"]).unwrap().worker);
         assert_eq!(of(&["commit=0"]).unwrap().commit, None);
         let set = of(&["separation=learned", "queues=3"]).unwrap();
         assert_eq!((set.separation, set.queues), (Some(Mode::Learned), Some(3)));

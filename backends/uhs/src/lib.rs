@@ -58,6 +58,8 @@ pub struct Options {
     pub separation: Option<Mode>,
     /// How many queues they share; `None`: 4.
     pub queues: Option<u32>,
+    /// One thread does all I/O, on the NUMA node of the device, see [`Worker`](defuse_block::Worker).
+    pub worker: bool,
 }
 
 impl Default for Options {
@@ -70,6 +72,7 @@ impl Default for Options {
             dirty_pages: 8192,
             separation: None,
             queues: None,
+            worker: false,
         }
     }
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use rustix::fs::{AtFlags, FileType, SeekFrom, Stat, StatxFlags};
 
+use crate::worker::node_of;
 use crate::{Facts, Result};
 
 /// Bytes of a block, also on devices with smaller sectors: nothing here wants smaller ones.
@@ -21,6 +22,8 @@ pub(super) fn of(fd: &OwnedFd, path: &Path, stat: &Stat) -> Result<(Facts, usize
     let logical = if regular { 512 } else { rustix::fs::ioctl_blksszget(fd)? };
     let block_size = logical.max(BLOCK);
     let queue = if regular { Limits::of_file() } else { Limits::of_device(stat.st_rdev) };
+    // A file is where the device of its file system is.
+    let node = node_of(if regular { stat.st_dev } else { stat.st_rdev });
     let facts = Facts {
         name: path.display().to_string(),
         block_size,
@@ -35,7 +38,7 @@ pub(super) fn of(fd: &OwnedFd, path: &Path, stat: &Stat) -> Result<(Facts, usize
         max_queues: 1024,
         max_depth: 4096,
         erase_unit: queue.erase_unit,
-        numa_node: queue.node,
+        numa_node: node,
     };
     Ok((facts, alignment(fd)))
 }
@@ -58,13 +61,12 @@ struct Limits {
     fua: bool,
     discard: bool,
     erase_unit: u32,
-    node: Option<u32>,
 }
 
 impl Limits {
     fn of_file() -> Self {
         // A file system below always wants fdatasync(2), and RWF_DSYNC is that for one write.
-        Limits { volatile: true, fua: false, discard: true, erase_unit: ERASE, node: None }
+        Limits { volatile: true, fua: false, discard: true, erase_unit: ERASE }
     }
 
     fn of_device(rdev: u64) -> Self {
@@ -77,14 +79,11 @@ impl Limits {
         };
         let number = |name: &str| read(name).and_then(|text| text.trim().parse::<u64>().ok());
         let granularity = number("discard_granularity").unwrap_or(0);
-        let node = read_to_string(format!("{dir}/device/numa_node")).ok();
         Limits {
             volatile: read("write_cache").is_none_or(|text| text.trim() != "write through"),
             fua: number("fua") == Some(1),
             discard: number("discard_max_bytes").unwrap_or(0) > 0,
             erase_unit: u32::try_from(granularity).unwrap_or(0).max(ERASE),
-            // -1 stands for none.
-            node: node.and_then(|text| text.trim().parse().ok()),
         }
     }
 }

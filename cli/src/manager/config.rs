@@ -1,6 +1,7 @@
 //! The configuration of a manager: TOML, in which each mistake has its place.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use defuse_cache::Kind as PolicyKind;
 use defuse_compose::{Settings, Source};
@@ -14,6 +15,9 @@ use crate::error::{Failure, Result};
 use crate::sources::SOURCES;
 use crate::{paths, share};
 
+/// The option of a source with a thread for its I/O.
+const WORKER: &str = "worker";
+
 /// A configuration whose values have been checked.
 pub struct Config {
     file: PathBuf,
@@ -23,6 +27,9 @@ pub struct Config {
     pub pages: PagedOptions,
     pub max_connections: usize,
     pub max_connections_of_user: Option<usize>,
+    pub dead_after: Option<Duration>,
+    /// In place of /sys.
+    pub sysfs: Option<PathBuf>,
     pub devices: Vec<OneDevice>,
 }
 
@@ -59,6 +66,8 @@ struct Written {
     eviction: Option<Spanned<String>>,
     max_connections: Option<Spanned<usize>>,
     max_connections_of_user: Option<Spanned<usize>>,
+    dead_after: Option<Spanned<u64>>,
+    sysfs: Option<PathBuf>,
     #[serde(default)]
     device: Vec<WrittenDevice>,
 }
@@ -68,6 +77,7 @@ struct Written {
 struct WrittenDevice {
     path: Spanned<String>,
     source: Spanned<String>,
+    worker: Option<Spanned<bool>>,
     #[serde(default)]
     options: Vec<Spanned<String>>,
 }
@@ -92,6 +102,8 @@ impl Config {
             pages: PagedOptions::default(),
             max_connections: ServerOptions::default().max_connections,
             max_connections_of_user: None,
+            dead_after: None,
+            sysfs: None,
             devices: Vec::new(),
         };
         let written: Written = toml::from_str(&config.text).map_err(|error| {
@@ -122,6 +134,9 @@ impl Config {
                 return Err(wrong(none.span().start, "write a number from 1 on".into()));
             }
         }
+        if let Some(none) = written.dead_after.as_ref().filter(|after| *after.get_ref() == 0) {
+            return Err(wrong(none.span().start, "write seconds from 1 on".into()));
+        }
         if written.device.is_empty() {
             return Err(wrong(0, "there is no [[device]]: add one with path and source".into()));
         }
@@ -135,6 +150,8 @@ impl Config {
         self.max_connections =
             written.max_connections.map_or(self.max_connections, Spanned::into_inner);
         self.max_connections_of_user = written.max_connections_of_user.map(Spanned::into_inner);
+        self.dead_after = written.dead_after.map(|after| Duration::from_secs(after.into_inner()));
+        self.sysfs = written.sysfs.as_deref().map(paths::absolute);
         self.devices = devices;
         Ok(())
     }
@@ -155,6 +172,18 @@ impl Config {
                     settings.options.push(option);
                 }
             }
+        }
+        let has_worker = source.kind.options().iter().any(|option| option.name == WORKER);
+        match &written.worker {
+            Some(worker) if *worker.get_ref() && !has_worker => {
+                let why =
+                    format!("sources of type {} do no I/O of their own", source.kind.about().name);
+                return Err(self.at(worker.span().start, &Failure::Usage(why)));
+            }
+            worker if has_worker && worker.as_ref().is_none_or(|worker| *worker.get_ref()) => {
+                settings.options.push(WORKER.to_owned());
+            }
+            _ => {}
         }
         Ok(OneDevice { path: written.path.get_ref().clone(), source, settings, place })
     }
@@ -209,6 +238,7 @@ mod tests {
             eviction = "lru"
             max-connections = 9
             max-connections-of-user = 2
+            dead-after = 30
             [[device]]
             path = "/a"
             source = "memory:"
@@ -216,15 +246,25 @@ mod tests {
             [[device]]
             path = "b/c"
             source = "uhs:/srv/image"
+            [[device]]
+            path = "d"
+            source = "uhs:/srv/other"
+            worker = false
         "#;
         let config = parse(text).unwrap();
         assert_eq!((config.socket, config.admit), (PathBuf::from("/run/m"), vec![5, 6]));
         assert_eq!((config.pages.bytes, config.pages.policy.name()), (2 << 20, "lru"));
         assert_eq!((config.max_connections, config.max_connections_of_user), (9, Some(2)));
-        let [a, b] = &config.devices[..] else { panic!() };
+        assert_eq!(config.dead_after, Some(Duration::from_secs(30)));
+        let [a, b, d] = &config.devices[..] else { panic!() };
         assert_eq!((a.path_of_names(), a.text().as_str()), ("a", "memory:"));
         assert!(a.settings.read_only && a.settings.options == ["size=1M"]);
         assert_eq!((b.path_of_names(), b.text().as_str()), ("b/c", "uhs:/srv/image"));
+        // Where a source can have a worker, it has one.
+        assert_eq!(
+            (&b.settings.options[..], d.settings.options.len()),
+            (&["worker".to_owned()][..], 0)
+        );
     }
 
     #[test]
@@ -246,12 +286,17 @@ mod tests {
             ("socket = '/s'\ncache = '1K'".to_owned(), "2: cache: the least is 1M"),
             ("socket = '/s'\neviction = 'mru'".to_owned(), "2: eviction: "),
             ("socket = '/s'\nmax-connections = 0".to_owned(), "2: max-connections: write a number"),
+            ("socket = '/s'\ndead-after = 0".to_owned(), "2: dead-after: write seconds"),
             ("socket = '/s'".to_owned(), "there is no [[device]]"),
             ("socket = '/s'\nsocket = '/t'".to_owned(), "2: socket: duplicate key"),
             ("socket = ".to_owned(), "1: socket: "),
             (device("path = '/a'\nsource = 'uhs'"), "4: source: source uhs has no type"),
             (device("path = '/a'\nsource = 'nfs:x'"), "4: source: there are no sources of type"),
             (device("path = '/a'"), "missing field `source`"),
+            (
+                device("path = '/a'\nsource = 'memory:'\nworker = true"),
+                "5: worker: sources of type memory do no I/O",
+            ),
             (device("path = '/'\nsource = 'memory:'"), "3: path: \"/\" is not the path"),
             (
                 device("path = '/a/../b'\nsource = 'memory:'"),

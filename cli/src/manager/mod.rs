@@ -53,11 +53,14 @@ A configuration:
   eviction = \"s3-fifo\"                  # by which pages leave it (default: e)
   max-connections = 100                 # of all users (default: 8192)
   max-connections-of-user = 10          # of each (default: half of all)
+  dead-after = 30                       # seconds until stopped processes lose locks (default: never)
+  sysfs = \"/host/sys\"                  # NUMA nodes and devices (default: /sys)
 
   [[device]]
   path = \"/fast\"                        # in the served tree
   source = \"uhs:/srv/image\"             # any source of `defuse mount`
   options = [\"cache=64M\"]               # of the source, as for `defuse mount -o`
+  worker = false                        # no thread of its own for its I/O (default: true for uhs)
 
   [[device]]
   path = \"/archive/old\"
@@ -113,6 +116,7 @@ fn offer(args: &ManagerArgs, config: &Config, fs: Arc<Namespace>) -> Offer {
         admit: config.admit.clone(),
         max_connections: config.max_connections,
         max_connections_of_user: config.max_connections_of_user,
+        dead_after: config.dead_after,
         session: Default::default(),
         sandbox: Some(needs(config)),
     }
@@ -134,6 +138,9 @@ fn needs(config: &Config) -> Needs {
 /// Opens all file systems. If one cannot be opened, the others end as they would after SIGTERM.
 fn open(config: &Config) -> Result<Arc<Namespace>> {
     serve::raise_file_limit();
+    if let Some(dir) = &config.sysfs {
+        defuse_block::worker::use_sysfs(dir);
+    }
     let mut members = Vec::new();
     for device in &config.devices {
         match open_device(device) {

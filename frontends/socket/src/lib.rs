@@ -11,6 +11,7 @@
 mod fuzzed;
 mod line;
 mod peer;
+mod processes;
 mod server;
 mod steps;
 mod unsent;

@@ -22,6 +22,7 @@ use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketTy
 
 use crate::line::{self, MessageLine, errno};
 use crate::peer::{self, Peer};
+use crate::processes;
 
 /// The error if a socket cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -73,6 +74,8 @@ pub struct ServerOptions {
     pub pages: Option<Arc<dyn PageSource>>,
     /// The versions of names and attributes, by which clients know what has not changed, if there are any.
     pub versions: Option<Arc<dyn VersionSource>>,
+    /// A lock is released if others have waited for it for this long, while its process was stopped. `None`: never.
+    pub dead_after: Option<Duration>,
 }
 
 impl Default for ServerOptions {
@@ -90,6 +93,7 @@ impl Default for ServerOptions {
             lines: None,
             pages: None,
             versions: None,
+            dead_after: None,
         }
     }
 }
@@ -246,6 +250,9 @@ impl Server {
     /// Accepts connections until [`shut_down`](Server::shut_down), and then waits for their end. Returns
     /// false if some have not ended after eight seconds.
     pub fn run(&self) -> bool {
+        if let Some(limit) = self.shared.options.dead_after {
+            watch_stopped(&self.shared, limit);
+        }
         while !self.shared.ending.load(Ordering::SeqCst) {
             let mut fds = [PollFd::new(&self.shared.listener, PollFlags::IN)];
             let tick = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
@@ -286,6 +293,25 @@ impl Server {
         }
         drop(clients);
         all.with_figures(&*self.shared.fs)
+    }
+}
+
+/// Looks for locks of stopped processes, on a thread that ends with the server.
+fn watch_stopped(shared: &Arc<Shared>, limit: Duration) {
+    let step = (limit / 8).clamp(Duration::from_millis(5), Duration::from_secs(1));
+    let shared = Arc::downgrade(shared);
+    let watch = move || loop {
+        std::thread::sleep(step);
+        match shared.upgrade().filter(|shared| !shared.ending.load(Ordering::SeqCst)) {
+            Some(shared) => {
+                shared.service.release_stopped(&*shared.fs, limit, &processes::look);
+            }
+            None => return,
+        }
+    };
+    let thread = std::thread::Builder::new().name("defuse-stopped".to_owned());
+    if let Err(error) = thread.spawn(watch) {
+        log::warn!("locks of stopped processes are not released: {error}");
     }
 }
 

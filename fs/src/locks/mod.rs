@@ -109,6 +109,16 @@ impl<K: Copy + Eq + Hash, W> LockTable<K, W> {
         Ok(self.conflicts(file, &request).min_by_key(|held| held.lock.start).map(|held| held.lock))
     }
 
+    /// Returns the locks that stand against `request` on the files for which `of` returns true.
+    pub fn holders(&self, of: impl Fn(&K) -> bool, request: &LockRequest) -> Vec<(K, Lock)> {
+        let Ok(request) = normal(request) else { return Vec::new() };
+        let held = self.held.iter().filter(|(file, _)| of(file));
+        held.flat_map(|(file, held)| held.iter().map(move |held| (*file, held)))
+            .filter(|(_, held)| stands_against(held, &request))
+            .map(|(file, held)| (file, held.lock))
+            .collect()
+    }
+
     /// Takes, changes or drops a lock without waiting; `request.wait` is ignored. Fails with
     /// `EAGAIN` if another lock conflicts, with `EINVAL` for an invalid range, and with `ENOLCK` if
     /// there are too many locks. Adds the waits that have thereby ended to `granted`.

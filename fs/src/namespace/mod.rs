@@ -3,7 +3,7 @@
 //! A [`Namespace`] shows each file system as a directory at its path. The directories above them are its own, and
 //! cannot be changed. A name is never moved or linked from one file system to another (`EXDEV`), as between mounts.
 //!
-//! The number of an inode has the number of its file system in its highest [`BITS`] bits, and below it the
+//! The number of an inode has the number of its file system in its highest 8 bits, and below it the
 //! number that the file system gave. So nothing is remembered for an inode, and no number means two of them.
 
 mod fs;

@@ -31,6 +31,7 @@ fn options(cache_pages: usize, dirty_pages: usize) -> Options {
         dirty_pages,
         separation: None,
         queues: None,
+        worker: false,
     }
 }
 

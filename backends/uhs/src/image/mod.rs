@@ -11,7 +11,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use defuse_block::{Access, Device, Errno, File, OpenError, OpenFile, driver_of};
+use defuse_block::{Access, Device, Errno, File, OpenError, OpenFile, Worker, driver_of};
 use defuse_fs::source::{
     Checked, Error, Grown, Growth, Image, Images, NewImage, Newest, Result, Table,
 };
@@ -87,6 +87,7 @@ impl Image for Opened {
 pub(crate) fn open(image: &Path, options: Options) -> Result<Uhs> {
     let access = if options.read_only { Access::Read } else { Access::ReadWrite };
     let (_, device) = open_device(image, access)?;
+    let device = if options.worker { with_worker(image, device)? } else { device };
     let opened = Uhs::open(Arc::clone(&device), options, random());
     let (fs, problems) = opened.map_err(|error| unusable(image, &*device, &error))?;
     let shown = image.display();
@@ -99,6 +100,18 @@ pub(crate) fn open(image: &Path, options: Options) -> Result<Uhs> {
         );
     }
     Ok(fs)
+}
+
+/// The device, whose I/O one thread does from now on.
+fn with_worker(image: &Path, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+    let shown = image.display();
+    let worker = Worker::over(device).map_err(|errno| {
+        Error::Failed(format!(
+            "{shown}: no thread for its I/O ({errno}): open it without the option worker"
+        ))
+    })?;
+    log::info!("uhs:{shown}: one thread does its I/O, {}", worker.seat());
+    Ok(Arc::new(worker))
 }
 
 /// Random numbers that nobody can guess: the seed comes from the keys of the standard library's hash tables,

@@ -40,6 +40,7 @@ const OPTIONS: Options = Options {
     dirty_pages: 64,
     separation: None,
     queues: None,
+    worker: false,
 };
 
 /// Data that can be written before its group is.

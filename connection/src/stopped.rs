@@ -1,0 +1,215 @@
+//! Locks of clients that live and cannot answer.
+//!
+//! The end of a client is known at once, since its connection ends. A client that is stopped (by a signal, a debugger, or
+//! a frozen control group) keeps its connection and its locks. If somebody has waited for one of these locks for a limit,
+//! and all processes that share the lock were stopped during that time, the lock is released, and the next call of
+//! each gets `EIO`.
+//!
+//! A process that runs or sleeps by itself keeps its locks, as POSIX has it, however long it takes. So nobody is asked for
+//! signs of life, and a program needs no thread that gives them. Nothing else of a stopped client holds others up: its
+//! requests run without it, and its memory can be taken from it at any time.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use defuse_fs::{Errno, FileSystem, Ino, LockRequest, Result};
+
+use crate::credentials::Credentials;
+use crate::ledger::{Holder, Ledger};
+use crate::place::path_of;
+
+/// A process, as its kernel shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its user.
+    pub uid: u32,
+    /// The time of its start. With the number it names the process for ever.
+    pub start: u64,
+    /// Its name.
+    pub name: String,
+    /// None of its threads can run until somebody continues it.
+    pub is_stopped: bool,
+}
+
+/// The caller of a connection for several processes, such as that of a kernel with a mount.
+const MANY: u32 = u32::MAX;
+
+/// The client of a connection.
+pub(crate) struct Client {
+    pub(crate) who: Arc<Credentials>,
+    pub(crate) ledger: Arc<Ledger>,
+    /// The process that makes the calls: 0 if it is not known yet, [`MANY`] if there are several.
+    caller: AtomicU32,
+    /// It has lost a lock, and does not know yet.
+    has_lost: AtomicBool,
+}
+
+impl Client {
+    pub(crate) fn new(who: Arc<Credentials>, ledger: Arc<Ledger>) -> Arc<Client> {
+        // The process that connects may do so for its child.
+        let (caller, has_lost) = (AtomicU32::new(0), AtomicBool::new(false));
+        Arc::new(Client { who, ledger, caller, has_lost })
+    }
+
+    /// A process calls. `EIO` once after it has lost a lock.
+    pub(crate) fn calls(&self, pid: u32) -> Result<()> {
+        let before = self.caller.load(Ordering::Relaxed);
+        if before != pid && before != MANY && pid != 0 {
+            self.caller.store(if before == 0 { pid } else { MANY }, Ordering::Relaxed);
+        }
+        if self.has_lost.load(Ordering::Relaxed) && self.has_lost.swap(false, Ordering::Relaxed) {
+            return Err(Errno::EIO);
+        }
+        Ok(())
+    }
+}
+
+/// The clients of a file system, and their waits for locks.
+#[derive(Default)]
+pub(crate) struct Watch {
+    clients: Mutex<Vec<Weak<Client>>>,
+    waits: Mutex<HashMap<u64, Waiting>>,
+    next: AtomicU64,
+    /// The time from which on a process was seen stopped at every look.
+    stopped: Mutex<HashMap<(u32, u64), Instant>>,
+}
+
+struct Waiting {
+    ino: Ino,
+    /// With the owner as the file system knows it.
+    request: LockRequest,
+    since: Instant,
+}
+
+impl Watch {
+    pub(crate) fn add(&self, client: &Arc<Client>) {
+        let mut clients = lock(&self.clients);
+        clients.retain(|one| one.strong_count() > 0);
+        clients.push(Arc::downgrade(client));
+    }
+
+    /// A wait for a lock begins.
+    pub(crate) fn wait(&self, ino: Ino, request: LockRequest, since: Instant) -> u64 {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        lock(&self.waits).insert(number, Waiting { ino, request, since });
+        number
+    }
+
+    /// A wait has ended.
+    pub(crate) fn waited(&self, number: u64) {
+        lock(&self.waits).remove(&number);
+    }
+
+    /// See [`Service::release_stopped`](crate::Service::release_stopped).
+    pub(crate) fn release(
+        &self,
+        fs: &dyn FileSystem,
+        (limit, now): (Duration, Instant),
+        look: &dyn Fn(u32) -> Option<Process>,
+    ) -> usize {
+        let waits: Vec<(Ino, LockRequest, Instant)> =
+            lock(&self.waits).values().map(|one| (one.ino, one.request, one.since)).collect();
+        let mut stopped = lock(&self.stopped);
+        let before = std::mem::take(&mut *stopped);
+        if waits.is_empty() {
+            return 0;
+        }
+        let clients: Vec<Arc<Client>> =
+            lock(&self.clients).iter().filter_map(Weak::upgrade).collect();
+        let mut released = 0;
+        for (ino, request, since) in waits {
+            for (client, holder) in holders(&clients, ino, &request) {
+                let sharing = sharing(&clients, client, &holder);
+                let Some(all) = Stopped::all(&sharing, client, &holder, look) else { continue };
+                let seen = all.0.iter().map(|(pid, process)| {
+                    let key = (*pid, process.start);
+                    *stopped.entry(key).or_insert(before.get(&key).copied().unwrap_or(now))
+                });
+                // All have been stopped, and somebody has waited, from then on.
+                let from = seen.fold(since, Instant::max);
+                let in_time = now.saturating_duration_since(from) < limit;
+                if in_time || !client.ledger.lose(fs, &holder) {
+                    continue;
+                }
+                released += 1;
+                sharing.iter().for_each(|one| one.has_lost.store(true, Ordering::Relaxed));
+                let file = path_of(fs, ino);
+                log::warn!(
+                    "{all} lost its lock on {file}: others have waited for it for {limit:?}"
+                );
+            }
+        }
+        released
+    }
+}
+
+/// The locks that stand against a request, with the clients that have them.
+fn holders<'a>(
+    clients: &'a [Arc<Client>],
+    ino: Ino,
+    request: &LockRequest,
+) -> Vec<(&'a Arc<Client>, Holder)> {
+    let of = |client: &'a Arc<Client>| {
+        let holders = client.ledger.holders(ino, request);
+        holders.into_iter().map(move |holder| (client, holder))
+    };
+    clients.iter().flat_map(of).collect()
+}
+
+/// All clients that share a lock.
+fn sharing<'a>(clients: &'a [Arc<Client>], own: &Client, holder: &Holder) -> Vec<&'a Arc<Client>> {
+    let shares = |one: &&Arc<Client>| holder.is_shared_with(&own.ledger, &one.ledger);
+    clients.iter().filter(shares).collect()
+}
+
+/// Processes that are all stopped.
+struct Stopped(Vec<(u32, Process)>);
+
+impl Stopped {
+    /// All processes that share a lock. `None` if one of them runs, or is not known.
+    fn all(
+        sharing: &[&Arc<Client>],
+        own: &Client,
+        holder: &Holder,
+        look: &dyn Fn(u32) -> Option<Process>,
+    ) -> Option<Stopped> {
+        let mut pids = Vec::new();
+        for client in sharing {
+            match client.caller.load(Ordering::Relaxed) {
+                0 => return None,
+                // Of several processes, the one with a record lock is known.
+                MANY if !holder.is_of_process() || holder.pid == 0 => return None,
+                MANY => pids.push(holder.pid),
+                pid => pids.push(pid),
+            }
+        }
+        pids.sort_unstable();
+        pids.dedup();
+        let all = pids.into_iter().map(|pid| look(pid).map(|process| (pid, process)));
+        let all: Vec<_> = all.collect::<Option<_>>()?;
+        // A client names its processes itself. It may have named that of somebody else.
+        let counts = |process: &Process| own.who.is_root() || process.uid == own.who.uid;
+        let stopped = |(_, process): &(u32, Process)| process.is_stopped && counts(process);
+        (!all.is_empty() && all.iter().all(stopped)).then_some(Stopped(all))
+    }
+}
+
+impl std::fmt::Display for Stopped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (nth, (pid, process)) in self.0.iter().enumerate() {
+            let and = if nth > 0 { ", and " } else { "" };
+            let Process { name, uid, .. } = process;
+            write!(f, "{and}process {pid} ({name}) of user {uid}, which is stopped,")?;
+        }
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
