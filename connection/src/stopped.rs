@@ -138,7 +138,8 @@ impl Watch {
                 }
                 released += 1;
                 sharing.iter().for_each(|one| one.has_lost.store(true, Ordering::Relaxed));
-                let file = path_of(fs, ino);
+                let path = path_of(fs, ino);
+                let file = path.escape_debug();
                 log::warn!(
                     "{all} lost its lock on {file}: others have waited for it for {limit:?}"
                 );
@@ -204,6 +205,8 @@ impl std::fmt::Display for Stopped {
         for (nth, (pid, process)) in self.0.iter().enumerate() {
             let and = if nth > 0 { ", and " } else { "" };
             let Process { name, uid, .. } = process;
+            // A process names itself.
+            let name = name.escape_debug();
             write!(f, "{and}process {pid} ({name}) of user {uid}, which is stopped,")?;
         }
         Ok(())

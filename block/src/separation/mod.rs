@@ -12,7 +12,7 @@
 //! [`Separated`] is a device of its own, whose queues are its users. They share one lock. Of the users who wait one sleeps
 //! on the descriptors of all queues, and hands the completions of others to them.
 //!
-//! The code uses the traits of the crate and a [`Clock`](crate::Clock), and knows no kind of device.
+//! The code uses the traits of the crate and a [`Clock`], and knows no kind of device.
 
 mod caps;
 mod class;
