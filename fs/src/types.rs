@@ -841,6 +841,9 @@ pub struct Caps {
     pub negative_valid_for: Duration,
     /// Times are kept in multiples of this many nanoseconds.
     pub time_granularity_ns: u32,
+    /// Attributes may have a birth time ([`Attr::btime`]). If none has one, a frontend does not ask
+    /// for it, and uses attributes that it has.
+    pub birth_times: bool,
     /// Restrictions on the use of the files, regardless of their modes.
     pub denied: Denied,
 }
@@ -875,6 +878,7 @@ impl Default for Caps {
             security_labels: false,
             negative_valid_for: Duration::ZERO,
             time_granularity_ns: 1,
+            birth_times: true,
             denied: Denied::default(),
         }
     }

@@ -24,6 +24,7 @@ impl FileSystem for Gluster {
             kill_suidgid: true,
             submits: self.settings.submits,
             negative_valid_for: Duration::ZERO,
+            birth_times: false,
             ..Caps::default()
         }
     }

@@ -79,6 +79,7 @@ impl FileSystem for Passthrough {
             security_labels: options.xattrs,
             negative_valid_for: options.negative_valid_for,
             time_granularity_ns: 1,
+            birth_times: true,
             denied: self.mounts.get(0).map_or(Denied::default(), |mount| mount.denied),
         }
     }

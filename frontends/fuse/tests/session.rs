@@ -50,6 +50,7 @@ struct Scripted {
     /// The two files need different parts of the storage.
     has_parts: AtomicBool,
     submits: AtomicBool,
+    no_birth_times: AtomicBool,
     submitted: AtomicUsize,
 }
 
@@ -82,6 +83,7 @@ impl Scripted {
             relieved: AtomicUsize::new(0),
             has_parts: AtomicBool::new(false),
             submits: AtomicBool::new(false),
+            no_birth_times: AtomicBool::new(false),
             submitted: AtomicUsize::new(0),
         })
     }
@@ -140,7 +142,9 @@ impl Scripted {
 impl FileSystem for Scripted {
     fn caps(&self) -> Caps {
         let submits = self.submits.load(Ordering::Acquire);
-        Caps { locks: LockSupport::FileSystem, exclusive: true, submits, ..Caps::default() }
+        let birth_times = !self.no_birth_times.load(Ordering::Acquire);
+        let locks = LockSupport::FileSystem;
+        Caps { locks, exclusive: true, submits, birth_times, ..Caps::default() }
     }
     fn attached(&self, notify: Arc<dyn Notify>) {
         *self.notify.lock().unwrap() = Some(notify);
@@ -378,6 +382,7 @@ over_each_transport! {
     notifications_reach_the_page_cache,
     poll_is_woken_by_a_notification,
     statx_returns_the_birth_time,
+    the_birth_time_is_asked_for_once_if_there_is_none,
 }
 
 fn a_panic_answers_eio_to_its_request_alone(transport: IoUring) {
@@ -785,6 +790,19 @@ fn statx_returns_the_birth_time(transport: IoUring) {
     let created = std::fs::metadata(mount.file()).unwrap().created();
     let created = created.map(|time| time.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs());
     assert_eq!(created.map_err(|error: io::Error| error.kind()), Ok(7));
+    assert!(mount.end().1);
+}
+
+fn the_birth_time_is_asked_for_once_if_there_is_none(transport: IoUring) {
+    let Some(mount) = Mount::new(&over(transport)) else { return };
+    mount.fs.no_birth_times.store(true, Ordering::Release);
+    for name in ["file", "other", "file", "other"] {
+        let attributes = std::fs::metadata(mount.dir.path().join(name)).unwrap();
+        assert!(attributes.is_file() && attributes.created().is_err(), "{name}");
+    }
+    let snapshot = mount.session.as_ref().unwrap().statistics().snapshot();
+    let asked = snapshot.ops.iter().find(|row| row.op == defuse_probe::Op::STATX);
+    assert_eq!(asked.map(|row| row.latency.count), Some(1));
     assert!(mount.end().1);
 }
 

@@ -141,6 +141,7 @@ impl FileSystem for Namespace {
             submits: any(|caps| caps.submits),
             backing_files: any(|caps| caps.backing_files),
             security_labels: every(|caps| caps.security_labels),
+            birth_times: any(|caps| caps.birth_times),
             negative_valid_for: self.negative_valid_for(),
             time_granularity_ns: self
                 .caps_of_all()

@@ -66,12 +66,17 @@ impl Dispatcher {
         pod(reply, &self.timeouts_of(call.ino).attr_out(&attr))
     }
 
+    /// `ENOSYS` if there are no birth times: the kernel then sends no STATX any more, and answers
+    /// statx(2) with the attributes of a lookup or of a listing.
     pub(super) fn statx(
         &self,
         call: &Call<'_>,
         args: &abi::StatxIn,
         reply: &mut dyn Reply,
     ) -> Result<Done> {
+        if !self.fs.caps().birth_times {
+            return Err(Errno::ENOSYS);
+        }
         let fh = (args.getattr_flags & abi::FUSE_GETATTR_FH != 0).then_some(Fh(args.fh));
         let attr = self.fs.getattr(&call.cx, call.ino, fh)?;
         pod(reply, &self.timeouts_of(call.ino).statx_out(&attr))
