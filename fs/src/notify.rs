@@ -110,3 +110,59 @@ impl Notify for NoNotify {
         done(Ok(()));
     }
 }
+
+/// The notifier for an inner file system whose inodes have other numbers for the frontend.
+pub(crate) struct Renumbered<M> {
+    pub(crate) notify: Arc<dyn Notify>,
+    /// The number for the frontend; `None` for an inode that the frontend cannot know.
+    pub(crate) map: M,
+}
+
+impl<M: Fn(Ino) -> Option<Ino>> Renumbered<M> {
+    /// Fails with `ENOENT` for an inode that the frontend cannot know.
+    fn outer(&self, ino: Ino) -> Result<Ino> {
+        (self.map)(ino).ok_or(Errno::ENOENT)
+    }
+}
+
+impl<M: Fn(Ino) -> Option<Ino> + Send + Sync> Notify for Renumbered<M> {
+    fn invalidate_inode(&self, ino: Ino, range: Option<(u64, u64)>) -> Result<()> {
+        self.notify.invalidate_inode(self.outer(ino)?, range)
+    }
+    fn invalidate_entry(&self, parent: Ino, name: Name<'_>, expire_only: bool) -> Result<()> {
+        self.notify.invalidate_entry(self.outer(parent)?, name, expire_only)
+    }
+    fn deleted(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()> {
+        self.notify.deleted(self.outer(parent)?, self.outer(child)?, name)
+    }
+    fn store(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
+        self.notify.store(self.outer(ino)?, offset, data)
+    }
+    fn retrieve(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u32,
+        done: Box<dyn FnOnce(Result<Vec<u8>>) + Send>,
+    ) -> Result<()> {
+        self.notify.retrieve(self.outer(ino)?, offset, len, done)
+    }
+    fn poll_wake(&self, handle: PollHandle) -> Result<()> {
+        self.notify.poll_wake(handle)
+    }
+    fn increment_epoch(&self) -> Result<()> {
+        self.notify.increment_epoch()
+    }
+    fn prune(&self, inodes: &[Ino]) -> Result<()> {
+        // The root is never pruned.
+        let known = inodes.iter().filter_map(|ino| (self.map)(*ino));
+        let inodes: Vec<_> = known.filter(|ino| *ino != Ino::ROOT).collect();
+        self.notify.prune(&inodes)
+    }
+    fn recall(&self, ino: Ino, limit: Duration, done: Recalled) {
+        match self.outer(ino) {
+            Ok(ino) => self.notify.recall(ino, limit, done),
+            Err(errno) => done(Err(errno)),
+        }
+    }
+}

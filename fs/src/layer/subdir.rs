@@ -1,12 +1,12 @@
 //! A layer that presents a directory as the root.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::layer::MapInos;
+use crate::notify::Renumbered;
 use crate::{
-    Caller, Context, CopyRange, Entry, Errno, FileKind, FileSystem, Ino, Name, Notify, PollHandle,
-    Recalled, Result, delegate,
+    Caller, Context, CopyRange, Entry, Errno, FileKind, FileSystem, Ino, Name, Notify, Result,
+    delegate,
 };
 
 /// A directory of the inner file system as the root. `..` does not leave it. A directory that
@@ -68,7 +68,8 @@ impl<F: FileSystem> FileSystem for Subdir<F> {
     delegate!(map inner, except attached, forget, lookup_parent, copy_file_range);
 
     fn attached(&self, notify: Arc<dyn Notify>) {
-        self.inner.attached(Arc::new(Inside { notify, base: self.base }));
+        let base = self.base;
+        self.inner.attached(Arc::new(Renumbered { notify, map: move |ino| outer(base, ino) }));
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
@@ -99,62 +100,13 @@ impl<F: FileSystem> FileSystem for Subdir<F> {
     }
 }
 
-/// The notifier of the view: translates numbers of the inner file system to those of the layer.
-struct Inside {
-    notify: Arc<dyn Notify>,
-    base: Ino,
-}
-
-impl Inside {
-    /// Fails with `ENOENT` for the inner file system's root, which the frontend does not know.
-    fn map(&self, ino: Ino) -> Result<Ino> {
-        match ino {
-            ino if ino == self.base => Ok(Ino::ROOT),
-            Ino::ROOT => Err(Errno::ENOENT),
-            other => Ok(other),
-        }
-    }
-}
-
-impl Notify for Inside {
-    fn invalidate_inode(&self, ino: Ino, range: Option<(u64, u64)>) -> Result<()> {
-        self.notify.invalidate_inode(self.map(ino)?, range)
-    }
-    fn invalidate_entry(&self, parent: Ino, name: Name<'_>, expire_only: bool) -> Result<()> {
-        self.notify.invalidate_entry(self.map(parent)?, name, expire_only)
-    }
-    fn deleted(&self, parent: Ino, child: Ino, name: Name<'_>) -> Result<()> {
-        self.notify.deleted(self.map(parent)?, self.map(child)?, name)
-    }
-    fn store(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<()> {
-        self.notify.store(self.map(ino)?, offset, data)
-    }
-    fn retrieve(
-        &self,
-        ino: Ino,
-        offset: u64,
-        len: u32,
-        done: Box<dyn FnOnce(Result<Vec<u8>>) + Send>,
-    ) -> Result<()> {
-        self.notify.retrieve(self.map(ino)?, offset, len, done)
-    }
-    fn poll_wake(&self, handle: PollHandle) -> Result<()> {
-        self.notify.poll_wake(handle)
-    }
-    fn increment_epoch(&self) -> Result<()> {
-        self.notify.increment_epoch()
-    }
-    fn prune(&self, inodes: &[Ino]) -> Result<()> {
-        // The root is never pruned, under either number.
-        let known = |ino: &&Ino| **ino != Ino::ROOT && **ino != self.base;
-        let inodes: Vec<_> = inodes.iter().filter(known).copied().collect();
-        self.notify.prune(&inodes)
-    }
-    fn recall(&self, ino: Ino, limit: Duration, done: Recalled) {
-        match self.map(ino) {
-            Ok(ino) => self.notify.recall(ino, limit, done),
-            Err(errno) => done(Err(errno)),
-        }
+/// The number in the layer of an inode of the inner file system. The frontend does not know the inner
+/// file system's root.
+fn outer(base: Ino, ino: Ino) -> Option<Ino> {
+    match ino {
+        ino if ino == base => Some(Ino::ROOT),
+        Ino::ROOT => None,
+        other => Some(other),
     }
 }
 
@@ -201,9 +153,10 @@ mod tests {
 
     #[test]
     fn notifications_use_the_numbers_of_the_layer() {
-        let inside = Inside { notify: Arc::new(NoNotify), base: Ino(7) };
-        assert_eq!(inside.map(Ino(7)), Ok(Ino::ROOT));
-        assert_eq!(inside.map(Ino(8)), Ok(Ino(8)));
+        let map = |ino| outer(Ino(7), ino);
+        let inside = Renumbered { notify: Arc::new(NoNotify), map };
+        assert_eq!(map(Ino(7)), Some(Ino::ROOT));
+        assert_eq!(map(Ino(8)), Some(Ino(8)));
         assert_eq!(inside.invalidate_inode(Ino::ROOT, None), Err(Errno::ENOENT));
     }
 }

@@ -12,9 +12,10 @@ use crate::{
     Xattr, XattrName,
 };
 
-use super::notify::Inside;
+use crate::notify::Renumbered;
+
 use super::tree::{Child, Tree};
-use super::{At, Namespace, Place};
+use super::{At, Namespace, Place, outer};
 
 /// Methods of an open file or inode that a directory of the namespace never has.
 macro_rules! of_members {
@@ -163,7 +164,8 @@ impl FileSystem for Namespace {
 
     fn attached(&self, notify: Arc<dyn Notify>) {
         for (index, member) in self.members.iter().enumerate() {
-            member.fs.attached(Arc::new(Inside { notify: Arc::clone(&notify), index }));
+            let map = move |ino| outer(index, ino);
+            member.fs.attached(Arc::new(Renumbered { notify: Arc::clone(&notify), map }));
         }
     }
 

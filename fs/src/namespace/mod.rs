@@ -7,7 +7,6 @@
 //! number that the file system gave. So nothing is remembered for an inode, and no number means two of them.
 
 mod fs;
-mod notify;
 #[cfg(test)]
 mod tests;
 mod tree;
