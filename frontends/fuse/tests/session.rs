@@ -794,8 +794,9 @@ fn statx_returns_the_birth_time(transport: IoUring) {
 }
 
 fn the_birth_time_is_asked_for_once_if_there_is_none(transport: IoUring) {
-    let Some(mount) = Mount::new(&over(transport)) else { return };
-    mount.fs.no_birth_times.store(true, Ordering::Release);
+    let fs = Scripted::new();
+    fs.no_birth_times.store(true, Ordering::Release);
+    let Some(mount) = Mount::of(fs, &over(transport)) else { return };
     for name in ["file", "other", "file", "other"] {
         let attributes = std::fs::metadata(mount.dir.path().join(name)).unwrap();
         assert!(attributes.is_file() && attributes.created().is_err(), "{name}");

@@ -45,6 +45,8 @@ pub(crate) struct Dispatcher {
     timeouts: Timeouts,
     /// The file system lets missing names be cached.
     may_cache_missing: bool,
+    /// Attributes may have a birth time.
+    birth_times: bool,
     /// The file system finishes operations later, if it is asked to.
     may_submit: bool,
     /// It is asked to.
@@ -169,6 +171,7 @@ impl Dispatcher {
                 file_attr_most,
             },
             may_cache_missing: !caps.negative_valid_for.is_zero(),
+            birth_times: caps.birth_times,
             may_submit: caps.submits,
             submits: AtomicBool::new(caps.submits && options.policy.submits()),
             direct_io: options.direct_io,

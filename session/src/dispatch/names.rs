@@ -74,7 +74,7 @@ impl Dispatcher {
         args: &abi::StatxIn,
         reply: &mut dyn Reply,
     ) -> Result<Done> {
-        if !self.fs.caps().birth_times {
+        if !self.birth_times {
             return Err(Errno::ENOSYS);
         }
         let fh = (args.getattr_flags & abi::FUSE_GETATTR_FH != 0).then_some(Fh(args.fh));
