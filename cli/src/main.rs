@@ -3,7 +3,7 @@
 //! The program combines frontends and backends, with one file for each subcommand. It implements no
 //! file system and no protocol.
 //!
-//! `sources.rs` lists the kinds of file systems, `options.rs` the options; `serve.rs` is the life of a
+//! `sources.rs` lists the kinds of file systems, `options.rs` the options; `mounted.rs` is the life of a
 //! mount, with `daemon.rs`, `signals.rs`, `registry.rs` and `control.rs` around it.
 
 #![forbid(unsafe_code)]
@@ -27,6 +27,7 @@ mod manager;
 mod mkfs;
 mod mount;
 mod mount_helper;
+mod mounted;
 mod nvme;
 mod options;
 mod paths;
@@ -35,7 +36,6 @@ mod registry;
 mod remount;
 mod run;
 mod sandbox;
-mod serve;
 mod servers;
 mod serving;
 mod share;

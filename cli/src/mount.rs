@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::error::{Failure, Result};
 use crate::options::{self, Profile, Settings};
 use crate::sources::SOURCES;
-use crate::{daemon, paths, serve, terminal};
+use crate::{daemon, mounted, paths, terminal};
 use defuse_compose::Source;
 
 /// Mount a file system
@@ -111,7 +111,7 @@ pub fn run(args: MountArgs) -> Result {
     }
     let ready = if plan.args.daemon { daemon::detach()? } else { daemon::Ready::Foreground };
     match start_log(plan.args.verbose, plan.args.log_file.as_deref()) {
-        Ok(()) => serve::run(&plan, ready),
+        Ok(()) => mounted::run(&plan, ready),
         Err(failure) => {
             ready.tell(Err(&failure));
             Err(failure)

@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::options::{self, Profile, Settings};
 use crate::serving::{self, Offer};
 use crate::sources::SOURCES;
-use crate::{daemon, images, mount, paths, serve};
+use crate::{daemon, images, mount, mounted, paths};
 
 /// Serve a file system to other processes over a socket
 ///
@@ -134,9 +134,9 @@ pub fn run(mut args: ServeArgs) -> Result {
                 max_connections_of_user: args.max_connections_of_user,
                 dead_after: args.dead_after,
                 session: settings.session.clone(),
-                sandbox: settings.sandbox.then(|| serve::needs(&source)),
+                sandbox: settings.sandbox.then(|| mounted::needs(&source)),
             };
-            serving::run(offer, ready, || serve::make_durable(&*fs, &text))
+            serving::run(offer, ready, || mounted::make_durable(&*fs, &text))
         }
         Err(failure) => {
             ready.tell(Err(&failure));
@@ -146,7 +146,7 @@ pub fn run(mut args: ServeArgs) -> Result {
 }
 
 fn open(source: &Source, settings: &Settings) -> Result<Arc<dyn FileSystem>> {
-    serve::raise_file_limit();
+    mounted::raise_file_limit();
     let mut opened = settings.source.clone();
     // The server keeps no locks, so that those of a frontend would hold for one client only.
     opened.frontend.locks = Locks::FileSystem;

@@ -15,7 +15,7 @@ use crate::error::{Failure, Result};
 use crate::sandbox::Needs;
 use crate::servers::Device;
 use crate::serving::{self, Offer};
-use crate::{daemon, mount, paths, serve};
+use crate::{daemon, mount, mounted, paths};
 use config::{Config, OneDevice};
 
 /// Serve several file systems to other processes, as one tree
@@ -125,7 +125,7 @@ fn offer(args: &ManagerArgs, config: &Config, fs: Arc<Namespace>) -> Offer {
 /// The system calls that all sources together need.
 fn needs(config: &Config) -> Needs {
     config.devices.iter().fold(Needs::default(), |all, device| {
-        let one = serve::needs(&device.source);
+        let one = mounted::needs(&device.source);
         Needs {
             handles: all.handles || one.handles,
             rings: all.rings || one.rings,
@@ -137,7 +137,7 @@ fn needs(config: &Config) -> Needs {
 
 /// Opens all file systems. If one cannot be opened, the others end as they would after SIGTERM.
 fn open(config: &Config) -> Result<Arc<Namespace>> {
-    serve::raise_file_limit();
+    mounted::raise_file_limit();
     if let Some(dir) = &config.sysfs {
         defuse_block::worker::use_sysfs(dir);
     }
@@ -169,7 +169,7 @@ fn open_device(device: &OneDevice) -> Result<Arc<dyn FileSystem>> {
 fn settle(config: &Config, members: &[Member]) -> Result {
     let each = config.devices.iter().zip(members);
     let failures: Vec<String> = each
-        .filter_map(|(device, member)| serve::make_durable(&*member.fs, &device.text()).err())
+        .filter_map(|(device, member)| mounted::make_durable(&*member.fs, &device.text()).err())
         .map(|failure| failure.to_string())
         .collect();
     if failures.is_empty() { Ok(()) } else { Err(Failure::Failed(failures.join("; "))) }

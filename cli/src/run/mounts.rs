@@ -20,7 +20,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::error::{Failure, Result};
-use crate::serve;
+use crate::mounted;
 use crate::sources::{SOURCES, is_in_process};
 
 /// Parses `TARGET=TYPE:REST[,OPTION...]`.
@@ -153,7 +153,7 @@ impl Servers {
         for Running { source, server, thread, fs } in self.running {
             server.shut_down();
             let _ = thread.join();
-            outcome = outcome.and(serve::make_durable(&*fs, &source));
+            outcome = outcome.and(mounted::make_durable(&*fs, &source));
         }
         outcome
     }
