@@ -36,9 +36,9 @@ mod registry;
 mod remount;
 mod run;
 mod sandbox;
+mod serve;
 mod servers;
 mod serving;
-mod share;
 mod signals;
 mod sources;
 mod stat;
@@ -73,7 +73,7 @@ enum Command {
     #[command(after_long_help = man::mount_help())]
     #[command(after_help = "`--help` and `defuse help options` explain the options")]
     Mount(mount::MountArgs),
-    Serve(share::ServeArgs),
+    Serve(serve::ServeArgs),
     Manager(manager::ManagerArgs),
     Umount(umount::UmountArgs),
     Run(run::RunArgs),
@@ -140,7 +140,7 @@ fn run(command: Command) -> Result {
     match command {
         Command::Run(args) => run::run(&args).map(drop),
         Command::Mount(args) => mount::run(args),
-        Command::Serve(args) => share::run(args),
+        Command::Serve(args) => serve::run(args),
         Command::Manager(args) => manager::run(args),
         Command::Umount(args) => umount::run(&args),
         Command::Check(args) => check::run(&args),

@@ -13,7 +13,7 @@ use toml::Spanned;
 
 use crate::error::{Failure, Result};
 use crate::sources::SOURCES;
-use crate::{paths, share};
+use crate::{paths, serve};
 
 /// The option of a source with a thread for its I/O.
 const WORKER: &str = "worker";
@@ -122,7 +122,7 @@ impl Config {
         let mut pages = self.pages;
         if let Some(cache) = &written.cache {
             let place = cache.span().start;
-            pages.bytes = share::size(cache.get_ref()).map_err(|why| wrong(place, why))?;
+            pages.bytes = serve::size(cache.get_ref()).map_err(|why| wrong(place, why))?;
         }
         if let Some(eviction) = &written.eviction {
             let place = eviction.span().start;
