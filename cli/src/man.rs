@@ -85,7 +85,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("defuse mount memory: /mnt/scratch -o size=1G,mode=700", "Files in memory, at most 1 GiB."),
     (
         "defuse mount passthrough:/srv /mnt --profile opt -o no_splice",
-        "A configuration of the paper, with a change.",
+        "A configuration of Stackfs, with a change.",
     ),
     ("defuse serve memory: /run/scratch", "Share files in memory with other processes."),
     ("defuse mount socket:/run/scratch /mnt", "Mount a file system that another process serves."),

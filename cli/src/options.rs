@@ -11,7 +11,7 @@ use defuse_compose::Source;
 use defuse_fs::source::{Frontend, Granted, Kind};
 use defuse_fuse::abi::InitIn;
 use defuse_fuse::mount::MountOptions;
-use defuse_fuse::{IoUring, Policy, SessionOptions, negotiate};
+use defuse_fuse::{IoUring, SessionOptions, ThreadPolicy, negotiate};
 
 use crate::error::{Failure, Result};
 use crate::sources::SOURCES;
@@ -48,8 +48,8 @@ impl Profile {
         let stackfs = || Frontend { stackfs: true, backing_files: false, ..Frontend::default() };
         let (session, frontend) = match self {
             Profile::Default => (SessionOptions::default(), Frontend::default()),
-            Profile::Base => (SessionOptions::paper_base(), stackfs()),
-            Profile::Opt => (SessionOptions::paper_opt(), stackfs()),
+            Profile::Base => (SessionOptions::stackfs_base(), stackfs()),
+            Profile::Opt => (SessionOptions::stackfs_opt(), stackfs()),
         };
         let source = defuse_compose::Settings::of(frontend);
         let mount = MountOptions::default();
@@ -65,7 +65,7 @@ pub fn parse(profile: Profile, source: &Source, lists: &[String]) -> Result<Sett
         apply(&mut settings, source.kind, &option)?;
     }
     let session = &settings.session;
-    if session.policy != Policy::Adaptive && session.io_uring == IoUring::Required {
+    if session.policy != ThreadPolicy::Adaptive && session.io_uring == IoUring::Required {
         let policy = session.policy.name();
         return Err(Failure::Usage(format!(
             "options io_uring and workers={policy} exclude each other, because threads read /dev/fuse by \
@@ -265,12 +265,12 @@ mod tests {
     #[test]
     fn workers_are_a_number_or_a_policy_with_one() {
         for (list, policy, workers) in [
-            ("workers=7", Policy::Adaptive, Some(7)),
-            ("workers=paper", Policy::Paper, None),
-            ("workers=paper:1", Policy::Paper, Some(1)),
-            ("workers=merged:1024", Policy::Merged, Some(1024)),
-            ("workers=3,workers=merged", Policy::Merged, None),
-            ("workers=merged,workers=3", Policy::Adaptive, Some(3)),
+            ("workers=7", ThreadPolicy::Adaptive, Some(7)),
+            ("workers=paper", ThreadPolicy::Paper, None),
+            ("workers=paper:1", ThreadPolicy::Paper, Some(1)),
+            ("workers=merged:1024", ThreadPolicy::Merged, Some(1024)),
+            ("workers=3,workers=merged", ThreadPolicy::Merged, None),
+            ("workers=merged,workers=3", ThreadPolicy::Adaptive, Some(3)),
         ] {
             let session = ok("passthrough", list).session;
             assert_eq!((session.policy, session.workers), (policy, workers), "{list}");

@@ -6,7 +6,7 @@ use std::thread::available_parallelism;
 
 use defuse_fs::{Caps, LockSupport};
 
-use crate::options::{IoUring, Policy, SessionOptions};
+use crate::options::{IoUring, SessionOptions, ThreadPolicy};
 use defuse_wire::abi::*;
 use defuse_wire::request::DecodeOptions;
 
@@ -46,7 +46,7 @@ pub struct Negotiated {
     /// Maximum number of worker threads.
     pub max_workers: usize,
     /// When they are started and ended.
-    pub policy: Policy,
+    pub policy: ThreadPolicy,
     /// The decision on each bit.
     pub decisions: Vec<Decision>,
 }
@@ -314,11 +314,11 @@ mod tests {
     fn the_papers_configurations_are_its_own() {
         let caps = Caps { readdir_entries: true, kill_suidgid: true, ..Caps::default() };
         let (base, agreed) =
-            negotiate(&kernel(45, u64::MAX), &caps, &SessionOptions::paper_base()).unwrap();
+            negotiate(&kernel(45, u64::MAX), &caps, &SessionOptions::stackfs_base()).unwrap();
         assert_eq!((base.max_write, agreed.max_read, agreed.max_workers), (4096, 131072, 1));
         assert!(!agreed.uses(FUSE_WRITEBACK_CACHE) && !agreed.uses(FUSE_HANDLE_KILLPRIV_V2));
         let (opt, agreed) =
-            negotiate(&kernel(45, u64::MAX), &caps, &SessionOptions::paper_opt()).unwrap();
+            negotiate(&kernel(45, u64::MAX), &caps, &SessionOptions::stackfs_opt()).unwrap();
         assert_eq!((opt.max_write, opt.max_background, opt.congestion_threshold), (131072, 12, 9));
         assert!(agreed.uses(FUSE_WRITEBACK_CACHE) && agreed.max_workers > 1);
     }

@@ -34,7 +34,7 @@ pub use fuzzed::dispatch as fuzz_dispatch;
 #[cfg(fuzzing)]
 pub use handler::{Answer, Handler};
 pub use init::{Decision, InitError, Negotiated, negotiate};
-pub use options::{IoUring, Policy, SessionOptions};
+pub use options::{IoUring, SessionOptions, ThreadPolicy};
 pub use session::{Ended, ResizeError, Session, StartError, Statistics, Workers};
 pub use transport::dev::SpliceLimits;
 pub use transport::{Line, Lines, Port, ReplyPort};

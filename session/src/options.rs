@@ -19,24 +19,25 @@ pub enum IoUring {
 
 /// The rules by which a session over /dev/fuse gets its threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Policy {
+pub enum ThreadPolicy {
     /// Threads are added while requests wait, and end when there are too many.
     #[default]
     Adaptive,
-    /// Those of a paper on GlusterFS: a thread that has received a request starts another one if none is
-    /// free, up to the maximum, and no thread ends. File systems with threads of their own use them.
+    /// Those of a paper on multithreaded FUSE for GlusterFS (see `workers/policy.rs`): a thread that has
+    /// received a request starts another one if none is free, up to the maximum, and no thread ends. File
+    /// systems with threads of their own use them.
     Paper,
-    /// As [`Paper`](Policy::Paper), but the thread that has received a request performs its I/O, too.
+    /// As [`Paper`](ThreadPolicy::Paper), but the thread that has received a request performs its I/O, too.
     Merged,
 }
 
-impl Policy {
+impl ThreadPolicy {
     /// The name, as in `-o workers=NAME`.
     pub fn name(self) -> &'static str {
         match self {
-            Policy::Adaptive => "adaptive",
-            Policy::Paper => "paper",
-            Policy::Merged => "merged",
+            ThreadPolicy::Adaptive => "adaptive",
+            ThreadPolicy::Paper => "paper",
+            ThreadPolicy::Merged => "merged",
         }
     }
 }
@@ -49,7 +50,7 @@ pub struct SessionOptions {
     /// never sleeps, more for one that does. 1 is the single-threaded daemon.
     pub workers: Option<usize>,
     /// When workers are started and ended. Not over io_uring, whose queues are bound to processors.
-    pub policy: Policy,
+    pub policy: ThreadPolicy,
     /// Most bytes in one WRITE, 4096 to 1 MiB.
     pub max_write: usize,
     /// Most bytes that the kernel reads ahead.
@@ -108,7 +109,7 @@ impl Default for SessionOptions {
     fn default() -> Self {
         SessionOptions {
             workers: None,
-            policy: Policy::Adaptive,
+            policy: ThreadPolicy::Adaptive,
             max_write: 1 << 20,
             max_readahead: 1 << 20,
             max_background: None,
@@ -135,13 +136,13 @@ impl Default for SessionOptions {
     }
 }
 
-/// INIT capabilities that came after Linux 4.1 (protocol 7.23): what the paper's kernel did not
-/// have. Its configurations are measured without them.
-const AFTER_PAPER: u64 = !((1 << 18) - 1);
+/// INIT capabilities that came after Linux 4.1 (protocol 7.23), the kernel under which Stackfs was measured.
+/// Its configurations are measured without them.
+const AFTER_STACKFS: u64 = !((1 << 18) - 1);
 
 impl SessionOptions {
-    /// StackfsBase of the paper (section 4): no write-back, WRITE of 4 KiB, one thread, no splice.
-    pub fn paper_base() -> Self {
+    /// StackfsBase of "To FUSE or Not to FUSE" (section 4): no write-back, WRITE of 4 KiB, one thread, no splice.
+    pub fn stackfs_base() -> Self {
         SessionOptions {
             workers: Some(1),
             max_write: 4096,
@@ -153,19 +154,19 @@ impl SessionOptions {
             io_uring: IoUring::Off,
             splice: SpliceLimits::NEVER,
             passthrough: false,
-            disabled: AFTER_PAPER,
+            disabled: AFTER_STACKFS,
             ..SessionOptions::default()
         }
     }
 
-    /// StackfsOpt of the paper: write-back cache, WRITE of 128 KiB, many threads, splice for all.
-    pub fn paper_opt() -> Self {
+    /// StackfsOpt of the same: write-back cache, WRITE of 128 KiB, many threads, splice for all.
+    pub fn stackfs_opt() -> Self {
         SessionOptions {
             workers: None,
             max_write: 128 * 1024,
             writeback: true,
-            splice: SpliceLimits::PAPER,
-            ..SessionOptions::paper_base()
+            splice: SpliceLimits::STACKFS,
+            ..SessionOptions::stackfs_base()
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::SpliceLimits;
 use crate::dispatch::{ClientHooks, Dispatcher, Peer};
 use crate::init::{InitError, MAX_IO, Negotiated, WORKERS_MOST, negotiate};
 use crate::notify::KernelNotify;
-use crate::options::{IoUring, Policy, SessionOptions};
+use crate::options::{IoUring, SessionOptions, ThreadPolicy};
 use crate::transport::dev::{DevChannel, DevLimits, DeviceLine};
 use crate::transport::uring;
 use crate::transport::{Channel, Line, Message, Port, Received, ReplyPort};
@@ -261,7 +261,7 @@ pub(crate) struct Shared {
     pub(crate) rings: Option<Rings>,
     limits: DevLimits,
     clone_fd: bool,
-    policy: Policy,
+    policy: ThreadPolicy,
     /// A file in the format of `/proc/pressure/memory`.
     pub(crate) memory_pressure: PathBuf,
     /// How long a worker looks for a request before it sleeps, in nanoseconds.

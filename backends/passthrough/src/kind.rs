@@ -58,7 +58,7 @@ const OPTIONS: &[Opt<Options>] = &[
 ];
 
 fn defaults(frontend: &Frontend) -> Options {
-    let base = if frontend.stackfs { Options::paper() } else { Options::default() };
+    let base = if frontend.stackfs { Options::stackfs() } else { Options::default() };
     let valid = |time| if frontend.concurrent { Duration::ZERO } else { time };
     Options {
         attr_valid_for: valid(base.attr_valid_for),
@@ -144,7 +144,7 @@ mod tests {
     fn options_override_what_is_left_out_for_stackfs() {
         let frontend = Frontend { stackfs: true, backing_files: false, ..Frontend::default() };
         let of = |options: &[&str]| KIND.settings(&frontend, options).unwrap();
-        assert_eq!(of(&[]), Options::paper());
-        assert_eq!(of(&["xattr"]), Options { xattrs: true, ..Options::paper() });
+        assert_eq!(of(&[]), Options::stackfs());
+        assert_eq!(of(&["xattr"]), Options { xattrs: true, ..Options::stackfs() });
     }
 }

@@ -110,7 +110,7 @@ impl Options {
     /// names if that is evicted. It receives a flush at every close (Linux 5.16 can avoid that).
     /// Names and attributes are valid for 1 s. Its other settings (big writes, splice, threads)
     /// belong to the frontend.
-    pub fn paper() -> Self {
+    pub fn stackfs() -> Self {
         Options {
             file_handles: FileHandles::Off,
             backing_files: false,

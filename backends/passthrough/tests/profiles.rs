@@ -11,8 +11,8 @@ use defuse_fs::*;
 use defuse_passthrough::{FileHandles, Options, SourceError};
 
 #[test]
-fn the_profile_of_the_paper_has_no_attributes_backing_files_or_handles() {
-    let served = Served::new(&bases()[0], Options::paper());
+fn the_profile_of_stackfs_has_no_attributes_backing_files_or_handles() {
+    let served = Served::new(&bases()[0], Options::stackfs());
     assert!(!served.fs.uses_file_handles());
     let caps = served.fs.caps();
     assert!(!caps.xattrs && !caps.posix_acl && !caps.backing_files && caps.kill_suidgid);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use defuse_fs::source::Locks;
 use defuse_fs::source::Value::{self, Choice, Flag, Number, Seconds, Size, Text};
 use defuse_fuse::mount::Applied;
-use defuse_fuse::{IoUring, Policy, SpliceLimits};
+use defuse_fuse::{IoUring, SpliceLimits, ThreadPolicy};
 
 use super::{Settings, unknown};
 use crate::error::{Failure, Result};
@@ -60,10 +60,12 @@ fn set_workers(settings: &mut Settings, text: &str) -> Option<()> {
         Some((word, max)) => (word, Some(max)),
         None => (text, None),
     };
-    let policy = [Policy::Paper, Policy::Merged].into_iter().find(|policy| policy.name() == word);
+    let policy = [ThreadPolicy::Paper, ThreadPolicy::Merged]
+        .into_iter()
+        .find(|policy| policy.name() == word);
     let (policy, max) = match policy {
         Some(policy) => (policy, max),
-        None => (Policy::Adaptive, Some(text)),
+        None => (ThreadPolicy::Adaptive, Some(text)),
     };
     let session = &mut settings.session;
     session.workers = match max {

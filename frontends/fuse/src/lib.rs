@@ -7,6 +7,6 @@
 pub mod mount;
 
 pub use defuse_session::{
-    Decision, Ended, InitError, IoUring, Negotiated, Policy, ResizeError, Session, SessionOptions,
-    SpliceLimits, StartError, Statistics, Workers, abi, negotiate,
+    Decision, Ended, InitError, IoUring, Negotiated, ResizeError, Session, SessionOptions,
+    SpliceLimits, StartError, Statistics, ThreadPolicy, Workers, abi, negotiate,
 };

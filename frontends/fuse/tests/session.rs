@@ -17,7 +17,7 @@ use defuse_fs::{
     WriteArgs, WriteBuf,
 };
 use defuse_fuse::mount::{self, MountOptions, UnmountError};
-use defuse_fuse::{IoUring, Policy, ResizeError, Session, SessionOptions};
+use defuse_fuse::{IoUring, ResizeError, Session, SessionOptions, ThreadPolicy};
 
 /// The behaviour of a read of `/file`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -470,13 +470,13 @@ fn workers_appear_when_handlers_block_and_retire_never_below_one() {
     assert!(mount.end().1);
 }
 
-fn by_policy(policy: Policy, workers: usize) -> SessionOptions {
+fn by_policy(policy: ThreadPolicy, workers: usize) -> SessionOptions {
     SessionOptions { policy, workers: Some(workers), ..over(IoUring::Auto) }
 }
 
 /// The rules of the paper: two threads from the first request on, one more for each blocked one up to the
 /// maximum, and none ends.
-fn threads_follow_the_rules_of_the_paper(policy: Policy) {
+fn threads_follow_the_rules_of_the_paper(policy: ThreadPolicy) {
     let Some(mount) = Mount::new(&by_policy(policy, 5)) else { return };
     for _ in 0..200 {
         std::fs::metadata(mount.file()).unwrap();
@@ -505,18 +505,18 @@ fn threads_follow_the_rules_of_the_paper(policy: Policy) {
 
 #[test]
 fn threads_follow_the_rules_of_the_paper_on_readers() {
-    threads_follow_the_rules_of_the_paper(Policy::Paper);
+    threads_follow_the_rules_of_the_paper(ThreadPolicy::Paper);
 }
 
 #[test]
 fn threads_follow_the_rules_of_the_paper_on_merged_readers() {
-    threads_follow_the_rules_of_the_paper(Policy::Merged);
+    threads_follow_the_rules_of_the_paper(ThreadPolicy::Merged);
 }
 
 /// An INTERRUPT is received although all threads that there may be are in handlers.
 #[test]
 fn an_interrupt_arrives_while_all_threads_of_the_paper_are_blocked() {
-    let Some(mount) = Mount::new(&by_policy(Policy::Paper, 2)) else { return };
+    let Some(mount) = Mount::new(&by_policy(ThreadPolicy::Paper, 2)) else { return };
     mount.fs.set(Script::Wait);
     let mut readers: Vec<Child> = (0..4).map(|_| mount.reader()).collect();
     eventually("all threads are busy", || mount.fs.inside.load(Ordering::Acquire) == 2);
@@ -534,7 +534,7 @@ fn an_interrupt_arrives_while_all_threads_of_the_paper_are_blocked() {
 #[test]
 fn only_merged_threads_perform_the_io_of_a_file_system_with_threads_of_its_own() {
     for (policy, is_submitted) in
-        [(Policy::Adaptive, true), (Policy::Paper, true), (Policy::Merged, false)]
+        [(ThreadPolicy::Adaptive, true), (ThreadPolicy::Paper, true), (ThreadPolicy::Merged, false)]
     {
         let fs = Scripted::new();
         fs.submits.store(true, Ordering::Release);
@@ -551,7 +551,7 @@ fn the_policies_of_the_paper_are_refused_over_io_uring() {
     if Mount::new(&over(IoUring::Required)).is_none() {
         return;
     }
-    for policy in [Policy::Paper, Policy::Merged] {
+    for policy in [ThreadPolicy::Paper, ThreadPolicy::Merged] {
         let dir = tempfile::tempdir().unwrap();
         let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
         let options = SessionOptions { policy, ..over(IoUring::Required) };
@@ -564,7 +564,7 @@ fn the_policies_of_the_paper_are_refused_over_io_uring() {
 /// The maximum of a mount in use changes both ways, and no request is lost.
 #[test]
 fn the_number_of_threads_changes_while_a_mount_is_used() {
-    for policy in [Policy::Adaptive, Policy::Paper, Policy::Merged] {
+    for policy in [ThreadPolicy::Adaptive, ThreadPolicy::Paper, ThreadPolicy::Merged] {
         let options = SessionOptions { io_uring: IoUring::Off, ..by_policy(policy, 2) };
         let Some(mount) = Mount::new(&options) else { return };
         let workers = mount.session.as_ref().unwrap().workers();
@@ -612,7 +612,7 @@ fn the_number_of_threads_over_io_uring_is_fixed() {
 /// Requests for one part of the storage, which does not answer, leave threads to those for another.
 #[test]
 fn a_part_that_does_not_answer_holds_up_only_what_needs_it() {
-    for policy in [Policy::Adaptive, Policy::Paper, Policy::Merged] {
+    for policy in [ThreadPolicy::Adaptive, ThreadPolicy::Paper, ThreadPolicy::Merged] {
         let fs = Scripted::new();
         fs.has_parts.store(true, Ordering::Release);
         let options = SessionOptions { io_uring: IoUring::Off, ..by_policy(policy, 4) };

@@ -39,9 +39,9 @@ impl SpliceLimits {
     /// Always copy.
     pub const NEVER: SpliceLimits = SpliceLimits { read_min: usize::MAX, write_min: usize::MAX };
 
-    /// The configuration of the paper: READ replies of more than two pages, WRITE requests of more
-    /// than one (section 2.3).
-    pub const PAPER: SpliceLimits = SpliceLimits { read_min: 2 * 4096 + 1, write_min: 4096 + 1 };
+    /// The configuration of Stackfs: READ replies of more than two pages, WRITE requests of more than one
+    /// ("To FUSE or Not to FUSE", section 2.3).
+    pub const STACKFS: SpliceLimits = SpliceLimits { read_min: 2 * 4096 + 1, write_min: 4096 + 1 };
 
     /// Where splicing was measured to win over copying on current machines: from 128 KiB.
     pub const MEASURED: SpliceLimits = SpliceLimits { read_min: 128 * 1024, write_min: 128 * 1024 };

@@ -14,7 +14,7 @@
 //! Where a file system names parts that fail apart from each other, [`bulkhead`] keeps threads for those that
 //! answer.
 //!
-//! [`policy`] has two other policies, for comparison: those of a paper.
+//! [`policy`] has two other policies, for comparison: those of a paper on multithreaded FUSE for GlusterFS.
 //!
 //! FORGET, BATCH_FORGET and INTERRUPT never count as work: they are done at once by whoever receives
 //! them. A worker that keeps finding others idle parks itself, and ends after some seconds of rest. Workers

@@ -1,6 +1,6 @@
 //! The rules by which a session gets its threads, apart from all I/O.
 //!
-//! [`Policy::Adaptive`] is described in the module above. The others are those of "Eliminating FUSE
+//! [`ThreadPolicy::Adaptive`] is described in the module above. The others are those of "Eliminating FUSE
 //! Bottleneck by Implementing Multi-threaded Framework on Distributed File System", chapter 4:
 //!
 //! 1. No thread reads before the mount is finished. A session starts its first thread after INIT, which
@@ -13,32 +13,32 @@
 //! 6. The thread performs the operation. No thread ends before the session does.
 //!
 //! In the paper, threads of the client's own then perform the I/O: here, those of a file system with
-//! [`defuse_fs::Caps::submits`]. [`Policy::Merged`] is its future work (chapter 9): the thread that reads
+//! [`defuse_fs::Caps::submits`]. [`ThreadPolicy::Merged`] is its future work (chapter 9): the thread that reads
 //! a request performs the I/O, too, and no queue is between.
 
 use defuse_wire::abi::Opcode;
 
 use super::pool::Standing;
-use crate::options::Policy;
+use crate::options::ThreadPolicy;
 
-impl Policy {
+impl ThreadPolicy {
     /// The thread that has received a request hands the device to another one, which it starts, if
     /// [`starts_another`] says so. Otherwise threads are added by load, and end when it is gone.
     pub(crate) fn hands_over(self) -> bool {
         match self {
-            Policy::Adaptive => false,
-            Policy::Paper | Policy::Merged => true,
+            ThreadPolicy::Adaptive => false,
+            ThreadPolicy::Paper | ThreadPolicy::Merged => true,
         }
     }
 
     /// Requests go to the threads of a file system that has some.
     pub(crate) fn submits(self) -> bool {
-        self != Policy::Merged
+        self != ThreadPolicy::Merged
     }
 
     /// A worker may have a descriptor of its own, and poll it.
     pub(crate) fn owns_descriptors(self) -> bool {
-        self != Policy::Paper
+        self != ThreadPolicy::Paper
     }
 }
 
@@ -113,9 +113,9 @@ mod tests {
 
     #[test]
     fn only_merged_threads_perform_the_io_of_a_file_system_with_its_own() {
-        assert!(Policy::Adaptive.submits() && Policy::Paper.submits());
-        assert!(!Policy::Merged.submits());
-        assert!(!Policy::Adaptive.hands_over());
-        assert!(Policy::Paper.hands_over() && Policy::Merged.hands_over());
+        assert!(ThreadPolicy::Adaptive.submits() && ThreadPolicy::Paper.submits());
+        assert!(!ThreadPolicy::Merged.submits());
+        assert!(!ThreadPolicy::Adaptive.hands_over());
+        assert!(ThreadPolicy::Paper.hands_over() && ThreadPolicy::Merged.hands_over());
     }
 }

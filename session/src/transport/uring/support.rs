@@ -7,7 +7,7 @@ use defuse_fs::{Caps, Errno};
 
 use super::Ring;
 use crate::init::{WORKERS_MOST, max_workers, takes_locks};
-use crate::options::{IoUring, Policy, SessionOptions};
+use crate::options::{IoUring, SessionOptions, ThreadPolicy};
 use defuse_wire::abi::{FUSE_OVER_IO_URING, InitIn};
 
 /// The begin of a session with rings.
@@ -45,7 +45,7 @@ pub(crate) fn plan(
 
 /// How many queues there are, and how many workers there may be.
 fn workers(caps: &Caps, options: &SessionOptions) -> Result<(usize, usize), &'static str> {
-    if options.policy != Policy::Adaptive {
+    if options.policy != ThreadPolicy::Adaptive {
         return Err("the thread policies paper and merged read /dev/fuse (workers=)");
     }
     let defers = caps.submits || takes_locks(caps, options);
