@@ -4,7 +4,7 @@ use crate::{Arc, Lfu, Lru, PlainE, Policy, QueueE, S3Fifo};
 
 /// A policy, by its name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum PolicyKind {
     /// [`Lru`].
     Lru,
     /// [`Lfu`].
@@ -20,15 +20,15 @@ pub enum Kind {
     E,
 }
 
-impl Kind {
+impl PolicyKind {
     /// All policies, with their names.
-    pub const ALL: [(&'static str, Kind); 6] = [
-        ("lru", Kind::Lru),
-        ("lfu", Kind::Lfu),
-        ("arc", Kind::Arc),
-        ("s3-fifo", Kind::S3Fifo),
-        ("plain-e", Kind::PlainE),
-        ("e", Kind::E),
+    pub const ALL: [(&'static str, PolicyKind); 6] = [
+        ("lru", PolicyKind::Lru),
+        ("lfu", PolicyKind::Lfu),
+        ("arc", PolicyKind::Arc),
+        ("s3-fifo", PolicyKind::S3Fifo),
+        ("plain-e", PolicyKind::PlainE),
+        ("e", PolicyKind::E),
     ];
 
     /// The policy of this name.
@@ -36,9 +36,9 @@ impl Kind {
     /// # Errors
     ///
     /// A sentence with the names that exist.
-    pub fn named(name: &str) -> Result<Kind, String> {
-        let found = Kind::ALL.iter().find(|(known, _)| *known == name);
-        let names = Kind::ALL.map(|(name, _)| name).join(", ");
+    pub fn named(name: &str) -> Result<PolicyKind, String> {
+        let found = PolicyKind::ALL.iter().find(|(known, _)| *known == name);
+        let names = PolicyKind::ALL.map(|(name, _)| name).join(", ");
         found
             .map(|(_, kind)| *kind)
             .ok_or(format!("there is no policy {name:?}: write one of {names}"))
@@ -46,18 +46,18 @@ impl Kind {
 
     /// The name.
     pub fn name(self) -> &'static str {
-        Kind::ALL.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
+        PolicyKind::ALL.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
     }
 
     /// An empty cache of so many bytes. `seed` is for [`QueueE::new`].
     pub fn make(self, capacity: u64, seed: u64) -> Box<dyn Policy> {
         match self {
-            Kind::Lru => Box::new(Lru::new(capacity)),
-            Kind::Lfu => Box::new(Lfu::new(capacity)),
-            Kind::Arc => Box::new(Arc::new(capacity)),
-            Kind::S3Fifo => Box::new(S3Fifo::new(capacity)),
-            Kind::PlainE => Box::new(PlainE::new(capacity)),
-            Kind::E => Box::new(QueueE::new(capacity, seed)),
+            PolicyKind::Lru => Box::new(Lru::new(capacity)),
+            PolicyKind::Lfu => Box::new(Lfu::new(capacity)),
+            PolicyKind::Arc => Box::new(Arc::new(capacity)),
+            PolicyKind::S3Fifo => Box::new(S3Fifo::new(capacity)),
+            PolicyKind::PlainE => Box::new(PlainE::new(capacity)),
+            PolicyKind::E => Box::new(QueueE::new(capacity, seed)),
         }
     }
 }

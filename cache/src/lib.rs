@@ -75,7 +75,7 @@ mod shares;
 
 pub use arc::Arc;
 pub use e::{PlainE, QueueE};
-pub use kind::Kind;
+pub use kind::PolicyKind;
 pub use lfu::Lfu;
 pub use lru::Lru;
 pub use policy::{Extent, Key, Policy, TRIES};

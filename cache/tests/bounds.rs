@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use defuse_cache::e::{CHOICES, SAMPLE};
-use defuse_cache::{Extent, Key, Kind, Policy, QueueE, Shares};
+use defuse_cache::{Extent, Key, Policy, PolicyKind, QueueE, Shares};
 use proptest::prelude::*;
 
 #[derive(Clone, Copy, Debug)]
@@ -36,7 +36,7 @@ proptest! {
         steps in steps(),
         capacity in 1..400_u64,
     ) {
-        for (name, kind) in Kind::ALL {
+        for (name, kind) in PolicyKind::ALL {
             let mut policy = kind.make(capacity, 7);
             let mut there: HashMap<Key, u64> = HashMap::new();
             for &step in &steps {
@@ -74,7 +74,7 @@ proptest! {
         steps in proptest::collection::vec((0..4_u32, 0..60_u64), 1..500),
     ) {
         const CAPACITY: u64 = 40;
-        for (name, kind) in Kind::ALL {
+        for (name, kind) in PolicyKind::ALL {
             let mut shares = Shares::new(kind.make(CAPACITY, 7));
             let mut charged: HashMap<Key, u32> = HashMap::new();
             for &(owner, index) in &steps {
@@ -107,7 +107,7 @@ proptest! {
 /// A user that reads ever new extents, each several times by many processes, would otherwise own the cache.
 #[test]
 fn a_flood_by_one_owner_displaces_nothing_that_two_others_use() {
-    for (name, kind) in Kind::ALL {
+    for (name, kind) in PolicyKind::ALL {
         let mut shares = Shares::new(kind.make(300, 7));
         let mut evicted = Vec::new();
         let mut access = |owner: u32, user: u32, key: Key| {
@@ -129,7 +129,7 @@ fn a_flood_by_one_owner_displaces_nothing_that_two_others_use() {
 
 #[test]
 fn a_policy_remembers_a_bounded_number_of_keys() {
-    for (name, kind) in Kind::ALL {
+    for (name, kind) in PolicyKind::ALL {
         let mut policy = kind.make(1000, 7);
         let mut evicted = Vec::new();
         for number in 0..60_000_u64 {
@@ -141,7 +141,7 @@ fn a_policy_remembers_a_bounded_number_of_keys() {
         }
         // Four keys that have left for each extent, and the miniatures, whose size varies with the sample.
         let miniatures = CHOICES.len() as u64 * SAMPLE * 5 * 2;
-        let most = if kind == Kind::E { 5 * 1000 + miniatures } else { 2 * 1000 };
+        let most = if kind == PolicyKind::E { 5 * 1000 + miniatures } else { 2 * 1000 };
         assert!(policy.remembered() as u64 <= most, "{name}: {}", policy.remembered());
     }
 }
@@ -171,10 +171,10 @@ fn e_learns_that_recency_misleads_in_a_loop_and_leads_elsewhere() {
 
 #[test]
 fn a_policy_is_found_by_its_name_and_an_unknown_name_gets_the_list() {
-    for (name, kind) in Kind::ALL {
-        assert_eq!((Kind::named(name), kind.name()), (Ok(kind), name));
+    for (name, kind) in PolicyKind::ALL {
+        assert_eq!((PolicyKind::named(name), kind.name()), (Ok(kind), name));
     }
-    let error = Kind::named("mru").unwrap_err();
+    let error = PolicyKind::named("mru").unwrap_err();
     assert_eq!(
         error,
         "there is no policy \"mru\": write one of lru, lfu, arc, s3-fifo, plain-e, e"

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_cache::Kind as PolicyKind;
+use defuse_cache::PolicyKind;
 use defuse_compose::Source;
 use defuse_fs::FileSystem;
 use defuse_fs::source::Locks;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use defuse_cache::Kind;
+use defuse_cache::PolicyKind;
 use defuse_connection::PageSource;
 use defuse_fs::{
     Caller, Context, Errno, Fallocate, File, FileKind, FileSystem, Ino, Name, NewNode, OpenArgs,
@@ -290,7 +290,7 @@ fn filled(fs: &dyn FileSystem) -> Vec<File> {
 
 #[test]
 fn pages_of_many_files_stay_within_their_memory_and_what_is_read_is_right() {
-    for (policy, kind) in Kind::ALL {
+    for (policy, kind) in PolicyKind::ALL {
         let fs = paged(PagedOptions { bytes: LEAST, policy: kind });
         let files = filled(&*fs);
         // Two users, each with its share of the heads.
@@ -379,7 +379,7 @@ fn two_clients_read_what_was_written_while_pages_leave_their_memory() {
 /// One user reads ever other pages, by many processes, to have the memory for itself.
 #[test]
 fn a_user_that_reads_everything_displaces_no_pages_that_others_share() {
-    for kind in [Kind::Lru, Kind::default()] {
+    for kind in [PolicyKind::Lru, PolicyKind::default()] {
         let fs = paged(PagedOptions { bytes: 4 * LEAST, policy: kind });
         let as_user = |uid, pid, file: File, page: u64| {
             let mut bytes = [0; 4096];

@@ -13,7 +13,7 @@ pub use replay::{Replayed, replay};
 pub use results::{Cell, Goal, Results};
 pub use traces::{Overlap, Step, Trace, all};
 
-use defuse_cache::Kind;
+use defuse_cache::PolicyKind;
 
 /// The sizes of the cache, in thousandths of the bytes of the trace.
 pub const SIZES: [u64; 5] = [10, 25, 50, 100, 250];
@@ -25,7 +25,7 @@ pub fn run(uses: usize, seed: u64, say: &mut dyn FnMut(String)) -> Results {
         say(format!("{}: {} uses", trace.name, trace.steps.len()));
         for thousandths in SIZES {
             let capacity = (trace.bytes * thousandths / 1000).max(1);
-            for (policy, kind) in Kind::ALL {
+            for (policy, kind) in PolicyKind::ALL {
                 let replayed = replay(&trace, kind, capacity, seed);
                 let (trace, overlap) = (trace.name, trace.overlap);
                 results.cells.push(Cell { trace, overlap, thousandths, policy, replayed });

@@ -1,6 +1,6 @@
 //! A trace, and a policy.
 
-use defuse_cache::Kind;
+use defuse_cache::PolicyKind;
 use serde::Serialize;
 
 use crate::traces::{Step, Trace};
@@ -22,7 +22,7 @@ impl Replayed {
 }
 
 /// Replays a trace with a cache of so many bytes.
-pub fn replay(trace: &Trace, kind: Kind, capacity: u64, seed: u64) -> Replayed {
+pub fn replay(trace: &Trace, kind: PolicyKind, capacity: u64, seed: u64) -> Replayed {
     let mut policy = kind.make(capacity, seed);
     let (mut replayed, mut evicted) = (Replayed::default(), Vec::new());
     let warm = trace.steps.len() / 5;

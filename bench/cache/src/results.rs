@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use defuse_cache::Kind;
+use defuse_cache::PolicyKind;
 use serde::Serialize;
 
 use crate::replay::Replayed;
@@ -96,7 +96,7 @@ impl Results {
 
     /// The tables, in Markdown.
     pub fn table(&self) -> String {
-        let names = Kind::ALL.map(|(name, _)| name);
+        let names = PolicyKind::ALL.map(|(name, _)| name);
         let mut text = format!("| trace | cache | {} |\n|---|---|", names.join(" | "));
         text.push_str(&"---|".repeat(names.len()));
         text.push('\n');

@@ -3,19 +3,19 @@
 use std::collections::{HashMap, HashSet};
 
 use defuse_bench_cache::{Overlap, SIZES, Step, all, replay, run};
-use defuse_cache::Kind;
+use defuse_cache::PolicyKind;
 
 #[test]
 fn all_policies_are_replayed_and_the_same_seed_gives_the_same_tables() {
     let results = run(2000, 3, &mut |_| ());
-    assert_eq!(results.cells.len(), all(1000, 3).len() * SIZES.len() * Kind::ALL.len());
+    assert_eq!(results.cells.len(), all(1000, 3).len() * SIZES.len() * PolicyKind::ALL.len());
     assert_eq!(results, run(2000, 3, &mut |_| ()));
     assert_ne!(results.cells, run(2000, 4, &mut |_| ()).cells);
     let rates = |policy| {
         let here = results.cells.iter().filter(move |cell| cell.policy == policy);
         here.map(|cell| cell.replayed.percent()).sum::<f64>()
     };
-    let sums: Vec<f64> = Kind::ALL.iter().map(|(name, _)| rates(*name)).collect();
+    let sums: Vec<f64> = PolicyKind::ALL.iter().map(|(name, _)| rates(*name)).collect();
     let count = results.cells.len() as f64 / sums.len() as f64;
     assert!(sums.iter().all(|sum| *sum > 0.0 && sum / count < 100.0), "{sums:?}");
     let table = results.table();
@@ -47,8 +47,14 @@ fn e_is_not_below_the_best_where_nothing_is_shared() {
     let names = ["one process, Zipf 1.0", "one process, a loop", "8 processes, nothing in common"];
     for trace in all(60_000, 3).iter().filter(|trace| names.contains(&trace.name)) {
         let rate = |kind| replay(trace, kind, trace.bytes / 10, 3).percent();
-        let others = [Kind::Lru, Kind::Lfu, Kind::Arc, Kind::S3Fifo].map(rate);
+        let others =
+            [PolicyKind::Lru, PolicyKind::Lfu, PolicyKind::Arc, PolicyKind::S3Fifo].map(rate);
         let best = others.into_iter().fold(0.0, f64::max);
-        assert!(rate(Kind::E) >= best * 0.98, "{}: {} {others:?}", trace.name, rate(Kind::E));
+        assert!(
+            rate(PolicyKind::E) >= best * 0.98,
+            "{}: {} {others:?}",
+            trace.name,
+            rate(PolicyKind::E)
+        );
     }
 }

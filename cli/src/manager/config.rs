@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use defuse_cache::Kind as PolicyKind;
+use defuse_cache::PolicyKind;
 use defuse_compose::{Settings, Source};
 use defuse_fs::namespace::{Namespace, Unfit};
 use defuse_shared::PagedOptions;

@@ -7,7 +7,7 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use defuse_cache::{Extent, Key, Kind, Lru, Policy, Shares};
+use defuse_cache::{Extent, Key, Lru, Policy, PolicyKind, Shares};
 use defuse_fs::{Caller, Ino};
 use defuse_ring::pages::{GROUP_BYTES, Pages};
 
@@ -30,7 +30,7 @@ pub(crate) struct Bound {
 
 impl Bound {
     /// Groups in so many bytes, without those for heads.
-    pub(crate) fn new(bytes: u64, policy: Kind) -> Bound {
+    pub(crate) fn new(bytes: u64, policy: PolicyKind) -> Bound {
         // Clients must not know which keys the policy learns from.
         let seed = RandomState::new().build_hasher().finish();
         let shown = bytes - bytes / HIDDEN - bytes / HEADS;

@@ -12,7 +12,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use defuse_cache::Kind;
+use defuse_cache::PolicyKind;
 use defuse_connection::PageSource;
 use defuse_fs::{
     Attr, Caller, Context, CopyRange, Entry, Errno, Fallocate, Fh, File, FileSystem, Ino,
@@ -38,7 +38,7 @@ pub struct PagedOptions {
     /// Bytes of pages of all files, 1 MiB at least. A file takes at most 16 MiB, and at most half of this.
     pub bytes: u64,
     /// The policy that decides which pages leave.
-    pub policy: Kind,
+    pub policy: PolicyKind,
 }
 
 impl PagedOptions {
@@ -48,7 +48,7 @@ impl PagedOptions {
 
 impl Default for PagedOptions {
     fn default() -> Self {
-        PagedOptions { bytes: 512 << 20, policy: Kind::default() }
+        PagedOptions { bytes: 512 << 20, policy: PolicyKind::default() }
     }
 }
 
