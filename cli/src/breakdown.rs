@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use defuse_probe::{Op, Snapshot, Stage};
-use defuse_trace::{Kind, Wanted};
+use defuse_trace::{CollectorKind, Wanted};
 use serde::Serialize;
 
 use crate::error::{Failure, Result, print, warn};
@@ -130,7 +130,12 @@ pub fn run(args: &BreakdownArgs) -> Result {
 }
 
 impl Breakdown {
-    fn of(snapshot: &Snapshot, op: Op, notes: Vec<String>, kind: Kind) -> Result<Breakdown> {
+    fn of(
+        snapshot: &Snapshot,
+        op: Op,
+        notes: Vec<String>,
+        kind: CollectorKind,
+    ) -> Result<Breakdown> {
         let total = snapshot.get_stage(Stage::Total, op).ok_or_else(|| {
             Failure::Failed(format!(
                 "no {op} ended meanwhile: run a command that makes some at the same time"
@@ -144,10 +149,10 @@ impl Breakdown {
             percent: 100.0 * ns / (total.latency.sum_ns.max(1)) as f64,
         };
         let stages = match kind {
-            Kind::Bpf => {
+            CollectorKind::Bpf => {
                 &[Stage::Background, Stage::Pending, Stage::Processing, Stage::Unsplit][..]
             }
-            Kind::Tracefs => &[],
+            CollectorKind::Tracefs => &[],
         };
         let found = stages.iter().filter_map(|stage| snapshot.get_stage(*stage, op));
         let mut shares: Vec<Share> = found
@@ -200,12 +205,12 @@ mod tests {
             cells.record_stage(stage, Op::CREATE, ns, true);
         }
         let snapshot = recorder.snapshot();
-        let found = Breakdown::of(&snapshot, Op::CREATE, Vec::new(), Kind::Bpf).unwrap();
+        let found = Breakdown::of(&snapshot, Op::CREATE, Vec::new(), CollectorKind::Bpf).unwrap();
         let shares: Vec<_> = found.shares.iter().map(|s| (s.stage, s.percent.round())).collect();
         assert_eq!(shares, [("pending", 20.0), ("processing", 70.0), ("not seen", 10.0)]);
         let sum: f64 = found.shares.iter().map(|share| share.mean_ns).sum();
         assert!((sum - found.mean_ns).abs() < 1e-6);
-        assert!(Breakdown::of(&snapshot, Op::READ, Vec::new(), Kind::Bpf).is_err());
+        assert!(Breakdown::of(&snapshot, Op::READ, Vec::new(), CollectorKind::Bpf).is_err());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Tracing of the kernel by commands: the choice of the method, and messages without permission.
 
-use defuse_trace::{Collector, Kind, Wanted};
+use defuse_trace::{Collector, CollectorKind, Wanted};
 
 use crate::error::{Failure, Result};
 
@@ -25,8 +25,8 @@ impl KernelArgs {
     /// Starts a collector.
     pub fn start(&self, wanted: Wanted) -> Result<Collector> {
         let kind = self.via.map(|via| match via {
-            Via::Bpf => Kind::Bpf,
-            Via::Tracefs => Kind::Tracefs,
+            Via::Bpf => CollectorKind::Bpf,
+            Via::Tracefs => CollectorKind::Tracefs,
         });
         Collector::start(&Wanted { kind, ..wanted }).map_err(Failure::failed)
     }

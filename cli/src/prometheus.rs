@@ -3,14 +3,14 @@
 use std::fmt::Write as _;
 
 use defuse_probe::{BUCKETS, FigureStats, FigureUnit, Histogram, OpStats, Snapshot};
-use defuse_trace::Connection;
+use defuse_trace::FuseConnection;
 
 const SECONDS: &str = "defuse_request_seconds";
 const ERRORS: &str = "defuse_request_errors_total";
 const BYTES: &str = "defuse_request_bytes_total";
 
 /// A whole snapshot. The bounds of buckets are in seconds.
-pub fn text(connection: &Connection, snapshot: &Snapshot) -> String {
+pub fn text(connection: &FuseConnection, snapshot: &Snapshot) -> String {
     let mount = connection.mounts.first().map(|mount| mount.mount_point.display().to_string());
     let common = format!(
         "connection=\"{}\",mount=\"{}\"",
@@ -119,7 +119,7 @@ mod tests {
             fstype: "fuse".into(),
             source: "x".into(),
         };
-        text(&Connection { id: 43, mounts: vec![mount], processes: Vec::new() }, &snapshot)
+        text(&FuseConnection { id: 43, mounts: vec![mount], processes: Vec::new() }, &snapshot)
     }
 
     /// A sample: name, labels, value. Checks the grammar on the way.

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use defuse_fuse::mount::{MountEntry, fuse_mounts};
-use defuse_trace::{Connection, FuseMount};
+use defuse_trace::{FuseConnection, FuseMount};
 
 use crate::error::{Failure, Result};
 use crate::paths;
@@ -18,7 +18,7 @@ const SETTLING: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct Target {
     /// The connection and its daemon.
-    pub connection: Connection,
+    pub connection: FuseConnection,
     /// The entry of the daemon, if it is one of defuse that is visible to this user.
     pub ours: Option<Found>,
 }
@@ -107,16 +107,16 @@ fn id_of(entry: &MountEntry) -> u32 {
     entry.major << 20 | entry.minor
 }
 
-fn one(id: u32) -> Result<Connection> {
+fn one(id: u32) -> Result<FuseConnection> {
     let mut mounts = mounts();
     mounts.retain(|mount| mount.connection == id);
-    let found = Connection::all(&mounts).pop();
+    let found = FuseConnection::all(&mounts).pop();
     // A detached mount is served until its last file is closed.
     let detached = || {
         let pids = defuse_trace::processes_of(Some(id)).remove(&id).unwrap_or_default();
         let processes =
             pids.into_iter().filter_map(defuse_trace::Process::read).collect::<Vec<_>>();
-        (!processes.is_empty()).then_some(Connection { id, mounts: Vec::new(), processes })
+        (!processes.is_empty()).then_some(FuseConnection { id, mounts: Vec::new(), processes })
     };
     found.or_else(detached).ok_or_else(|| {
         Failure::Failed(format!("there is no FUSE connection {id}: `defuse top --once` lists them"))

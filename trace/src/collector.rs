@@ -15,13 +15,13 @@ pub struct Wanted {
     /// Report every matching request, in addition to counts.
     pub events: Option<Filter>,
     /// The mechanism; `None` for the best that is permitted.
-    pub kind: Option<Kind>,
+    pub kind: Option<CollectorKind>,
 }
 
 /// The mechanism of a collector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Kind {
+pub enum CollectorKind {
     /// A BPF program: every stage.
     Bpf,
     /// Events of tracefs: the total from sending to the end, without stages.
@@ -51,8 +51,8 @@ impl Collector {
     pub fn start(wanted: &Wanted) -> Result<Collector, Error> {
         let mut notes = Vec::new();
         let eyes = match wanted.kind {
-            Some(Kind::Tracefs) => Eyes::Tracefs(tracefs::Eyes::open(wanted)?.into()),
-            Some(Kind::Bpf) => Eyes::Bpf(bpf::Eyes::open(wanted, &mut notes)?.into()),
+            Some(CollectorKind::Tracefs) => Eyes::Tracefs(tracefs::Eyes::open(wanted)?.into()),
+            Some(CollectorKind::Bpf) => Eyes::Bpf(bpf::Eyes::open(wanted, &mut notes)?.into()),
             None => match bpf::Eyes::open(wanted, &mut notes) {
                 Ok(eyes) => Eyes::Bpf(eyes.into()),
                 Err(error) => {
@@ -71,10 +71,10 @@ impl Collector {
     }
 
     /// The mechanism in use.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> CollectorKind {
         match self.eyes {
-            Eyes::Bpf(_) => Kind::Bpf,
-            Eyes::Tracefs(_) => Kind::Tracefs,
+            Eyes::Bpf(_) => CollectorKind::Bpf,
+            Eyes::Tracefs(_) => CollectorKind::Tracefs,
         }
     }
 

@@ -35,7 +35,7 @@ pub struct Process {
 
 /// A connection, its mounts, and its daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Connection {
+pub struct FuseConnection {
     /// The number of the connection.
     pub id: u32,
     /// Its mounts. Empty if there are none in this mount namespace.
@@ -44,9 +44,9 @@ pub struct Connection {
     pub processes: Vec<Process>,
 }
 
-impl Connection {
+impl FuseConnection {
     /// The connections of these mounts, by number, with the processes that serve them.
-    pub fn all(mounts: &[FuseMount]) -> Vec<Connection> {
+    pub fn all(mounts: &[FuseMount]) -> Vec<FuseConnection> {
         let mut servers = processes_of(None);
         let mut by_id: BTreeMap<u32, Vec<FuseMount>> = BTreeMap::new();
         for mount in mounts {
@@ -55,7 +55,7 @@ impl Connection {
         let connections = by_id.into_iter().map(|(id, mounts)| {
             let pids = servers.remove(&id).unwrap_or_default();
             let processes = pids.into_iter().filter_map(Process::read).collect();
-            Connection { id, mounts, processes }
+            FuseConnection { id, mounts, processes }
         });
         connections.collect()
     }

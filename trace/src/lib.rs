@@ -1,6 +1,6 @@
 //! Tracing in the kernel: the places where requests of any FUSE file system spend their time.
 //!
-//! This crate lists the FUSE connections of the machine and their daemons ([`Connection`]) and
+//! This crate lists the FUSE connections of the machine and their daemons ([`FuseConnection`]) and
 //! changes their settings ([`Knobs`]). A [`Collector`] follows requests through the kernel's queues
 //! with a BPF program, or with the fewer events of tracefs if BPF is not permitted. It needs no
 //! support from the file system and does not change it.
@@ -26,8 +26,8 @@ mod stages;
 mod tracefs;
 mod wire;
 
-pub use collector::{Collector, Kind, Wanted};
-pub use connection::{Connection, FuseMount, Process, processes_of};
+pub use collector::{Collector, CollectorKind, Wanted};
+pub use connection::{FuseConnection, FuseMount, Process, processes_of};
 pub use error::Error;
 pub use event::{Event, Filter, Names, NodeNames};
 pub use knobs::{Knob, Knobs, Values};

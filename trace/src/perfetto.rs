@@ -11,7 +11,7 @@ use std::io::{self, Write};
 
 use serde_json::{Value, json};
 
-use crate::{Connection, Event};
+use crate::{Event, FuseConnection};
 
 /// A timeline being written.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ const BEFORE_NS: u64 = 86_400_000_000_000;
 
 impl<W: Write> Timeline<W> {
     /// Begins a timeline. Errors: those of writing.
-    pub fn begin(out: W, connection: &Connection) -> io::Result<Timeline<W>> {
+    pub fn begin(out: W, connection: &FuseConnection) -> io::Result<Timeline<W>> {
         let id = connection.id;
         let mut timeline = Timeline {
             out,
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_request_has_its_stages_and_details() {
-        let connection = Connection { id: 43, mounts: Vec::new(), processes: Vec::new() };
+        let connection = FuseConnection { id: 43, mounts: Vec::new(), processes: Vec::new() };
         let mut timeline = Timeline::begin(Vec::new(), &connection).unwrap();
         timeline.add(&example(), Some("a \"quoted\" name")).unwrap();
         let (background, taken_ns) = (true, None);

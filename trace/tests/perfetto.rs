@@ -3,7 +3,7 @@
 mod trace_format;
 
 use defuse_probe::Op;
-use defuse_trace::{Connection, Event, Names, Timeline};
+use defuse_trace::{Event, FuseConnection, Names, Timeline};
 use proptest::prelude::*;
 
 fn request() -> impl Strategy<Value = Event> {
@@ -37,7 +37,7 @@ fn request() -> impl Strategy<Value = Event> {
 }
 
 fn timeline(events: &[Event]) -> String {
-    let connection = Connection { id: 43, mounts: Vec::new(), processes: Vec::new() };
+    let connection = FuseConnection { id: 43, mounts: Vec::new(), processes: Vec::new() };
     let mut timeline = Timeline::begin(Vec::new(), &connection).unwrap();
     for event in events {
         timeline.add(event, Some("name \"of\" a\nfile \u{1}")).unwrap();

@@ -66,7 +66,7 @@ impl Incoming {
 pub(super) type OnNotification = Box<dyn Fn(i32, &[u8]) + Send + Sync>;
 
 /// A connected socket with its requests.
-pub(super) struct Connection {
+pub(super) struct ClientConnection {
     socket: OwnedFd,
     slots: Slots,
     incoming: Mutex<Incoming>,
@@ -96,7 +96,7 @@ const UNHEARD: u32 = 32;
 /// Maximum number of received descriptors that wait for their requests. Others are closed.
 const MOST_PASSED: usize = 64;
 
-impl Connection {
+impl ClientConnection {
     pub(super) fn new(
         socket: OwnedFd,
         timeout: Option<Duration>,
@@ -104,7 +104,7 @@ impl Connection {
     ) -> Result<Self> {
         let may_spin = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TICK)).map_err(errno)?;
-        Ok(Connection {
+        Ok(ClientConnection {
             socket,
             slots: Slots::new(),
             // The kernel allocates no memory for untouched pages.
@@ -189,7 +189,7 @@ impl Connection {
         self.timeout
     }
 
-    /// Like [`ask`](Connection::ask), for a request without data whose reply has a descriptor.
+    /// Like [`ask`](ClientConnection::ask), for a request without data whose reply has a descriptor.
     pub(super) fn ask_for_descriptor(&self, cx: &Context<'_>, head: &mut [u8]) -> Result<OwnedFd> {
         let claim = self.claim(None)?;
         self.send_claimed(claim, head, &[])?;
@@ -201,7 +201,7 @@ impl Connection {
         fd.ok_or(Errno::EIO)
     }
 
-    /// Like [`ask`](Connection::ask), for a request without data, with a timeout.
+    /// Like [`ask`](ClientConnection::ask), for a request without data, with a timeout.
     pub(super) fn ask_within<T>(
         &self,
         patience: Duration,

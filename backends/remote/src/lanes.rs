@@ -16,7 +16,7 @@ use defuse_wire::abi::{InHeader, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
 use zerocopy::FromBytes;
 
-use super::connection::{Connection, HOPE, SPIN_NS, TICK, Waiting};
+use super::connection::{ClientConnection, HOPE, SPIN_NS, TICK, Waiting};
 use crate::sys::errno;
 
 /// Looks for a reply between two looks at the clock.
@@ -96,7 +96,7 @@ impl Lanes {
     }
 }
 
-impl Connection {
+impl ClientConnection {
     /// Sends a request through a lane, and waits for its reply.
     pub(super) fn exchange<T>(
         &self,

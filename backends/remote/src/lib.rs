@@ -39,7 +39,7 @@ use defuse_fs::{Caller, Caps, Context, Errno, Fh, File, Ino, LockOwner, OpenFlag
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::sys::{errno, peer_user};
-use connection::Connection;
+use connection::ClientConnection;
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
 use defuse_wire::encode::Request;
@@ -156,7 +156,7 @@ pub struct Remote {
 
 /// The state that the file system and its thread share.
 struct Shared {
-    connection: Connection,
+    connection: ClientConnection,
     agreement: Agreement,
     caps: Caps,
     /// Opcodes that the server has answered with `ENOSYS`, by their numbers.
@@ -398,15 +398,18 @@ impl Remote {
         Ok(Remote::with((connection, notices), agreement, options, path, names, program))
     }
 
-    fn connection(socket: OwnedFd, options: RemoteOptions) -> Result<(Connection, Arc<Notices>)> {
+    fn connection(
+        socket: OwnedFd,
+        options: RemoteOptions,
+    ) -> Result<(ClientConnection, Arc<Notices>)> {
         let notices = Arc::new(Notices::default());
         let heard = Arc::clone(&notices);
         let on_notification = Box::new(move |code, body: &[u8]| heard.receive(code, body));
-        Ok((Connection::new(socket, options.timeout, on_notification)?, notices))
+        Ok((ClientConnection::new(socket, options.timeout, on_notification)?, notices))
     }
 
     fn with(
-        (connection, notices): (Connection, Arc<Notices>),
+        (connection, notices): (ClientConnection, Arc<Notices>),
         agreement: Agreement,
         options: RemoteOptions,
         path: Option<&Path>,
@@ -569,7 +572,10 @@ fn is_remembered(opcode: Opcode) -> bool {
     )
 }
 
-fn introduce(connection: &Connection, names: Names) -> std::result::Result<Agreement, RemoteError> {
+fn introduce(
+    connection: &ClientConnection,
+    names: Names,
+) -> std::result::Result<Agreement, RemoteError> {
     let cx = Context::new(Caller::default());
     let mut request = Request::new(Opcode::Init, &cx, Ino(0)).with(&init::init_in(names));
     let body = connection.ask_within(INIT_PATIENCE, &cx, request.finish(0), |body| {

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use defuse_probe::Snapshot;
-use defuse_trace::{Collector, Kind, Wanted};
+use defuse_trace::{Collector, CollectorKind, Wanted};
 
 /// The method of measuring the kernel's queues, if any.
 #[derive(Debug, Clone)]
@@ -33,8 +33,10 @@ impl KernelStages {
         match Collector::start(&Wanted::default()) {
             Ok(collector) => {
                 let how = match collector.kind() {
-                    Kind::Bpf => "measured by BPF: background, pending and processing queue",
-                    Kind::Tracefs => {
+                    CollectorKind::Bpf => {
+                        "measured by BPF: background, pending and processing queue"
+                    }
+                    CollectorKind::Tracefs => {
                         "measured by tracefs: from sending to the end only, without queues"
                     }
                 };

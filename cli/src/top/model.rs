@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use defuse_probe::{Histogram, Op, OpStats, Snapshot, Stage};
-use defuse_trace::{Collector, Connection, Flight, InFlight, Knobs, Values};
+use defuse_trace::{Collector, Flight, FuseConnection, InFlight, Knobs, Values};
 use serde::Serialize;
 
 use crate::error::{Failure, Result};
@@ -139,7 +139,7 @@ impl Model {
         let losses = self.collector.losses().map_err(Failure::failed)?;
         let seconds = self.last.elapsed().as_secs_f64().max(1e-3);
         self.last = std::time::Instant::now();
-        let connections = Connection::all(&target::mounts());
+        let connections = FuseConnection::all(&target::mounts());
         let mut rows = Vec::new();
         let mut cpu = BTreeMap::new();
         for connection in &connections {
@@ -197,7 +197,7 @@ impl Row {
         self.knobs.map_or(seen, |knobs| knobs.waiting)
     }
 
-    fn of(connection: &Connection, new: &Snapshot, flights: &[Flight], period: Period) -> Row {
+    fn of(connection: &FuseConnection, new: &Snapshot, flights: &[Flight], period: Period) -> Row {
         let Period { knobs, cpu_percent, seconds } = period;
         let mount = connection.mounts.first();
         let own: Vec<&Flight> =
@@ -273,7 +273,7 @@ pub mod tests {
         let (fstype, source) = ("fuse.sshfs".to_owned(), "host:".to_owned());
         let mounts = vec![FuseMount { connection: id, mount_point, fstype, source }];
         let process = Process { pid: 7, comm: "sshfs".into(), threads: 4, cpu_ns: 0 };
-        let connection = Connection { id, mounts, processes: vec![process] };
+        let connection = FuseConnection { id, mounts, processes: vec![process] };
         let flight = Flight {
             unique: 2,
             connection: id,
