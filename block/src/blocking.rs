@@ -1,6 +1,6 @@
 //! One operation at a time, for whoever has nothing else to do: making, checking and dumping images.
 
-use crate::{Device, Done, Errno, Kind, Op, Queue, RawBuf, Result, Segments};
+use crate::{Device, Done, Errno, Op, OpKind, Queue, RawBuf, Result, Segments};
 
 /// A queue whose operations are waited for.
 pub struct Blocking {
@@ -32,7 +32,7 @@ impl Blocking {
         for part in out.chunks_mut(self.largest) {
             // SAFETY: `run` returns when the operation is reaped, and until then `part` is borrowed here.
             let memory = unsafe { RawBuf::new(part.as_mut_ptr(), part.len()) }.into();
-            self.run(Kind::Read { block: at, memory })?;
+            self.run(OpKind::Read { block: at, memory })?;
             at += (part.len() / self.block_size) as u64;
         }
         Ok(())
@@ -48,7 +48,7 @@ impl Blocking {
         for part in data.chunks(self.largest) {
             // SAFETY: as in `read`; a write only reads the memory.
             let memory = unsafe { RawBuf::new(part.as_ptr().cast_mut(), part.len()) }.into();
-            self.run(Kind::Write { block: at, memory, fua: false })?;
+            self.run(OpKind::Write { block: at, memory, fua: false })?;
             at += (part.len() / self.block_size) as u64;
         }
         Ok(())
@@ -60,7 +60,7 @@ impl Blocking {
     ///
     /// Those of the device. Nothing is known then about any write since the flush before.
     pub fn flush(&mut self) -> Result<()> {
-        self.run(Kind::Flush)
+        self.run(OpKind::Flush)
     }
 
     /// Carries out an operation.
@@ -68,7 +68,7 @@ impl Blocking {
     /// # Errors
     ///
     /// Those of the operation.
-    pub fn run(&mut self, kind: Kind) -> Result<()> {
+    pub fn run(&mut self, kind: OpKind) -> Result<()> {
         self.transfer(kind).map(drop)
     }
 
@@ -77,7 +77,7 @@ impl Blocking {
     /// # Errors
     ///
     /// Those of the operation.
-    pub fn transfer(&mut self, kind: Kind) -> Result<Segments> {
+    pub fn transfer(&mut self, kind: OpKind) -> Result<Segments> {
         self.queue.push(Op { tag: 0, kind }).map_err(|_| Errno::BUSY)?;
         let mut done: Vec<Done> = Vec::new();
         while done.is_empty() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::{Clock, Device, Done, Facts, Kind, Op, Purpose, Queue, Region, Result, Waker};
+use crate::{Clock, Device, Done, Facts, Op, OpKind, Purpose, Queue, Region, Result, Waker};
 
 /// A device that counts the operations of all its queues.
 pub struct Counted {
@@ -124,18 +124,18 @@ enum Part {
 }
 
 impl CountedQueue {
-    fn part(&self, kind: &Kind) -> Part {
+    fn part(&self, kind: &OpKind) -> Part {
         match kind {
-            Kind::Read { memory, .. } => Part::Read(memory.bytes() as u64),
-            Kind::Write { memory, fua, .. } => {
+            OpKind::Read { memory, .. } => Part::Read(memory.bytes() as u64),
+            OpKind::Write { memory, fua, .. } => {
                 Part::Write { bytes: memory.bytes() as u64, fua: *fua }
             }
             // A forged number of blocks fails below.
-            Kind::Zero { blocks, .. } => {
+            OpKind::Zero { blocks, .. } => {
                 Part::Write { bytes: blocks.saturating_mul(self.block_size), fua: false }
             }
-            Kind::Flush => Part::Flush,
-            Kind::Discard { blocks, .. } => Part::Discard(*blocks),
+            OpKind::Flush => Part::Flush,
+            OpKind::Discard { blocks, .. } => Part::Discard(*blocks),
         }
     }
 
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(line.read(64, &mut [0; 4096]), Err(Errno::INVAL));
         line.flush().unwrap();
         let mut queue = device.queue(4).unwrap();
-        queue.push(Op { tag: 1, kind: Kind::Discard { block: 8, blocks: 2 } }).unwrap();
+        queue.push(Op { tag: 1, kind: OpKind::Discard { block: 8, blocks: 2 } }).unwrap();
         assert_eq!(device.counters().in_flight, 1);
         while queue.in_flight() > 0 {
             queue.wait(None);
@@ -256,7 +256,7 @@ mod tests {
     fn what_a_dropped_queue_had_in_flight_is_over() {
         let device = Counted::new(Arc::new(Ram::new(4096, 64)));
         let mut queue = device.queue(4).unwrap();
-        queue.push(Op { tag: 1, kind: Kind::Flush }).unwrap();
+        queue.push(Op { tag: 1, kind: OpKind::Flush }).unwrap();
         assert_eq!(device.counters().in_flight, 1);
         drop(queue);
         assert_eq!(device.counters().in_flight, 0);

@@ -22,7 +22,7 @@ pub struct Facts {
     pub volatile_cache: bool,
     /// A write with `fua` costs less than a write and a flush.
     pub fua: bool,
-    /// The device can be told that blocks are not needed ([`Kind::Discard`](crate::Kind::Discard)).
+    /// The device can be told that blocks are not needed ([`OpKind::Discard`](crate::OpKind::Discard)).
     pub discard: bool,
     /// Bytes of the largest operation.
     pub max_transfer: u32,

@@ -46,7 +46,7 @@ pub use driver::{Driver, Opened, add_driver, driver_of};
 pub use file::{Access, File, OpenError, OpenFile};
 pub use memory::{Memory, RawBuf, Segments};
 pub use model::Model;
-pub use op::{Done, Kind, Op};
+pub use op::{Done, Op, OpKind};
 pub use ram::Ram;
 pub use region::{FRAME, Frames, Region};
 pub use rustix::io::Errno;

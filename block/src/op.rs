@@ -8,12 +8,12 @@ pub struct Op {
     /// A number of the caller's, which comes back with the completion.
     pub tag: u64,
     /// The operation itself.
-    pub kind: Kind,
+    pub kind: OpKind,
 }
 
 /// The kinds of operations. Blocks are counted in [`Facts::block_size`].
 #[derive(Debug)]
-pub enum Kind {
+pub enum OpKind {
     /// Reads from `block` on into `memory`.
     Read {
         /// The first block.
@@ -59,17 +59,17 @@ pub struct Done {
     pub memory: Segments,
 }
 
-impl Kind {
+impl OpKind {
     /// First block and number of blocks; `None` for a flush.
     pub fn range(&self, block_size: u32) -> Option<(u64, u64)> {
         match self {
-            Kind::Read { block, memory } | Kind::Write { block, memory, .. } => {
+            OpKind::Read { block, memory } | OpKind::Write { block, memory, .. } => {
                 Some((*block, memory.bytes() as u64 / u64::from(block_size)))
             }
-            Kind::Discard { block, blocks } | Kind::Zero { block, blocks } => {
+            OpKind::Discard { block, blocks } | OpKind::Zero { block, blocks } => {
                 Some((*block, *blocks))
             }
-            Kind::Flush => None,
+            OpKind::Flush => None,
         }
     }
 
@@ -85,11 +85,11 @@ impl Kind {
             return Err(Errno::INVAL);
         }
         match self {
-            Kind::Read { memory, .. } | Kind::Write { memory, .. } => {
+            OpKind::Read { memory, .. } | OpKind::Write { memory, .. } => {
                 let bytes = memory.bytes();
                 let whole = bytes.is_multiple_of(facts.block_size as usize);
                 let shared = |piece: &Memory| matches!(piece, Memory::Shared(..));
-                if matches!(self, Kind::Read { .. }) && memory.pieces().iter().any(shared) {
+                if matches!(self, OpKind::Read { .. }) && memory.pieces().iter().any(shared) {
                     return Err(Errno::INVAL);
                 }
                 let fits = bytes <= facts.max_transfer as usize;
@@ -99,7 +99,7 @@ impl Kind {
                     Err(Errno::INVAL)
                 }
             }
-            Kind::Discard { .. } if !facts.discard => Err(Errno::OPNOTSUPP),
+            OpKind::Discard { .. } if !facts.discard => Err(Errno::OPNOTSUPP),
             _ => Ok(()),
         }
     }
@@ -107,7 +107,7 @@ impl Kind {
     /// The memory, for the completion.
     pub fn into_memory(self) -> Segments {
         match self {
-            Kind::Read { memory, .. } | Kind::Write { memory, .. } => memory,
+            OpKind::Read { memory, .. } | OpKind::Write { memory, .. } => memory,
             _ => Segments::default(),
         }
     }

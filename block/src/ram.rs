@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::waker::Parker;
-use crate::{Device, Done, Errno, Facts, Kind, Op, Queue, Region, Result, Waker};
+use crate::{Device, Done, Errno, Facts, Op, OpKind, Queue, Region, Result, Waker};
 
 /// The content of a device: blocks that are shared until they are written, so that a copy is cheap.
 #[derive(Clone, Debug)]
@@ -52,10 +52,10 @@ impl Store {
     }
 
     /// Carries out an operation that was checked. Discarded blocks become zeros.
-    pub(crate) fn apply(&mut self, kind: &mut Kind) -> Result<()> {
+    pub(crate) fn apply(&mut self, kind: &mut OpKind) -> Result<()> {
         let size = self.block_size;
         match kind {
-            Kind::Read { block, memory } => {
+            OpKind::Read { block, memory } => {
                 let mut at = *block;
                 for piece in memory.pieces_mut() {
                     let bytes = piece.bytes_mut().ok_or(Errno::INVAL)?;
@@ -63,17 +63,17 @@ impl Store {
                     at += (bytes.len() / size) as u64;
                 }
             }
-            Kind::Write { block, memory, .. } => {
+            OpKind::Write { block, memory, .. } => {
                 let mut at = *block;
                 for piece in memory.pieces() {
                     self.write(at, piece.bytes());
                     at += (piece.len() / size) as u64;
                 }
             }
-            Kind::Discard { block, blocks } | Kind::Zero { block, blocks } => {
+            OpKind::Discard { block, blocks } | OpKind::Zero { block, blocks } => {
                 (*block..*block + *blocks).for_each(|at| self.set(at, None));
             }
-            Kind::Flush => {}
+            OpKind::Flush => {}
         }
         Ok(())
     }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::ram::{self, Store};
-use crate::{Clock, Device, Errno, Facts, Kind, Queue, Ram, Region, Result};
+use crate::{Clock, Device, Errno, Facts, OpKind, Queue, Ram, Region, Result};
 use queue::SimQueue;
 
 pub use crash::{Cut, Cuts};
@@ -189,14 +189,14 @@ impl Clock for Sim {
     }
 }
 
-impl Kind {
+impl OpKind {
     fn call(&self) -> Call {
         match self {
-            Kind::Read { .. } => Call::Read,
-            Kind::Write { .. } => Call::Write,
-            Kind::Flush => Call::Flush,
-            Kind::Discard { .. } => Call::Discard,
-            Kind::Zero { .. } => Call::Zero,
+            OpKind::Read { .. } => Call::Read,
+            OpKind::Write { .. } => Call::Write,
+            OpKind::Flush => Call::Flush,
+            OpKind::Discard { .. } => Call::Discard,
+            OpKind::Zero { .. } => Call::Zero,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use defuse_block::{
-    Access, Blocking, Device, Errno, File, Kind, OpenError, OpenFile, Ram, Separated, Separation,
+    Access, Blocking, Device, Errno, File, OpKind, OpenError, OpenFile, Ram, Separated, Separation,
     Sim, Worker,
 };
 
@@ -83,7 +83,7 @@ fn discarded_space_goes_back_to_the_file_system_below() {
     line.write(0, &vec![7; 4 << 20]).unwrap();
     line.flush().unwrap();
     let used = path.metadata().unwrap().blocks();
-    line.run(Kind::Discard { block: 0, blocks: 512 }).unwrap();
+    line.run(OpKind::Discard { block: 0, blocks: 512 }).unwrap();
     let left = path.metadata().unwrap().blocks();
     assert!(left < used, "{left} of {used} sectors");
     assert_eq!(path.metadata().unwrap().len(), BLOCKS * 4096, "the length stays");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_block::{Device, Done, Errno, Frames, Kind, Op, Ram, Region, Result};
+use defuse_block::{Device, Done, Errno, Frames, Op, OpKind, Ram, Region, Result};
 
 use crate::model::Shape;
 use crate::{Model, Nvme, Options};
@@ -62,18 +62,18 @@ fn run(device: &Nvme, region: &Arc<Region>) {
     let _ = (device.smart(), device.errors(), device.events());
 }
 
-fn operation(device: &Nvme, region: &Arc<Region>, random: &mut fastrand::Rng) -> Kind {
+fn operation(device: &Nvme, region: &Arc<Region>, random: &mut fastrand::Rng) -> OpKind {
     let facts = device.facts();
     let frame = u64::from(facts.block_size.max(4096));
     let frames = (frame / 4096 * random.u64(1..4)).min(16) as u32;
     let block = random.u64(..facts.blocks.min(200));
     let memory = || region.take(frames).map(Frames::into);
     match random.u8(..6) {
-        0 => Kind::Flush,
-        1 => Kind::Discard { block, blocks: 3 },
-        2 => Kind::Zero { block, blocks: 3 },
-        3 => Kind::Read { block, memory: memory().unwrap_or_default() },
-        fua => Kind::Write { block, memory: memory().unwrap_or_default(), fua: fua == 4 },
+        0 => OpKind::Flush,
+        1 => OpKind::Discard { block, blocks: 3 },
+        2 => OpKind::Zero { block, blocks: 3 },
+        3 => OpKind::Read { block, memory: memory().unwrap_or_default() },
+        fua => OpKind::Write { block, memory: memory().unwrap_or_default(), fua: fua == 4 },
     }
 }
 

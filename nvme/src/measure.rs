@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use defuse_block::{Clock, Device, Done, Frames, Kind, Monotonic, Op, Region, Result, Waker};
+use defuse_block::{Clock, Device, Done, Frames, Monotonic, Op, OpKind, Region, Result, Waker};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::spec::{COMPLETION, SUBMISSION};
@@ -76,7 +76,8 @@ impl Reads {
         let mut operations = 0;
         loop {
             while let Some(frames) = memory.pop() {
-                let kind = Kind::Read { block: random.u64(..facts.blocks), memory: frames.into() };
+                let kind =
+                    OpKind::Read { block: random.u64(..facts.blocks), memory: frames.into() };
                 // The memory is for no more than the depth.
                 let _ = queue.push(Op { tag: 0, kind });
             }

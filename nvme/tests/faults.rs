@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_block::{Blocking, Device, Done, Errno, Kind, Op, Queue, Ram, Region};
+use defuse_block::{Blocking, Device, Done, Errno, Op, OpKind, Queue, Ram, Region};
 use defuse_nvme::model::{Fault, Shape};
 use defuse_nvme::spec::Status;
 use defuse_nvme::{Model, Nvme, Options};
@@ -27,7 +27,7 @@ fn push_writes(queue: &mut dyn Queue, region: &Arc<Region>, writes: u64) {
     for tag in 0..writes {
         let mut frames = region.take(1).unwrap();
         frames.fill(tag as u8 + 1);
-        let kind = Kind::Write { block: tag, memory: frames.into(), fua: false };
+        let kind = OpKind::Write { block: tag, memory: frames.into(), fua: false };
         queue.push(Op { tag, kind }).unwrap();
     }
     queue.kick();
@@ -177,7 +177,7 @@ fn a_controller_is_told_of_the_end_after_its_last_queue() {
     let mut queue = disk.queue(4).unwrap();
     drop(disk);
     assert_eq!(model.lives(), (1, 0), "a queue still needs it");
-    queue.push(Op { tag: 0, kind: Kind::Flush }).unwrap();
+    queue.push(Op { tag: 0, kind: OpKind::Flush }).unwrap();
     assert_eq!(finish(&mut *queue), [Ok(())]);
     drop(queue);
     assert_eq!(model.lives(), (1, 1));
@@ -213,8 +213,8 @@ fn a_namespace_of_small_blocks_and_large_ranges_work() {
     line.write(99_999, &[5; 1024]).unwrap();
     line.write(301, &[6; 512]).unwrap();
     // More than a command holds.
-    line.run(Kind::Zero { block: 302, blocks: 99_698 }).unwrap();
-    line.run(Kind::Discard { block: 200_000, blocks: 200_000 }).unwrap();
+    line.run(OpKind::Zero { block: 302, blocks: 99_698 }).unwrap();
+    line.run(OpKind::Discard { block: 200_000, blocks: 200_000 }).unwrap();
     let mut bytes = [1; 1536];
     line.read(99_999, &mut bytes).unwrap();
     assert_eq!((bytes[0], bytes[511], bytes[512], bytes[1535]), (0, 0, 5, 0));

@@ -1,6 +1,6 @@
 //! Power cuts of a controller with a volatile cache: what was flushed survives, whatever else happens.
 
-use defuse_block::{Blocking, Device, Kind, Memory, Op, Queue, Region, Segments, Sim};
+use defuse_block::{Blocking, Device, Memory, Op, OpKind, Queue, Region, Segments, Sim};
 use defuse_nvme::{Model, Nvme, Options};
 
 /// Writes one block in each of `rounds` rounds, each followed by a flush or written with FUA, and tells after how many events of the simulation it
@@ -25,10 +25,10 @@ fn write(sim: &Sim, rounds: u64) -> Vec<usize> {
         let mut run = region.take(1).unwrap();
         run.fill(round as u8 + 1);
         let memory = Segments::One(Memory::Frames(run));
-        queue.push(Op { tag: 0, kind: Kind::Write { block: round, memory, fua } }).unwrap();
+        queue.push(Op { tag: 0, kind: OpKind::Write { block: round, memory, fua } }).unwrap();
         finish(&mut *queue);
         if !fua {
-            queue.push(Op { tag: 1, kind: Kind::Flush }).unwrap();
+            queue.push(Op { tag: 1, kind: OpKind::Flush }).unwrap();
             finish(&mut *queue);
         }
         durable.push(sim.events());

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use defuse_block::{Blocking, Device, Done, Errno, Kind, Op, Queue, Region};
+use defuse_block::{Blocking, Device, Done, Errno, Op, OpKind, Queue, Region};
 use defuse_nvme::qemu::{Qemu, QemuOptions};
 use defuse_nvme::{Nvme, Options};
 
@@ -57,16 +57,16 @@ fn operations_at_depth_reach_the_file_below_another_controller() {
             *byte = (at / 512 + tag as usize) as u8 | 1;
         }
         expected[block * 4096..][..run.len()].copy_from_slice(&run);
-        let kind = Kind::Write { block: block as u64, memory: run.into(), fua: tag % 5 == 0 };
+        let kind = OpKind::Write { block: block as u64, memory: run.into(), fua: tag % 5 == 0 };
         queue.push(Op { tag, kind }).unwrap();
         block += size as usize + 3;
     }
     assert!(finish(&mut *queue).iter().all(|done| done.result == Ok(())));
     let changes = [
-        Kind::Zero { block: 0, blocks: 2 },
-        Kind::Zero { block: 100, blocks: 4000 },
-        Kind::Discard { block: 6000, blocks: 2000 },
-        Kind::Flush,
+        OpKind::Zero { block: 0, blocks: 2 },
+        OpKind::Zero { block: 100, blocks: 4000 },
+        OpKind::Discard { block: 6000, blocks: 2000 },
+        OpKind::Flush,
     ];
     expected[..2 * 4096].fill(0);
     expected[100 * 4096..4100 * 4096].fill(0);
@@ -79,7 +79,7 @@ fn operations_at_depth_reach_the_file_below_another_controller() {
     let wrong = content.chunks(4096).zip(expected.chunks(4096)).position(|(is, must)| is != must);
     assert_eq!(wrong, None, "the first block that differs");
     for (tag, block) in (0..).zip((0..block as u64).step_by(7)).take(32) {
-        queue.push(Op { tag, kind: Kind::Read { block, memory: frames(2).into() } }).unwrap();
+        queue.push(Op { tag, kind: OpKind::Read { block, memory: frames(2).into() } }).unwrap();
     }
     for Done { tag, result, memory } in finish(&mut *queue) {
         let run = memory.into_frames().unwrap();

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use defuse_block::{Device, Done, Errno, Frames, Kind, Op, Purpose, Queue, Result};
+use defuse_block::{Device, Done, Errno, Frames, Op, OpKind, Purpose, Queue, Result};
 
 use crate::content::Frame;
 use crate::format::BLOCK;
@@ -82,7 +82,7 @@ impl Io {
         let mut read: Vec<Option<Frames>> = runs.iter().map(|_| None).collect();
         let mut error = None;
         let ops =
-            runs.into_iter().map(|(block, frames)| Kind::Read { block, memory: frames.into() });
+            runs.into_iter().map(|(block, frames)| OpKind::Read { block, memory: frames.into() });
         self.run(purpose, (ops, DEPTH as usize), &mut |done| match done.result {
             Ok(()) => read[done.tag as usize] = done.memory.into_frames(),
             Err(errno) => error = Some(errno),
@@ -103,7 +103,7 @@ impl Io {
         let runs: Vec<&[(u64, Frame)]> = runs.collect();
         let ops = runs.iter().map(|run| {
             let memory = Frame::segments(run.iter().map(|(_, frame)| frame));
-            Kind::Write { block: run[0].0, memory, fua: false }
+            OpKind::Write { block: run[0].0, memory, fua: false }
         });
         let mut failed = Vec::new();
         let depth = (WRITES * self.gathered * runs.len() / data.len().max(1)).max(WRITES);
@@ -132,7 +132,7 @@ impl Io {
                 _ => whole.push((run.block, count)),
             }
         }
-        let ops = whole.into_iter().map(|(block, blocks)| Kind::Discard { block, blocks });
+        let ops = whole.into_iter().map(|(block, blocks)| OpKind::Discard { block, blocks });
         let mut failed = None;
         let see = &mut |done: Done| failed = done.result.err().or(failed);
         let run = self.run(Purpose::Reclaim, (ops, WRITES), see);
@@ -145,7 +145,7 @@ impl Io {
     fn run(
         &self,
         purpose: Purpose,
-        (ops, depth): (impl Iterator<Item = Kind>, usize),
+        (ops, depth): (impl Iterator<Item = OpKind>, usize),
         see: &mut dyn FnMut(Done),
     ) -> Result<()> {
         let line = self.line(purpose);

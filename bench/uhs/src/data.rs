@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use defuse_block::{Access, Device, File, Kind, Op, Region, Segments};
+use defuse_block::{Access, Device, File, Op, OpKind, Region, Segments};
 
 use crate::Scale;
 use crate::files::Files;
@@ -123,8 +123,8 @@ pub(crate) fn operations(
                 None => region.take(blocks).context("no frame is free")?.into(),
             };
             let kind = match writes {
-                true => Kind::Write { block, memory, fua: false },
-                false => Kind::Read { block, memory },
+                true => OpKind::Write { block, memory, fua: false },
+                false => OpKind::Read { block, memory },
             };
             anyhow::ensure!(queue.push(Op { tag: u64::from(blocks), kind }).is_ok(), "no room");
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use defuse_block::separation::{Class, Classes, Mode};
 use defuse_block::{
-    Access, Clock, Device, Done, File, Kind, Model, Op, Queue, Region, Segments, Separated,
+    Access, Clock, Device, Done, File, Model, Op, OpKind, Queue, Region, Segments, Separated,
     Separation,
 };
 
@@ -257,7 +257,7 @@ impl Progress {
         self.pushed < self.stream.count || self.in_flight > 0
     }
 
-    fn next(&mut self, memory: Segments, device: u64, random: &mut fastrand::Rng) -> Kind {
+    fn next(&mut self, memory: Segments, device: u64, random: &mut fastrand::Rng) -> OpKind {
         self.pushed += 1;
         self.in_flight += 1;
         let Stream { class, blocks, sequential, .. } = self.stream;
@@ -268,8 +268,8 @@ impl Progress {
         self.next_block += 1;
         let block = device / parts * part + place * blocks;
         match class {
-            Class::SmallRead | Class::LargeRead => Kind::Read { block, memory },
-            _ => Kind::Write { block, memory, fua: false },
+            Class::SmallRead | Class::LargeRead => OpKind::Read { block, memory },
+            _ => OpKind::Write { block, memory, fua: false },
         }
     }
 }

@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::buffers::Buffers;
 use super::{Access, Open};
 use crate::memory::Memory;
-use crate::{Done, Errno, FRAME, Frames, Kind, Op, Queue, Region, Result, Segments, Waker};
+use crate::{Done, Errno, FRAME, Frames, Op, OpKind, Queue, Region, Result, Segments, Waker};
 
 /// The file of the device among the registered files.
 const DEVICE: types::Fixed = types::Fixed(0);
@@ -39,7 +39,7 @@ pub(super) struct FileQueue {
 /// An operation that the kernel has.
 struct Flight {
     tag: u64,
-    kind: Kind,
+    kind: OpKind,
     /// Frames that stand in for memory that direct I/O cannot use.
     bounce: Option<Frames>,
     vectors: Vec<libc::iovec>,
@@ -74,14 +74,14 @@ impl FileQueue {
         })
     }
 
-    fn refuse(&self, kind: &Kind) -> Result<()> {
-        let reads = matches!(kind, Kind::Read { .. } | Kind::Flush);
+    fn refuse(&self, kind: &OpKind) -> Result<()> {
+        let reads = matches!(kind, OpKind::Read { .. } | OpKind::Flush);
         if self.open.locked.access == Access::Read && !reads { Err(Errno::BADF) } else { Ok(()) }
     }
 
     /// Copies memory that direct I/O cannot use into frames. `ENOMEM` where there are none.
-    fn bounce(&self, kind: &Kind) -> Result<Option<Frames>> {
-        let (Kind::Read { memory, .. } | Kind::Write { memory, .. }) = kind else {
+    fn bounce(&self, kind: &OpKind) -> Result<Option<Frames>> {
+        let (OpKind::Read { memory, .. } | OpKind::Write { memory, .. }) = kind else {
             return Ok(None);
         };
         let usable = |piece: &Memory| {
@@ -96,7 +96,7 @@ impl FileQueue {
         // Runs are taken out of blocks whose size is a power of two.
         let region = Region::new(frames.next_power_of_two())?;
         let mut bounce = region.take(frames).ok_or(Errno::NOMEM)?;
-        if let Kind::Write { .. } = kind {
+        if let OpKind::Write { .. } = kind {
             let mut at = 0;
             for piece in memory.pieces() {
                 bounce[at..][..piece.len()].copy_from_slice(piece.bytes());
@@ -111,7 +111,7 @@ impl FileQueue {
         let Some(flight) = &mut self.slots[slot] else { return };
         let block_size = u64::from(self.open.facts.block_size);
         let entry = match &flight.kind {
-            Kind::Read { block, memory } => {
+            OpKind::Read { block, memory } => {
                 let offset = block * block_size + flight.moved as u64;
                 match remaining(memory, &flight.bounce, flight.moved, &mut flight.vectors) {
                     One { start, len, region } => {
@@ -129,7 +129,7 @@ impl FileQueue {
                     }
                 }
             }
-            Kind::Write { block, memory, fua } => {
+            OpKind::Write { block, memory, fua } => {
                 let offset = block * block_size + flight.moved as u64;
                 let flags = if *fua { libc::RWF_DSYNC } else { 0 };
                 match remaining(memory, &flight.bounce, flight.moved, &mut flight.vectors) {
@@ -152,12 +152,12 @@ impl FileQueue {
                     }
                 }
             }
-            Kind::Flush => opcode::Fsync::new(DEVICE).flags(types::FsyncFlags::DATASYNC).build(),
-            Kind::Discard { block, blocks } => {
+            OpKind::Flush => opcode::Fsync::new(DEVICE).flags(types::FsyncFlags::DATASYNC).build(),
+            OpKind::Discard { block, blocks } => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                 fallocate(mode, block * block_size, blocks * block_size)
             }
-            Kind::Zero { block, blocks } => {
+            OpKind::Zero { block, blocks } => {
                 let zero = match flight.punched {
                     false => libc::FALLOC_FL_ZERO_RANGE,
                     true => libc::FALLOC_FL_PUNCH_HOLE,
@@ -192,13 +192,13 @@ impl FileQueue {
             // The thread that handed it over has ended; nobody else cancels.
             (_, Err(Errno::CANCELED)) => true,
             (_, Err(Errno::INTR | Errno::AGAIN)) => true,
-            (Kind::Zero { .. }, Err(Errno::OPNOTSUPP))
+            (OpKind::Zero { .. }, Err(Errno::OPNOTSUPP))
                 if self.open.locked.is_regular() && !flight.punched =>
             {
                 flight.punched = true;
                 true
             }
-            (Kind::Read { memory, .. } | Kind::Write { memory, .. }, Ok(moved)) => {
+            (OpKind::Read { memory, .. } | OpKind::Write { memory, .. }, Ok(moved)) => {
                 flight.moved += moved;
                 moved > 0 && flight.moved < memory.bytes()
             }
@@ -218,14 +218,14 @@ impl FileQueue {
 impl Flight {
     /// The end of an operation that the kernel carried out.
     fn finish(&mut self) -> Result<()> {
-        let (Kind::Read { memory, .. } | Kind::Write { memory, .. }) = &self.kind else {
+        let (OpKind::Read { memory, .. } | OpKind::Write { memory, .. }) = &self.kind else {
             return Ok(());
         };
         // The device ended early.
         if self.moved < memory.bytes() {
             return Err(Errno::IO);
         }
-        if let (Kind::Read { memory, .. }, Some(bounce)) = (&mut self.kind, &self.bounce) {
+        if let (OpKind::Read { memory, .. }, Some(bounce)) = (&mut self.kind, &self.bounce) {
             let mut at = 0;
             for piece in memory.pieces_mut() {
                 let out = piece.bytes_mut().ok_or(Errno::INVAL)?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::flash::Ended;
 use super::{Model, Parts, State};
 use crate::waker::Parker;
-use crate::{Done, Kind, Op, Queue, Result, Waker};
+use crate::{Done, Op, OpKind, Queue, Result, Waker};
 
 /// A moment at which something happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -120,7 +120,7 @@ impl State {
     fn begin(&mut self, queue: usize, op: Op, at: Duration) {
         let range = op.kind.range(self.content.block_size());
         let (reads, writes) =
-            (matches!(op.kind, Kind::Read { .. }), matches!(op.kind, Kind::Write { .. }));
+            (matches!(op.kind, OpKind::Read { .. }), matches!(op.kind, OpKind::Write { .. }));
         let command = self.controller.add(queue, op);
         match range {
             Some(range) if reads => {

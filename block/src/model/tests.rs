@@ -1,5 +1,5 @@
 use super::*;
-use crate::{Blocking, Kind, Op, Segments};
+use crate::{Blocking, Op, OpKind, Segments};
 
 fn frames(region: &Arc<Region>, count: u32) -> Segments {
     region.take(count).expect("a frame is free").into()
@@ -14,7 +14,7 @@ fn reads(parts: &Parts, depth: u32, count: u64) -> f64 {
     let (mut pushed, mut done) = (0, Vec::new());
     while (done.len() as u64) < count {
         while pushed < count && queue.in_flight() < depth as usize {
-            let kind = Kind::Read { block: random.u64(..1 << 16), memory: frames(&region, 1) };
+            let kind = OpKind::Read { block: random.u64(..1 << 16), memory: frames(&region, 1) };
             queue.push(Op { tag: pushed, kind }).unwrap();
             pushed += 1;
         }
@@ -63,11 +63,11 @@ fn a_queue_leaves_commands_to_the_others() {
     let region = Region::new(256).unwrap();
     let (mut writes, mut reads) = (model.queue(64).unwrap(), model.queue(64).unwrap());
     for block in 0..64 {
-        let kind = Kind::Write { block, memory: frames(&region, 1), fua: false };
+        let kind = OpKind::Write { block, memory: frames(&region, 1), fua: false };
         writes.push(Op { tag: block, kind }).unwrap();
     }
     writes.kick();
-    let kind = Kind::Read { block: 1000, memory: frames(&region, 1) };
+    let kind = OpKind::Read { block: 1000, memory: frames(&region, 1) };
     reads.push(Op { tag: 0, kind }).unwrap();
     let mut done = Vec::new();
     while done.is_empty() {

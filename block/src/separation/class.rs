@@ -1,6 +1,6 @@
 //! Classes of operations.
 
-use crate::{Kind, Purpose};
+use crate::{OpKind, Purpose};
 
 /// Number of classes.
 pub(super) const CLASSES: usize = 6;
@@ -46,15 +46,17 @@ impl Class {
     }
 
     /// The class of an operation; `None` for a flush, which has none.
-    pub(super) fn of(kind: &Kind, purpose: Purpose, large: usize) -> Option<Class> {
+    pub(super) fn of(kind: &OpKind, purpose: Purpose, large: usize) -> Option<Class> {
         Some(match kind {
-            Kind::Flush => return None,
+            OpKind::Flush => return None,
             _ if purpose == Purpose::Reclaim => Class::Reclaim,
-            Kind::Write { .. } if purpose == Purpose::Behind => Class::Behind,
-            Kind::Read { memory, .. } if memory.bytes() < large => Class::SmallRead,
-            Kind::Read { .. } => Class::LargeRead,
-            Kind::Write { memory, .. } if memory.bytes() < large => Class::SmallWrite,
-            Kind::Write { .. } | Kind::Discard { .. } | Kind::Zero { .. } => Class::LargeWrite,
+            OpKind::Write { .. } if purpose == Purpose::Behind => Class::Behind,
+            OpKind::Read { memory, .. } if memory.bytes() < large => Class::SmallRead,
+            OpKind::Read { .. } => Class::LargeRead,
+            OpKind::Write { memory, .. } if memory.bytes() < large => Class::SmallWrite,
+            OpKind::Write { .. } | OpKind::Discard { .. } | OpKind::Zero { .. } => {
+                Class::LargeWrite
+            }
         })
     }
 

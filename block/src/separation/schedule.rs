@@ -8,7 +8,7 @@ use super::class::{CLASSES, Class};
 use super::costs::Costs;
 use super::overlaps::Overlaps;
 use super::{Mode, Separation};
-use crate::{Done, Kind, Op, Purpose};
+use crate::{Done, Op, OpKind, Purpose};
 
 /// The line of flushes.
 const FLUSHES: usize = CLASSES;
@@ -51,7 +51,7 @@ pub(super) struct Pushed {
 #[derive(Debug)]
 struct Waiting {
     slot: usize,
-    kind: Kind,
+    kind: OpKind,
 }
 
 /// An operation that was pushed.
@@ -93,14 +93,14 @@ impl Schedule {
 
     /// Takes an operation. The users see to it that there are not too many.
     pub(super) fn push(&mut self, Pushed { user, purpose, op: Op { tag, kind } }: Pushed) {
-        let is_flush = matches!(kind, Kind::Flush);
+        let is_flush = matches!(kind, OpKind::Flush);
         if is_flush {
             self.epochs.push_back(0);
         }
         let epoch = self.settled + self.epochs.len() as u64 - 1;
         let class = Class::of(&kind, purpose, self.large);
         let range = kind.range(self.block_size);
-        let changes = !matches!(kind, Kind::Read { .. } | Kind::Flush);
+        let changes = !matches!(kind, OpKind::Read { .. } | OpKind::Flush);
         let number = self.next_number;
         self.next_number += 1;
         let (queue, begun) = (0, Duration::ZERO);

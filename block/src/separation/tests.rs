@@ -2,7 +2,7 @@ use std::collections::HashMap;
 
 use super::schedule::{Pushed, Schedule};
 use super::*;
-use crate::{Access, Done, File, Kind, Op, Ram, Segments, Sim};
+use crate::{Access, Done, File, Op, OpKind, Ram, Segments, Sim};
 
 const BLOCKS: u64 = 64;
 
@@ -34,20 +34,20 @@ fn play(device: &Arc<dyn Device>, separation: &Separation, seed: u64) {
         let range = block as usize..(block + count) as usize;
         let mut memory = region.take(count as u32).unwrap();
         let kind = match random.u8(..12) {
-            0 => Kind::Flush,
+            0 => OpKind::Flush,
             1 => {
                 model[range].fill(0);
-                Kind::Zero { block, blocks: count }
+                OpKind::Zero { block, blocks: count }
             }
             2..7 => {
                 let byte = random.u8(1..);
                 model[range].fill(byte);
                 memory.fill(byte);
-                Kind::Write { block, memory: memory.into(), fua: false }
+                OpKind::Write { block, memory: memory.into(), fua: false }
             }
             _ => {
                 expected.insert(tag, model[range].to_vec());
-                Kind::Read { block, memory: memory.into() }
+                OpKind::Read { block, memory: memory.into() }
             }
         };
         let mut op = Op { tag, kind };
@@ -135,9 +135,11 @@ fn a_flush_makes_everything_durable_that_was_pushed_before_it() {
             let mut memory = region.take(1).unwrap();
             memory.fill(9);
             let memory = Segments::from(memory);
-            queue.push(Op { tag: block, kind: Kind::Write { block, memory, fua: false } }).unwrap();
+            queue
+                .push(Op { tag: block, kind: OpKind::Write { block, memory, fua: false } })
+                .unwrap();
         }
-        queue.push(Op { tag: 99, kind: Kind::Flush }).unwrap();
+        queue.push(Op { tag: 99, kind: OpKind::Flush }).unwrap();
         let mut done: Vec<Done> = Vec::new();
         while done.iter().all(|one| one.tag != 99) {
             queue.wait(None);
@@ -172,8 +174,8 @@ fn queues(separation: &Separation, classes: &[Class]) -> Vec<usize> {
         let count = if matches!(class, Class::SmallRead | Class::SmallWrite) { 1 } else { 8 };
         let (block, memory) = (block * 8, region.take(count).unwrap().into());
         let kind = match class {
-            Class::SmallRead | Class::LargeRead => Kind::Read { block, memory },
-            _ => Kind::Write { block, memory, fua: false },
+            Class::SmallRead | Class::LargeRead => OpKind::Read { block, memory },
+            _ => OpKind::Write { block, memory, fua: false },
         };
         let op = Op { tag: block, kind };
         let purpose = match class {
@@ -241,9 +243,9 @@ fn use_own_blocks(device: &Separated, user: u64) {
         let block = user * 8 + round % 8;
         let mut memory = region.take(1).unwrap();
         memory.fill(byte);
-        let write = Kind::Write { block, memory: memory.into(), fua: false };
-        let read = Kind::Read { block, memory: region.take(1).unwrap().into() };
-        let kinds = [Some(write), (round % 5 == 0).then_some(Kind::Flush), Some(read)];
+        let write = OpKind::Write { block, memory: memory.into(), fua: false };
+        let read = OpKind::Read { block, memory: region.take(1).unwrap().into() };
+        let kinds = [Some(write), (round % 5 == 0).then_some(OpKind::Flush), Some(read)];
         for (tag, kind) in (0..).zip(kinds.into_iter().flatten()) {
             queue.push(Op { tag: round * 10 + tag, kind }).unwrap();
         }
@@ -269,9 +271,9 @@ fn a_flush_waits_for_changes_of_all_users_and_for_no_read() {
         schedule.push(Pushed { user, purpose: Purpose::Caller, op: Op { tag: user as u64, kind } });
     };
     let memory = || region.take(1).unwrap().into();
-    push(&mut schedule, 1, Kind::Read { block: 1, memory: memory() });
-    push(&mut schedule, 2, Kind::Write { block: 2, memory: memory(), fua: false });
-    push(&mut schedule, 3, Kind::Flush);
+    push(&mut schedule, 1, OpKind::Read { block: 1, memory: memory() });
+    push(&mut schedule, 2, OpKind::Write { block: 2, memory: memory(), fua: false });
+    push(&mut schedule, 3, OpKind::Flush);
     let mut begun: Vec<Op> = Vec::new();
     while let Some((_, op)) = schedule.next(Duration::ZERO) {
         begun.push(op);
@@ -281,7 +283,7 @@ fn a_flush_waits_for_changes_of_all_users_and_for_no_read() {
     let write = begun.pop().unwrap();
     let done = Done { tag: write.tag, result: Ok(()), memory: write.kind.into_memory() };
     assert_eq!(schedule.completed(done, Duration::ZERO).0, 2);
-    assert!(matches!(schedule.next(Duration::ZERO), Some((_, Op { kind: Kind::Flush, .. }))));
+    assert!(matches!(schedule.next(Duration::ZERO), Some((_, Op { kind: OpKind::Flush, .. }))));
 }
 
 #[test]
@@ -304,7 +306,7 @@ fn queues_are_opened_anew_when_memory_is_registered() {
         let region = Region::new(8).unwrap();
         let mut queue = device.queue(4).unwrap();
         let memory = region.take(1).unwrap().into();
-        queue.push(Op { tag: 1, kind: Kind::Write { block: 0, memory, fua: false } }).unwrap();
+        queue.push(Op { tag: 1, kind: OpKind::Write { block: 0, memory, fua: false } }).unwrap();
         device.register(&region).unwrap();
         assert!(device.shared.lock().is_stale(), "something is in flight");
         while queue.in_flight() > 0 {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::{Event, Sim, State, Victim};
 use crate::waker::Parker;
-use crate::{Done, Kind, Op, Queue, Result, Waker};
+use crate::{Done, Op, OpKind, Queue, Result, Waker};
 
 /// Bytes of the unit that survives a power failure whole or not at all.
 const SECTOR: usize = 512;
@@ -46,7 +46,7 @@ impl SimQueue {
             let Begun { op: Op { tag, mut kind }, submitted, mut result } = begun;
             if result.is_ok() {
                 result = state.now.apply(&mut kind);
-            } else if let Kind::Write { .. } = kind {
+            } else if let OpKind::Write { .. } = kind {
                 state.tear(&kind);
             }
             state.steps += 1;
@@ -70,24 +70,26 @@ impl SimQueue {
 
 impl State {
     /// Notes an operation that begins, and lets a fault strike it.
-    fn begin(&mut self, kind: &Kind, block_size: u32) -> (Option<usize>, Result<()>) {
+    fn begin(&mut self, kind: &OpKind, block_size: u32) -> (Option<usize>, Result<()>) {
         let (block, blocks) = kind.range(block_size).unwrap_or_default();
         let victim = Victim { number: self.began, call: kind.call(), block, blocks };
         self.began += 1;
         self.steps += 1;
         let fault = self.fault.as_mut().and_then(|fault| fault(&victim));
         let event = match kind {
-            Kind::Read { .. } => None,
-            Kind::Flush => Some(Event::Flush),
-            Kind::Write { fua, .. } => {
+            OpKind::Read { .. } => None,
+            OpKind::Flush => Some(Event::Flush),
+            OpKind::Write { fua, .. } => {
                 let content = Some(contents(kind, block_size as usize));
                 Some(Event::Write { block, blocks, content, fua: *fua })
             }
-            Kind::Zero { .. } => {
+            OpKind::Zero { .. } => {
                 let content = Some(vec![None; blocks as usize]);
                 Some(Event::Write { block, blocks, content, fua: false })
             }
-            Kind::Discard { .. } => Some(Event::Write { block, blocks, content: None, fua: false }),
+            OpKind::Discard { .. } => {
+                Some(Event::Write { block, blocks, content: None, fua: false })
+            }
         };
         let submitted = event.map(|event| {
             self.events.push(event);
@@ -97,7 +99,7 @@ impl State {
     }
 
     /// Leaves each sector of a write that failed old or new.
-    fn tear(&mut self, kind: &Kind) {
+    fn tear(&mut self, kind: &OpKind) {
         let size = self.now.block_size() as usize;
         let Some((block, _)) = kind.range(size as u32) else { return };
         for (at, new) in (block..).zip(contents(kind, size)) {
@@ -108,8 +110,8 @@ impl State {
 }
 
 /// The blocks that a write brings.
-fn contents(kind: &Kind, block_size: usize) -> Vec<Option<Arc<[u8]>>> {
-    let Kind::Write { memory, .. } = kind else { return Vec::new() };
+fn contents(kind: &OpKind, block_size: usize) -> Vec<Option<Arc<[u8]>>> {
+    let OpKind::Write { memory, .. } = kind else { return Vec::new() };
     let pieces = memory.pieces().iter();
     pieces.flat_map(|piece| piece.bytes().chunks(block_size)).map(|b| Some(Arc::from(b))).collect()
 }

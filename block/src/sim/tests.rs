@@ -10,7 +10,7 @@ fn block(fill: u8) -> Segments {
 }
 
 fn write(tag: u64, block_at: u64, fill: u8, fua: bool) -> Op {
-    Op { tag, kind: Kind::Write { block: block_at, memory: block(fill), fua } }
+    Op { tag, kind: OpKind::Write { block: block_at, memory: block(fill), fua } }
 }
 
 fn all(queue: &mut dyn Queue) -> Vec<Done> {
@@ -45,7 +45,7 @@ fn a_flush_covers_what_was_reaped_before_it_and_nothing_else() {
     queue.push(write(1, 0, 1, false)).unwrap();
     all(&mut *queue);
     queue.push(write(2, 1, 2, false)).unwrap();
-    queue.push(Op { tag: 3, kind: Kind::Flush }).unwrap();
+    queue.push(Op { tag: 3, kind: OpKind::Flush }).unwrap();
     all(&mut *queue);
     let expected = [[1, 0], [1, 2]].map(Vec::from);
     assert_eq!(ends(&sim, 2), BTreeSet::from(expected));
@@ -118,7 +118,7 @@ fn discarded_blocks_hold_anything_until_they_are_written() {
     let sim = Sim::new(1, 5);
     let mut line = Blocking::new(&sim).unwrap();
     line.write(0, &[7; 4096]).unwrap();
-    line.run(Kind::Discard { block: 0, blocks: 1 }).unwrap();
+    line.run(OpKind::Discard { block: 0, blocks: 1 }).unwrap();
     line.flush().unwrap();
     let mut cuts = sim.cuts();
     let cut = cuts.last();
@@ -169,9 +169,9 @@ fn an_operation_outside_of_the_device_or_of_another_length_is_refused() {
     let mut queue = sim.queue(8).unwrap();
     queue.push(write(1, 4, 1, false)).unwrap();
     queue.push(write(2, u64::MAX, 1, false)).unwrap();
-    queue.push(Op { tag: 3, kind: Kind::Zero { block: 0, blocks: 0 } }).unwrap();
+    queue.push(Op { tag: 3, kind: OpKind::Zero { block: 0, blocks: 0 } }).unwrap();
     let memory = Segments::default();
-    queue.push(Op { tag: 4, kind: Kind::Read { block: 0, memory } }).unwrap();
+    queue.push(Op { tag: 4, kind: OpKind::Read { block: 0, memory } }).unwrap();
     let results: Vec<_> = all(&mut *queue).into_iter().map(|done| done.result).collect();
     assert_eq!(results, [Err(Errno::INVAL); 4]);
 }

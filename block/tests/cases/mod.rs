@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_block::{
-    Blocking, Device, Done, Errno, FRAME, Frames, Kind, Memory, Op, Queue, RawBuf, Region, Segments,
+    Blocking, Device, Done, Errno, FRAME, Frames, Memory, Op, OpKind, Queue, RawBuf, Region,
+    Segments,
 };
 
 /// Blocks of a device under test.
@@ -59,7 +60,7 @@ pub fn what_was_written_from_any_kind_of_memory_is_read(name: &str, device: &dyn
     ];
     for (tag, (block, memory)) in (0..).zip(writes) {
         let fua = tag % 2 == 0;
-        queue.push(Op { tag, kind: Kind::Write { block, memory, fua } }).unwrap();
+        queue.push(Op { tag, kind: OpKind::Write { block, memory, fua } }).unwrap();
     }
     for done in finish(&mut *queue) {
         assert_eq!(done.result, Ok(()), "{name}: write {}", done.tag);
@@ -69,7 +70,7 @@ pub fn what_was_written_from_any_kind_of_memory_is_read(name: &str, device: &dyn
     assert!(read_back(device, 0, 11) == expected, "{name}");
 
     let memory = vec![Memory::Frames(frames(&region, 2, 9)), Memory::Frames(frames(&region, 9, 9))];
-    let kind = Kind::Read { block: 0, memory: memory.into() };
+    let kind = OpKind::Read { block: 0, memory: memory.into() };
     queue.push(Op { tag: 7, kind }).unwrap();
     let Segments::Many(memory) = finish(&mut *queue).remove(0).memory else {
         panic!("{name}: another kind of memory came back");
@@ -91,7 +92,7 @@ pub fn a_full_queue_gives_the_operation_back(name: &str, device: &dyn Device) {
     let mut queue = device.queue(2).unwrap();
     let depth = queue.depth() as u64;
     let read =
-        |tag| Op { tag, kind: Kind::Read { block: tag, memory: region.take(1).unwrap().into() } };
+        |tag| Op { tag, kind: OpKind::Read { block: tag, memory: region.take(1).unwrap().into() } };
     for tag in 0..depth {
         queue.push(read(tag)).unwrap();
     }
@@ -108,20 +109,20 @@ pub fn what_makes_no_sense_is_refused_and_the_memory_comes_back(name: &str, devi
     let mut queue = device.queue(8).unwrap();
     let one = || Segments::from(region.take(1).unwrap());
     let bad = [
-        Kind::Read { block: BLOCKS, memory: one() },
-        Kind::Write { block: u64::MAX, memory: one(), fua: false },
-        Kind::Read { block: 0, memory: Segments::None },
-        Kind::Write {
+        OpKind::Read { block: BLOCKS, memory: one() },
+        OpKind::Write { block: u64::MAX, memory: one(), fua: false },
+        OpKind::Read { block: 0, memory: Segments::None },
+        OpKind::Write {
             block: 0,
             memory: Segments::One(Memory::Shared(Arc::new(region.take(1).unwrap()), 0..100)),
             fua: false,
         },
-        Kind::Read {
+        OpKind::Read {
             block: 0,
             memory: Segments::One(Memory::Shared(Arc::new(region.take(1).unwrap()), 0..4096)),
         },
-        Kind::Zero { block: BLOCKS - 1, blocks: 2 },
-        Kind::Discard { block: 0, blocks: 0 },
+        OpKind::Zero { block: BLOCKS - 1, blocks: 2 },
+        OpKind::Discard { block: 0, blocks: 0 },
     ];
     for (tag, kind) in (0..).zip(bad) {
         queue.push(Op { tag, kind }).unwrap();
@@ -135,7 +136,7 @@ pub fn what_makes_no_sense_is_refused_and_the_memory_comes_back(name: &str, devi
 pub fn zeroed_blocks_read_as_zeros_and_their_neighbours_stay(name: &str, device: &dyn Device) {
     let mut line = Blocking::new(device).unwrap();
     line.write(0, &[7; 8 * 4096]).unwrap();
-    line.run(Kind::Zero { block: 2, blocks: 3 }).unwrap();
+    line.run(OpKind::Zero { block: 2, blocks: 3 }).unwrap();
     line.flush().unwrap();
     let fills: Vec<u8> = read_back(device, 0, 8).chunks(4096).map(|block| block[9]).collect();
     assert_eq!(fills, [7, 7, 0, 0, 0, 7, 7, 7], "{name}");
@@ -159,7 +160,7 @@ pub fn a_queue_that_is_dropped_waits_for_its_operations(name: &str, device: &dyn
     let mut queue = device.queue(64).unwrap();
     for tag in 0..64 {
         let memory = frames(&region, 1, tag as u8).into();
-        queue.push(Op { tag, kind: Kind::Write { block: tag, memory, fua: false } }).unwrap();
+        queue.push(Op { tag, kind: OpKind::Write { block: tag, memory, fua: false } }).unwrap();
     }
     queue.kick();
     drop(queue);
@@ -176,7 +177,7 @@ pub fn a_large_transfer_uses_frames_across_a_region(name: &str, device: &dyn Dev
     for (at, frame) in run.chunks_mut(FRAME).enumerate() {
         frame.fill(at as u8);
     }
-    let kind = Kind::Write { block: 100, memory: run.into(), fua: true };
+    let kind = OpKind::Write { block: 100, memory: run.into(), fua: true };
     queue.push(Op { tag: 1, kind }).unwrap();
     assert_eq!(finish(&mut *queue)[0].result, Ok(()), "{name}");
     let read = read_back(device, 100, 512);
@@ -193,11 +194,11 @@ pub fn operations_survive_the_thread_that_began_them(name: &str, device: &dyn De
             let begin = scope.spawn(|| {
                 for tag in 0..depth {
                     let kind = match tag % 3 {
-                        0 => Kind::Zero { block: tag, blocks: 1 },
-                        1 => Kind::Flush,
+                        0 => OpKind::Zero { block: tag, blocks: 1 },
+                        1 => OpKind::Flush,
                         _ => {
                             let memory = frames(&region, 1, 5).into();
-                            Kind::Write { block: tag, memory, fua: false }
+                            OpKind::Write { block: tag, memory, fua: false }
                         }
                     };
                     queue.push(Op { tag, kind }).unwrap();

@@ -1,6 +1,6 @@
 //! The I/O commands of the modelled controller.
 
-use defuse_block::{Errno, FRAME, Kind, Region, Segments};
+use defuse_block::{Errno, FRAME, OpKind, Region, Segments};
 
 use super::chip::{Chip, Outcome};
 use super::faults::Fault;
@@ -21,7 +21,7 @@ impl Chip {
             0x02 => self.read_blocks(command, (block, blocks))?,
             0x08 if self.shape.writes_zeroes => {
                 self.check((block, blocks))?;
-                self.line.run(Kind::Zero { block, blocks }).map_err(status)?;
+                self.line.run(OpKind::Zero { block, blocks }).map_err(status)?;
             }
             0x09 if self.facts.discard => self.deallocate(command)?,
             _ => return Err(Status::INVALID_OPCODE),
@@ -81,7 +81,7 @@ impl Chip {
                 Segments::One(part)
             }
         };
-        self.line.run(Kind::Write { block, memory, fua: true }).map_err(status)
+        self.line.run(OpKind::Write { block, memory, fua: true }).map_err(status)
     }
 
     fn deallocate(&mut self, command: &Command) -> Result<(), Status> {
@@ -96,7 +96,7 @@ impl Chip {
             };
             let (blocks, block) = (number(4, 8), number(8, 16));
             self.check((block, blocks))?;
-            self.line.run(Kind::Discard { block, blocks }).map_err(status)?;
+            self.line.run(OpKind::Discard { block, blocks }).map_err(status)?;
         }
         Ok(())
     }

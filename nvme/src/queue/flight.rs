@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use defuse_block::{Errno, Kind, Op, Result};
+use defuse_block::{Errno, Op, OpKind, Result};
 
 use super::data::{List, Range, prp};
 use super::{NvmeQueue, bounce::Bounce};
@@ -24,7 +24,7 @@ pub(super) struct Slot {
 
 pub(super) struct Flight {
     pub(super) tag: u64,
-    pub(super) kind: Kind,
+    pub(super) kind: OpKind,
     /// Pages that stand in for its memory.
     pub(super) pages: Vec<u32>,
     /// The first block that is not done, and how many: zeroing and discarding take several commands.
@@ -71,19 +71,19 @@ impl NvmeQueue {
         let (block, left) = (flight.block, flight.left);
         flight.step = left;
         let (opcode, fua) = match &flight.kind {
-            Kind::Read { .. } => (Io::Read, false),
-            Kind::Write { fua, .. } => (Io::Write, *fua),
-            Kind::Flush => return Ok(Ready::Yes(Command::io(Io::Flush, id))),
-            Kind::Discard { .. } => {
+            OpKind::Read { .. } => (Io::Read, false),
+            OpKind::Write { fua, .. } => (Io::Write, *fua),
+            OpKind::Flush => return Ok(Ready::Yes(Command::io(Io::Flush, id))),
+            OpKind::Discard { .. } => {
                 flight.step = left.min(space.max_discard);
                 return Ok(Ready::Yes(self.deallocate(slot, block, flight.step as u32)));
             }
-            Kind::Zero { .. } if space.writes_zeroes => {
+            OpKind::Zero { .. } if space.writes_zeroes => {
                 flight.step = left.min(space.max_zeroes);
                 let command = Command::io(Io::WriteZeroes, id).range(block, flight.step as u32);
                 return Ok(Ready::Yes(command));
             }
-            Kind::Zero { .. } => {
+            OpKind::Zero { .. } => {
                 let largest = self.space.facts.max_transfer / self.space.facts.block_size;
                 flight.step = left.min(u64::from(largest));
                 return self.write_of_zeros(slot, block, flight.step as u32);
@@ -97,7 +97,7 @@ impl NvmeQueue {
     /// The pointer to the data of a read or write; `None` while others have the pages that it needs.
     #[inline]
     fn pointer(&mut self, slot: usize, flight: &mut Flight) -> Result<Option<Pointer>> {
-        let (Kind::Read { memory, .. } | Kind::Write { memory, .. }) = &flight.kind else {
+        let (OpKind::Read { memory, .. } | OpKind::Write { memory, .. }) = &flight.kind else {
             return Ok(None);
         };
         let list = List { memory: &self.lists, at: slot * PAGE };
@@ -116,7 +116,7 @@ impl NvmeQueue {
             let Some(pages) = bounce.take(bytes) else { return Ok(None) };
             flight.pages = pages;
         }
-        if let Kind::Write { memory, .. } = &flight.kind {
+        if let OpKind::Write { memory, .. } = &flight.kind {
             bounce.fill(&flight.pages, memory);
         }
         bounce.ranges(&flight.pages, bytes, &mut self.ranges);

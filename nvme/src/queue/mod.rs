@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_block::{Done, Errno, Kind, Queue, Result};
+use defuse_block::{Done, Errno, OpKind, Queue, Result};
 
 use crate::Dma;
 use crate::controller::{Controller, Life};
@@ -216,7 +216,7 @@ impl NvmeQueue {
         if let Some(bounce) = &mut self.bounce
             && !pages.is_empty()
         {
-            if let (Kind::Read { memory, .. }, Ok(())) = (&mut kind, result) {
+            if let (OpKind::Read { memory, .. }, Ok(())) = (&mut kind, result) {
                 bounce.drain(&pages, memory);
             }
             bounce.give(&mut pages);

@@ -12,7 +12,7 @@
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use defuse_block::{Done, Kind, Op, Purpose, Queue};
+use defuse_block::{Done, Op, OpKind, Purpose, Queue};
 
 use super::{Engine, lock};
 use crate::content::{Frame, Shared};
@@ -72,7 +72,7 @@ impl Line {
     /// Adds an operation. It waits for others where the queue is full.
     fn push(&mut self, engine: &Engine, batch: u64, pages: Vec<Page>) {
         let memory = Frame::segments(pages.iter().map(|(_, frame)| frame));
-        let kind = Kind::Write { block: pages[0].0, memory, fua: false };
+        let kind = OpKind::Write { block: pages[0].0, memory, fua: false };
         let mut op = Op { tag: self.next, kind };
         self.next += 1;
         self.pages += pages.len();

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use defuse_block::{Device, Done, Errno, Frames, Kind, Op, Queue, Region};
+use defuse_block::{Device, Done, Errno, Frames, Op, OpKind, Queue, Region};
 
 /// Operations in flight of a lane.
 const DEPTH: u32 = 32;
@@ -94,7 +94,7 @@ impl Lane {
     }
 
     /// Adds an operation, which begins with [`kick`](Lane::kick) at the latest.
-    pub(super) fn push(&mut self, tag: u64, kind: Kind, reaped: &mut Vec<Done>) {
+    pub(super) fn push(&mut self, tag: u64, kind: OpKind, reaped: &mut Vec<Done>) {
         let mut op = Op { tag, kind };
         while let Err(again) = self.queue().push(op) {
             op = again;
@@ -127,7 +127,7 @@ impl Lane {
     }
 
     /// Carries out one operation. No other may be in flight.
-    pub(super) fn run(&mut self, kind: Kind) -> Result<(), Errno> {
+    pub(super) fn run(&mut self, kind: OpKind) -> Result<(), Errno> {
         let mut reaped = Vec::new();
         self.push(0, kind, &mut reaped);
         while reaped.is_empty() {

@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use defuse_block::{Blocking, Device, Errno, FRAME, Kind as Op};
+use defuse_block::{Blocking, Device, Errno, FRAME, OpKind};
 
 use crate::commit::{Change, Groups, NoSlots, Rules};
 use crate::format::slot::{self, Identity, Kind, SlotIdentity};
@@ -285,7 +285,7 @@ impl Store {
                 let (block, place) = self.elsewhere(group, block)?;
                 let mut frames = lane.frames(1, &mut Vec::new());
                 crate::format::slot::encode(identity, &body, &place, &mut frames);
-                let kind = Op::Write { block, memory: frames.into(), fua: false };
+                let kind = OpKind::Write { block, memory: frames.into(), fua: false };
                 if let Err(errno) = lane.run(kind) {
                     log::warn!("the slot at block {block} cannot be written: {errno}");
                     again.push(Failed { block, identity, body });
@@ -359,7 +359,7 @@ impl Store {
             written.map(|(group, _)| *group).collect()
         };
         let covered = written(&self.lock().stages);
-        let flushed = self.lanes.take().and_then(|mut lane| lane.run(Op::Flush));
+        let flushed = self.lanes.take().and_then(|mut lane| lane.run(OpKind::Flush));
         self.noted(flushed, "flush")?;
         let mut state = self.lock();
         for group in covered {
@@ -399,7 +399,7 @@ impl Store {
             for ((_, bytes), out) in run.iter().zip(frames.chunks_mut(FRAME)) {
                 out.copy_from_slice(&bytes[..]);
             }
-            let kind = Op::Write { block: run[0].0, memory: frames.into(), fua: false };
+            let kind = OpKind::Write { block: run[0].0, memory: frames.into(), fua: false };
             lane.push(0, kind, &mut done);
         }
         while lane.in_flight() > 0 {

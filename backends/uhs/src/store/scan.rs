@@ -3,7 +3,7 @@
 use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use defuse_block::{Blocking, Device, Done, Errno, FRAME, Kind, Op, Queue, Region};
+use defuse_block::{Blocking, Device, Done, Errno, FRAME, Op, OpKind, Queue, Region};
 
 use super::copies::superblock;
 use super::error::{StoreError, failed};
@@ -198,7 +198,7 @@ impl<'a> Scanner<'a> {
                 let at = next.fetch_add(1, Ordering::Relaxed);
                 let Some(piece) = pieces.get(at) else { break };
                 let frames = self.region.take(piece.blocks as u32).ok_or(Errno::NOMEM)?;
-                let kind = Kind::Read { block: piece.block, memory: frames.into() };
+                let kind = OpKind::Read { block: piece.block, memory: frames.into() };
                 self.queue.push(Op { tag: at as u64, kind }).map_err(|_| Errno::BUSY)?;
             }
             if self.queue.in_flight() == 0 {

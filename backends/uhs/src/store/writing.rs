@@ -1,6 +1,6 @@
 //! A group on its way to the device.
 
-use defuse_block::{Done, FRAME, Kind};
+use defuse_block::{Done, FRAME, OpKind};
 
 use super::lanes::Lane;
 use crate::commit::Group;
@@ -51,7 +51,7 @@ impl Writing {
                 slot::encode(write.identity, &write.body, &place(write.block), out);
             }
             let block = run[0].block;
-            let kind = Kind::Write { block, memory: frames.into(), fua };
+            let kind = OpKind::Write { block, memory: frames.into(), fua };
             lane.push(runs.len() as u64, kind, &mut reaped);
             let identities = run.iter().map(|write| write.identity).collect();
             runs.push(Run { first: block, identities });
