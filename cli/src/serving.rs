@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use defuse_fs::FileSystem;
 use defuse_fuse::SessionOptions;
-use defuse_shared::{Paged, PagedOptions, Rings, Versioned};
+use defuse_shared::{LaneOffers, Paged, PagedOptions, Versioned};
 use defuse_socket::{Admission, Server, ServerOptions};
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::SIGUSR1;
@@ -95,7 +95,7 @@ fn listen(offer: Offer) -> Result<Listening> {
         dead_after: offer.dead_after,
         pages: paged.map(|paged| paged as _),
         versions: versioned.map(|versioned| versioned as _),
-        lines: offer.shared.map(|_| Arc::new(Rings::default()) as _),
+        lines: offer.shared.map(|_| Arc::new(LaneOffers::default()) as _),
         ..ServerOptions::default()
     };
     let mut caught = signals::catch().map_err(Failure::failed)?;

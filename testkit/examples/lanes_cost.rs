@@ -12,7 +12,7 @@ use defuse_fs::{
 };
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
-use defuse_shared::{Paged, PagedOptions, Rings};
+use defuse_shared::{LaneOffers, Paged, PagedOptions};
 use defuse_socket::{Server, ServerOptions};
 
 const CALLS: u32 = 2000;
@@ -74,7 +74,7 @@ fn time(mut call: impl FnMut()) -> f64 {
 fn main() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("socket");
-    let lines = Some(Arc::new(Rings::default()) as _);
+    let lines = Some(Arc::new(LaneOffers::default()) as _);
     let memory = Arc::new(Memory::new(Options::default()));
     let paged = Paged::over(memory, PagedOptions::default()).expect("memory is exclusive");
     let pages = Some(Arc::clone(&paged) as _);

@@ -13,7 +13,7 @@ use defuse_fs::{
 };
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteError, RemoteOptions};
-use defuse_shared::{Paged, PagedOptions, Rings, RingsOptions};
+use defuse_shared::{LaneLimits, LaneOffers, Paged, PagedOptions};
 use defuse_socket::{Server, ServerOptions};
 use defuse_testkit::model::{Missing, check};
 use served::{Served, context, create, name, read, write};
@@ -23,9 +23,9 @@ const SHARED: RemoteOptions =
     RemoteOptions { timeout: None, descriptors_from: 0, lanes: LaneUse::Required };
 
 /// A server of files in memory, with shared memory.
-fn memory(rings: RingsOptions) -> Served {
+fn memory(limits: LaneLimits) -> Served {
     let fs: Arc<dyn FileSystem> = Arc::new(Memory::new(Options::default()));
-    let lines = Some(Arc::new(Rings::new(rings)) as _);
+    let lines = Some(Arc::new(LaneOffers::new(limits)) as _);
     let paged = Paged::over(Arc::clone(&fs), PagedOptions::default());
     let fs = paged.clone().map_or(fs, |paged| paged as _);
     let pages = paged.map(|paged| paged as _);
@@ -34,12 +34,12 @@ fn memory(rings: RingsOptions) -> Served {
 
 #[test]
 fn memory_through_shared_memory_does_what_the_model_does() {
-    check(Missing::Refused, || Arc::new(memory(RingsOptions::default()).with_client()));
+    check(Missing::Refused, || Arc::new(memory(LaneLimits::default()).with_client()));
 }
 
 #[test]
 fn one_client_reads_what_another_one_writes_and_both_use_lanes() {
-    let served = memory(RingsOptions::default());
+    let served = memory(LaneLimits::default());
     let (one, other) = (served.client(), served.client());
     let (_, file) = create(&one, "shared");
     // Longer than one message.
@@ -57,7 +57,7 @@ fn one_client_reads_what_another_one_writes_and_both_use_lanes() {
 /// Where more threads ask than there are lanes, the rest uses messages.
 #[test]
 fn more_threads_than_lanes_all_get_their_own_replies() {
-    let served = memory(RingsOptions::default());
+    let served = memory(LaneLimits::default());
     let client = served.client();
     std::thread::scope(|scope| {
         for thread in 0..16_u8 {
@@ -80,7 +80,7 @@ fn more_threads_than_lanes_all_get_their_own_replies() {
 
 #[test]
 fn a_server_without_lanes_is_named_and_a_client_beyond_the_limit_uses_messages() {
-    let limits = RingsOptions { connections: 1, connections_of_user: 1 };
+    let limits = LaneLimits { connections: 1, connections_of_user: 1 };
     let served = memory(limits);
     let (first, second) = (served.client(), served.client());
     assert!(first.lane_counts().is_some() && second.lane_counts().is_none());
@@ -156,7 +156,7 @@ fn start_child(served: &Served) -> Child {
 
 #[test]
 fn a_client_that_is_killed_leaves_nothing_and_nobody_waits_for_it() {
-    let served = memory(RingsOptions::default());
+    let served = memory(LaneLimits::default());
     let client = served.client();
     let (_, file) = create(&client, "locked");
     let used = || client.statfs(&context(), Ino::ROOT).unwrap().files_free;

@@ -19,7 +19,7 @@ use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use defuse_ring::layout::{ARENA, BYTES, number_in};
 use defuse_ring::{Lane, Memory as Ring, Shared};
-use defuse_shared::Rings;
+use defuse_shared::LaneOffers;
 use defuse_socket::{Admission, Server, ServerOptions};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 
@@ -43,7 +43,7 @@ fn attack(run: impl FnOnce(&Path, Ino) + Send) {
     std::fs::set_permissions(dir.path(), open).unwrap();
     let path = dir.path().join("socket");
     let memory = Memory::new(Options { root_perm: 0o777, ..Options::default() });
-    let lines = Some(Arc::new(Rings::default()) as _);
+    let lines = Some(Arc::new(LaneOffers::default()) as _);
     let admission = Admission::Users(vec![USER]);
     let options = ServerOptions { admission, lines, ..ServerOptions::default() };
     let server = Server::bind(&path, Arc::new(memory), options).unwrap();

@@ -15,7 +15,7 @@ use defuse_fs::{
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use defuse_ring::pages::{MOST_FRAMES, PageReader};
-use defuse_shared::{Paged, PagedOptions, Rings};
+use defuse_shared::{LaneOffers, Paged, PagedOptions};
 use defuse_socket::{Server, ServerOptions};
 
 fn cx() -> Context<'static> {
@@ -73,7 +73,7 @@ fn serve(options: PagedOptions, test: impl FnOnce(&dyn Fn() -> Remote)) {
     let path = dir.path().join("socket");
     let paged = paged(options);
     let pages = Some(Arc::clone(&paged) as _);
-    let lines = Some(Arc::new(Rings::default()) as _);
+    let lines = Some(Arc::new(LaneOffers::default()) as _);
     let options = ServerOptions { lines, pages, ..ServerOptions::default() };
     let server = Server::bind(&path, paged, options).unwrap();
     std::thread::scope(|scope| {

@@ -1,7 +1,7 @@
 //! A file system for other processes, by shared memory.
 //!
 //! A client connects to the socket of a server (`frontends/socket`), which decides about its admission and its
-//! rights. [`Rings`] adds lanes in memory that this client and the server alone share (`ring/`): requests and
+//! rights. [`LaneOffers`] adds lanes in memory that this client and the server alone share (`ring/`): requests and
 //! replies of short calls then need no system call while both sides run. Everything else stays on the socket:
 //! INIT, notifications, descriptors, interrupts, and the end of the client.
 //!
@@ -11,11 +11,11 @@
 //!
 //! This crate does not listen, decides no rights (`connection`), and handles no requests (`session`).
 
+mod lanes;
 mod memory;
 mod paged;
-mod rings;
 mod versioned;
 
+pub use lanes::{LaneLimits, LaneOffers};
 pub use paged::{Paged, PagedOptions};
-pub use rings::{Rings, RingsOptions};
 pub use versioned::Versioned;

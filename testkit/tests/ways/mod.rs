@@ -10,7 +10,7 @@ use defuse_fs::FileSystem;
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{IoUring, Session, SessionOptions};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
-use defuse_shared::Rings;
+use defuse_shared::LaneOffers;
 use defuse_socket::{Server, ServerOptions};
 
 const RDWR: u32 = libc::O_RDWR as u32;
@@ -83,7 +83,7 @@ fn in_process(fs: Arc<dyn FileSystem>, test: impl FnOnce(&dyn Fn() -> Open)) {
 fn over_a_socket(fs: Arc<dyn FileSystem>, lanes: LaneUse, test: impl FnOnce(&dyn Fn() -> Open)) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("socket");
-    let lines = Some(Arc::new(Rings::default()) as _);
+    let lines = Some(Arc::new(LaneOffers::default()) as _);
     let options = ServerOptions { lines, ..ServerOptions::default() };
     let server = Server::bind(&path, fs, options).unwrap();
     std::thread::scope(|scope| {

@@ -27,30 +27,30 @@ const BELL: usize = 1;
 
 /// Limits of the memory for lanes. A connection has four megabytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RingsOptions {
+pub struct LaneLimits {
     /// Maximum number of connections with lanes. Further ones use messages.
     pub connections: usize,
     /// Maximum number of connections of a user with lanes.
     pub connections_of_user: usize,
 }
 
-impl Default for RingsOptions {
+impl Default for LaneLimits {
     fn default() -> Self {
-        RingsOptions { connections: 256, connections_of_user: 64 }
+        LaneLimits { connections: 256, connections_of_user: 64 }
     }
 }
 
 /// Offers lanes to the clients of a server.
 #[derive(Debug, Default)]
-pub struct Rings {
-    options: RingsOptions,
+pub struct LaneOffers {
+    limits: LaneLimits,
     users: Arc<Mutex<HashMap<u32, usize>>>,
 }
 
-impl Rings {
-    /// Lanes within these limits.
-    pub fn new(options: RingsOptions) -> Self {
-        Rings { options, users: Arc::default() }
+impl LaneOffers {
+    /// Offers lanes within these limits.
+    pub fn new(limits: LaneLimits) -> Self {
+        LaneOffers { limits, users: Arc::default() }
     }
 
     /// Counts a connection of `uid`; `None` beyond the limits.
@@ -58,7 +58,7 @@ impl Rings {
         let mut users = lock(&self.users);
         let all: usize = users.values().sum();
         let own = users.get(&uid).copied().unwrap_or(0);
-        if all >= self.options.connections || own >= self.options.connections_of_user {
+        if all >= self.limits.connections || own >= self.limits.connections_of_user {
             return None;
         }
         users.insert(uid, own + 1);
@@ -66,7 +66,7 @@ impl Rings {
     }
 }
 
-impl Lines for Rings {
+impl Lines for LaneOffers {
     fn line(&self, uid: u32, messages: Arc<dyn Line>) -> Result<Arc<dyn Line>> {
         let port = messages.port(false);
         let Some(place) = self.admit(uid) else {
@@ -77,7 +77,7 @@ impl Lines for Rings {
         let lanes = Offer { version: VERSION, lanes: LANES as u32, bytes: BYTES as u64 };
         port.send_with(&offer(lanes), fd.as_fd())?;
         let desk = Arc::new(Desk::new(memory));
-        Ok(Arc::new(RingLine { messages, desk, _place: place }))
+        Ok(Arc::new(LaneLine { messages, desk, _place: place }))
     }
 }
 
@@ -105,17 +105,17 @@ impl Drop for Counted {
     }
 }
 
-struct RingLine {
+struct LaneLine {
     messages: Arc<dyn Line>,
     desk: Arc<Desk<Memory>>,
     _place: Counted,
 }
 
-impl RingLine {
+impl LaneLine {
     fn with(&self, messages: Arc<dyn Port>, waits: bool) -> Result<Arc<dyn Port>> {
         let now = self.messages.port_without_waiting()?;
         let desk = Arc::clone(&self.desk);
-        Ok(Arc::new(RingPort {
+        Ok(Arc::new(LanePort {
             messages,
             now,
             desk,
@@ -126,7 +126,7 @@ impl RingLine {
     }
 }
 
-impl Line for RingLine {
+impl Line for LaneLine {
     fn port(&self, own: bool) -> Arc<dyn Port> {
         let messages = self.messages.port(own);
         self.with(Arc::clone(&messages), true).unwrap_or(messages)
@@ -137,7 +137,7 @@ impl Line for RingLine {
     }
 }
 
-struct RingPort {
+struct LanePort {
     messages: Arc<dyn Port>,
     /// The socket, whose `receive` never waits.
     now: Arc<dyn Port>,
@@ -149,7 +149,7 @@ struct RingPort {
     turn: AtomicU32,
 }
 
-impl RingPort {
+impl LanePort {
     /// The next request of any lane.
     fn take(&self, room: &mut [u8]) -> Result<Option<usize>> {
         let taken = self.desk.take(room, number_of_request).map_err(|why| self.end(why))?;
@@ -218,7 +218,7 @@ impl RingPort {
     }
 }
 
-impl ReplyPort for RingPort {
+impl ReplyPort for LanePort {
     fn send(&self, parts: &[IoSlice<'_>]) -> Result<()> {
         let number = number_of_reply(parts.first().map_or(&[], |part| part));
         if let Some(lane) = lane_of(number) {
@@ -233,7 +233,7 @@ impl ReplyPort for RingPort {
     }
 }
 
-impl Port for RingPort {
+impl Port for LanePort {
     fn receive(&self, room: &mut [u8]) -> Result<usize> {
         if self.row.load(Ordering::Relaxed) >= ROW {
             // Interrupts and returned lookups come here, and the end of the client.
@@ -300,12 +300,12 @@ mod tests {
 
     #[test]
     fn a_user_has_no_more_lanes_than_its_share_and_gives_them_back() {
-        let rings = Rings::new(RingsOptions { connections: 3, connections_of_user: 2 });
-        let held = [rings.admit(1), rings.admit(1)];
-        assert!(held.iter().all(Option::is_some) && rings.admit(1).is_none());
-        let other = rings.admit(2);
-        assert!(other.is_some() && rings.admit(2).is_none() && rings.admit(3).is_none());
+        let lanes = LaneOffers::new(LaneLimits { connections: 3, connections_of_user: 2 });
+        let held = [lanes.admit(1), lanes.admit(1)];
+        assert!(held.iter().all(Option::is_some) && lanes.admit(1).is_none());
+        let other = lanes.admit(2);
+        assert!(other.is_some() && lanes.admit(2).is_none() && lanes.admit(3).is_none());
         drop(held);
-        assert!(rings.admit(1).is_some() && lock(&rings.users).len() == 1);
+        assert!(lanes.admit(1).is_some() && lock(&lanes.users).len() == 1);
     }
 }
