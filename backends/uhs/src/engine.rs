@@ -24,7 +24,7 @@ use defuse_fs::{Entry, Errno, Name, Result, SetXattrFlags, XattrName};
 
 use crate::Options;
 use crate::commit::Rules;
-use crate::content::{Pool, Shared};
+use crate::content::{INODE_MEMORY, Pool, Shared};
 use crate::group::{self, Gate, Handle};
 use crate::io::Io;
 use crate::load;
@@ -128,15 +128,23 @@ impl Engine {
         let counted = Arc::new(Counted::new(device));
         let device = Arc::clone(&counted) as Arc<dyn Device>;
         let superblock = store::superblock(&*device)?;
-        let (survey, names, pool, problems) = match load::restore(&*device, &superblock) {
-            Some((survey, names, pool)) => (survey, names, pool, Vec::new()),
-            None => {
-                let survey = survey(&*device, rules)?;
-                let (names, pool, problems) = load::load(&*device, &survey)?;
-                (survey, names, pool, problems)
-            }
-        };
+        let (survey, mut names, pool, problems) =
+            match load::restore(&*device, &superblock, options.index)? {
+                Some((survey, names, pool)) => (survey, names, pool, Vec::new()),
+                None => {
+                    let survey = survey(&*device, rules)?;
+                    load::check_index(survey.found.live.len() as u64, 0, options.index)?;
+                    let (names, pool, problems) = load::load(&*device, &survey)?;
+                    (survey, names, pool, problems)
+                }
+            };
         pool.set_rules(rules);
+        pool.limit_index(options.index);
+        let inodes = pool.inodes().load(Ordering::Relaxed);
+        load::check_index(inodes, pool.index_bytes().0 - inodes * INODE_MEMORY, options.index)?;
+        if rules.stepped_time {
+            names.step_time();
+        }
         let memory = pool.add_memory(options.cache_pages, options.dirty_pages);
         memory.map_err(store::failed("reserve memory"))?;
         if let Some(region) = pool.region() {

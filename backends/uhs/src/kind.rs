@@ -37,6 +37,8 @@ const SMALLEST_CACHE: u64 = 1 << 20;
 const OPTIONS: &[Opt<Options>] = &[
     Opt::new("cache", Size(SMALLEST_CACHE, 1 << 40, set_cache),
         "memory for the data of files (default 256M); an eighth of it may wait for the device"),
+    Opt::new("index", Size(1 << 16, u64::MAX, |o, bytes| o.index = bytes),
+        "memory for names and attributes of all files; more files are refused (default half of the machine's)"),
     Opt::new("commit", Seconds(|o, time| o.commit = (time > Duration::ZERO).then_some(time)),
         "changes are durable after this time at the latest; 0: only after a sync (default 1)"),
     Opt::new("discard", Flag(|o| o.discard = true),
@@ -77,7 +79,7 @@ mod tests {
     #[test]
     fn options_reach_their_settings() {
         let of = |options: &[&str]| KIND.settings(&Frontend::default(), options);
-        let set = of(&["cache=8M", "commit=0.5"]).unwrap();
+        let set = of(&["cache=8M", "commit=0.5", "index=3M"]).unwrap();
         let commit = Some(Duration::from_millis(500));
         assert_eq!(
             set,
@@ -85,6 +87,7 @@ mod tests {
                 read_only: false,
                 cache_pages: 2048,
                 dirty_pages: 256,
+                index: 3 << 20,
                 commit,
                 ..Options::default()
             }

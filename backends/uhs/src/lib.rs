@@ -53,6 +53,9 @@ pub struct Options {
     pub cache_pages: usize,
     /// Pages that are not on the device, before writers wait.
     pub dirty_pages: usize,
+    /// Bytes of memory for names and attributes of all files. A larger file system is refused, and no file is made that
+    /// would need more.
+    pub index: u64,
     /// All threads share a few queues of the device, and so operations are divided among these. `None`: each thread
     /// has queues of its own.
     pub separation: Option<Mode>,
@@ -70,9 +73,16 @@ impl Default for Options {
             discard: false,
             cache_pages: 65_536,
             dirty_pages: 8192,
+            index: half_of_memory(),
             separation: None,
             queues: None,
             worker: false,
         }
     }
+}
+
+/// Half of the memory of the machine, sysinfo(2).
+fn half_of_memory() -> u64 {
+    let info = rustix::system::sysinfo();
+    (info.totalram as u64).saturating_mul(info.mem_unit.into()) / 2
 }

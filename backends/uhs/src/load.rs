@@ -5,7 +5,7 @@ use std::sync::Arc;
 use defuse_block::{Blocking, Device};
 
 use crate::commit::{Recovered, Version};
-use crate::content::Pool;
+use crate::content::{INODE_MEMORY, Pool};
 use crate::format::inode::{Decoded, Inode, POINTERS_OF_BLOCK, Pointer, pointers_of};
 use crate::format::snapshot::{Header, Segment};
 use crate::format::superblock::{COPIES, Chunk, Superblock};
@@ -55,18 +55,45 @@ pub(crate) fn load(
     Ok((names, pool, problems))
 }
 
+/// An index of so many inodes, and of `records` bytes for what some of them have in addition, takes at most `limit` bytes.
+///
+/// # Errors
+///
+/// [`StoreError::Index`].
+pub(crate) fn check_index(inodes: u64, records: u64, limit: u64) -> Result<(), StoreError> {
+    let bytes = inodes.saturating_mul(INODE_MEMORY).saturating_add(records);
+    match bytes <= limit {
+        true => Ok(()),
+        false => Err(StoreError::Index { inodes, bytes, limit }),
+    }
+}
+
 /// The inodes that the snapshot of the last clean end tells, if there is one and nothing is wrong with it.
+///
+/// # Errors
+///
+/// [`StoreError::Index`], before memory is taken for them.
 pub(crate) fn restore(
     device: &dyn Device,
     superblock: &Superblock,
+    index: u64,
+) -> Result<Option<(Survey, Names, Arc<Pool>)>, StoreError> {
+    let Some(header) = snapshot::header(device, superblock) else { return Ok(None) };
+    check_index(header.inodes, 0, index)?;
+    Ok(restore_by(device, superblock, &header))
+}
+
+fn restore_by(
+    device: &dyn Device,
+    superblock: &Superblock,
+    header: &Header,
 ) -> Option<(Survey, Names, Arc<Pool>)> {
-    let header = snapshot::header(device, superblock)?;
     let pool = Arc::new(Pool::new(space(superblock)));
     let parts = (header.inodes, &header.segments[..]);
     let read = |segment: &Segment| snapshot::segment(device, segment);
     let restored = Names::restore(Arc::clone(&pool), superblock.next_ino, parts, &read);
     let found =
-        restored.and_then(|(names, told)| Some((names, recovered(superblock, &header, told)?)));
+        restored.and_then(|(names, told)| Some((names, recovered(superblock, header, told)?)));
     if found.is_none() {
         log::warn!("the snapshot is damaged: all inodes are read");
     }

@@ -217,11 +217,14 @@ impl Groups {
         for (ino, blocks) in &self.stale {
             stale.extend(blocks.iter().map(|block| (*ino, *block)));
         }
+        // The order of a table differs from run to run.
+        stale.sort_unstable();
         let sound = at_rest && stale.iter().all(|(ino, block)| lies(*ino, *block));
         let mut removals: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for (ino, block) in &self.removed {
             removals.entry(*block).or_default().push(*ino);
         }
+        removals.values_mut().for_each(|inos| inos.sort_unstable());
         sound.then(|| (stale, removals.into_iter().collect()))
     }
 

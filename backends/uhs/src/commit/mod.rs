@@ -60,6 +60,8 @@ pub(crate) struct Rules {
     pub(crate) early_run: u64,
     /// Slots that may be used: with few of them, each is used again soon.
     pub(crate) usable: usize,
+    /// The times of inodes come from a clock that every look steps, so that a seed repeats all bytes.
+    pub(crate) stepped_time: bool,
 }
 
 impl Rules {
@@ -84,5 +86,6 @@ impl Rules {
         full_group: 1024,
         early_run: UNIT_BLOCKS,
         usable: usize::MAX,
+        stepped_time: false,
     };
 }

@@ -43,7 +43,7 @@ use extents::Extents;
 pub(crate) use frames::{Frame, Supply, Wanted};
 pub(crate) use pages::Need;
 use pages::Page;
-pub(crate) use pool::Pool;
+pub(crate) use pool::{INODE_MEMORY, Pool};
 use records::Outside;
 
 /// A content that its inode and its users share.

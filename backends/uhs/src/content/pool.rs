@@ -22,6 +22,10 @@ const BAD: usize = 512;
 /// The part of the free blocks that may wait for groups to be durable.
 const WAITING: u64 = 8;
 
+/// Memory of an inode without extended attributes, further names, and extents outside of its slot: its record, a name of
+/// the usual length, and its places in three tables.
+pub(crate) const INODE_MEMORY: u64 = 256;
+
 /// Blocks in use, promises, and counts of pages.
 pub(crate) struct Pool {
     space: Mutex<Space>,
@@ -39,6 +43,9 @@ pub(crate) struct Pool {
     inodes: AtomicU64,
     slots: AtomicU64,
     chunks: AtomicU64,
+    /// Memory of names but the first, attributes and extents, and the memory that the index may take.
+    records: AtomicU64,
+    index_limit: AtomicU64,
     /// Pages that differ from the device.
     dirty: AtomicUsize,
     batches: Batches,
@@ -64,6 +71,8 @@ impl Pool {
             inodes: AtomicU64::new(0),
             slots: AtomicU64::new(0),
             chunks: AtomicU64::new(0),
+            records: AtomicU64::new(0),
+            index_limit: AtomicU64::new(u64::MAX),
             dirty: AtomicUsize::new(0),
             batches: Batches::default(),
             durable: AtomicU64::new(0),
@@ -192,6 +201,31 @@ impl Pool {
     /// The number of inodes.
     pub(crate) fn inodes(&self) -> &AtomicU64 {
         &self.inodes
+    }
+
+    /// Sets the memory that the index may take.
+    pub(crate) fn limit_index(&self, bytes: u64) {
+        self.index_limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Memory of the index, and the most that it may take. DESIGN.md says what counts.
+    pub(crate) fn index_bytes(&self) -> (u64, u64) {
+        let inodes = self.inodes.load(Ordering::Relaxed) * INODE_MEMORY;
+        let bytes = inodes + self.records.load(Ordering::Relaxed);
+        (bytes, self.index_limit.load(Ordering::Relaxed))
+    }
+
+    /// True where the index may grow by so many bytes.
+    pub(crate) fn has_index_for(&self, more: u64) -> bool {
+        let (bytes, limit) = self.index_bytes();
+        bytes.saturating_add(more) <= limit
+    }
+
+    /// The records of an inode take so many bytes of memory, and took `before`.
+    pub(super) fn records_take(&self, before: u64, now: u64) {
+        if before != now {
+            self.records.fetch_add(now.wrapping_sub(before), Ordering::Relaxed);
+        }
     }
 
     /// Sets the number of slots, and of further chunks of slots that there can be.

@@ -49,10 +49,20 @@ impl Outside {
         self.in_use().max(self.aside)
     }
 
+    /// Memory of what a closed file does not get rid of.
+    fn memory(&self) -> u64 {
+        memory_of(self.enough).max(self.others as u64)
+    }
+
     /// True where somebody has to know them.
     pub(super) fn is_used(&self) -> bool {
         !self.runs.is_empty() || self.aside > 0
     }
+}
+
+/// Memory that records of so many bytes take, if the slot has no room for them.
+fn memory_of(bytes: usize) -> u64 {
+    copy_blocks(bytes) * BLOCK as u64
 }
 
 /// Blocks of one copy of records of so many bytes, with those of pointers; 0 where the slot has room.
@@ -87,11 +97,15 @@ impl Content {
         }
         // More than now, so that not every page asks.
         let ample = if copy_blocks(bytes) > 0 { bytes + bytes / 8 } else { bytes };
+        let before = self.outside.memory();
         for bytes in [ample, bytes] {
             let missing = self.outside.wanted(bytes).saturating_sub(self.outside.aside);
-            if pool.promise(missing, sure) {
+            let more = memory_of(bytes).saturating_sub(before);
+            let has_memory = more == 0 || sure || pool.has_index_for(more);
+            if has_memory && pool.promise(missing, sure) {
                 self.outside.aside += missing;
                 self.outside.enough = bytes;
+                pool.records_take(before, self.outside.memory());
                 return true;
             }
         }
@@ -128,10 +142,13 @@ impl Content {
     /// many bytes. `ENOSPC`.
     pub(crate) fn promise_others(&mut self, pool: &Pool, others: usize) -> Result<()> {
         let bytes = self.record_bytes(0) - self.outside.others + others;
-        if !self.cover(pool, bytes, false) {
+        let more = others.saturating_sub(self.outside.others) as u64;
+        if more > 0 && !pool.has_index_for(more) || !self.cover(pool, bytes, false) {
             return Err(Errno::ENOSPC);
         }
+        let before = self.outside.memory();
         self.outside.others = others;
+        pool.records_take(before, self.outside.memory());
         Ok(())
     }
 
@@ -149,10 +166,8 @@ impl Content {
     /// durable. `others` are the bytes of all names but the first, and of attributes.
     pub(crate) fn replace_records(&mut self, pool: &Pool, runs: Vec<Run>, others: usize) {
         pool.give_up(std::mem::replace(&mut self.outside.runs, runs));
-        self.outside.others = others;
         self.outside.splits = 0;
-        let enough = self.record_bytes(0);
-        self.set_aside(pool, enough);
+        self.set_aside(pool, others);
     }
 
     /// True where a block with records is one of these.
@@ -162,21 +177,25 @@ impl Content {
 
     /// Takes in the blocks with records that the device has.
     pub(crate) fn load_records(&mut self, pool: &Pool, runs: Vec<Run>, others: usize) {
-        (self.outside.runs, self.outside.others) = (runs, others);
-        let enough = self.record_bytes(0);
-        self.set_aside(pool, enough);
+        self.outside.runs = runs;
+        self.set_aside(pool, others);
     }
 
-    /// Sets as much aside as records of `enough` bytes want. There is space: see the beginning.
-    fn set_aside(&mut self, pool: &Pool, enough: usize) {
+    /// Sets as much aside as the records want with `others`. There is space: see the beginning.
+    fn set_aside(&mut self, pool: &Pool, others: usize) {
+        let before = self.outside.memory();
+        self.outside.others = others;
+        let enough = self.record_bytes(0);
         let wanted = self.outside.wanted(enough);
         pool.exchange(self.outside.aside, wanted);
         (self.outside.aside, self.outside.enough) = (wanted, enough);
+        pool.records_take(before, self.outside.memory());
     }
 
     /// Gives all blocks with records up, and the promise.
     pub(super) fn end_records(&mut self, pool: &Pool) {
         let old = std::mem::take(&mut self.outside);
+        pool.records_take(old.memory(), 0);
         pool.give_up(old.runs);
         pool.unpromise(old.aside);
     }

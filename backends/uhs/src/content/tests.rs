@@ -29,6 +29,7 @@ fn options(cache_pages: usize, dirty_pages: usize) -> Options {
         discard: false,
         cache_pages,
         dirty_pages,
+        index: u64::MAX,
         separation: None,
         queues: None,
         worker: false,

@@ -66,9 +66,12 @@ impl Engine {
         let read =
             |name, tally: &Tally| Figure::bytes(name, tally.sum() * BLOCK as u64).since_start();
         let (used, limit) = self.pool.frames_in_use();
+        let (index, index_limit) = self.pool.index_bytes();
         vec![
             bytes("dirty", self.pool.dirty()),
             bytes("dirty_limit", self.options.dirty_pages),
+            Figure::bytes("index_used", index),
+            Figure::bytes("index_limit", index_limit),
             bytes("cache_used", used),
             bytes("cache_limit", limit),
             count("cache_hits", &self.reads.hits),

@@ -210,6 +210,11 @@ fn unusable(image: &Path, device: &dyn Device, error: &StoreError) -> Error {
                 "{shown} has {has} bytes and its file system {wants}: it was cut short; restore the rest"
             )
         }
+        StoreError::Index { bytes, .. } => {
+            format!(
+                "{shown}: {error}: use `-o index={bytes}` or more, on a machine that has so much"
+            )
+        }
         StoreError::Doubtful(doubt) => format!(
             "{shown}: {doubt}\nNothing was changed. `defuse fsck --repair --newest keep {shown}` keeps what can \
              be read of these changes, and `--newest undo` undoes them; copy the image first if it matters"

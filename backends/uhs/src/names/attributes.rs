@@ -19,7 +19,7 @@ impl Names {
         set: &SetAttr,
         content: Option<Facts>,
     ) -> Result<Attr> {
-        let now = Timestamp::now();
+        let now = self.now();
         self.records.change(ino, |mut changing| {
             if let Some(facts) = content {
                 settle(&mut changing, facts);
@@ -75,7 +75,7 @@ impl Names {
     /// Updates the access time by the rule of `relatime`. It reaches the device with the next other
     /// change of the inode.
     pub(crate) fn accessed(&self, ino: u64) {
-        let now = Timestamp::now();
+        let now = self.now();
         let due = self.records.see(ino, |record, extra| {
             let time = |time| Timestamp::from(record.time(time, extra));
             let old = time(Time::Access);
@@ -98,7 +98,7 @@ impl Names {
         facts: Facts,
         kill_suidgid: bool,
     ) -> Result<()> {
-        let now = Timestamp::now();
+        let now = self.now();
         self.records.change(ino, |mut changing| {
             settle(&mut changing, facts);
             changing.modified(now);

@@ -20,7 +20,7 @@ impl Names {
         let key = self.index.key(parent, name);
         let mut part = self.index.write(key);
         let rid = self.find(&part, key, parent, name).ok_or(Errno::ENOENT)?;
-        let now = Timestamp::now();
+        let now = self.now();
         let place = LockedName { parent, name, dir: &dir, entries: &mut entries, key };
         let gone = self.drop_name(handle, place, &mut part, (rid, now), false)?;
         drop(part);
@@ -61,7 +61,7 @@ impl Names {
                 return Err(Errno::ENOTEMPTY);
             }
             child.dead.store(true, Ordering::Release);
-            let now = Timestamp::now();
+            let now = self.now();
             let place = LockedName { parent, name, dir: &dir, entries: &mut entries, key };
             let gone = self.drop_name(handle, place, &mut part, (rid, now), true)?;
             drop(part);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use defuse_fs::posix::acl::Acl;
 use defuse_fs::posix::{NewInode, Parent, new_inode};
-use defuse_fs::{Entry, Errno, FileKind, Name, NewNode, Result, SetXattrFlags, Timestamp};
+use defuse_fs::{Entry, Errno, FileKind, Name, NewNode, Result, SetXattrFlags};
 
 use super::index::{Key, Part};
 use super::order::{Order, Rid};
@@ -144,7 +144,7 @@ impl Names {
         let place = LockedName { parent, name, dir: &above.dir, entries: &mut entries, key };
         let entry = self.make_at(handle, place, &mut part, &above, making)?;
         drop(part);
-        self.names_changed(parent, &above.dir, Timestamp::now());
+        self.names_changed(parent, &above.dir, self.now());
         Ok(entry)
     }
 
@@ -250,7 +250,7 @@ impl Names {
         // The clock of today fits into a record without more.
         let changing =
             &mut Changing { record: &mut record, extras: &mut Default::default(), at: 0 };
-        let now = Timestamp::now().into();
+        let now = self.now().into();
         for time in [Time::Access, Time::Modification, Time::Change, Time::Birth] {
             changing.set_time(time, now);
         }
@@ -306,7 +306,7 @@ impl Names {
         if self.find(&part, key, parent, name).is_some() {
             return Err(Errno::EEXIST);
         }
-        let now = Timestamp::now();
+        let now = self.now();
         let rid = self.records.place_of(ino)?;
         let stamp = self.take_stamp();
         let ((), _) = self.records.change_at(rid, |mut changing| {

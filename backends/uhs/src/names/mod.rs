@@ -17,6 +17,7 @@
 //! it changes the records: so it is seen whole, or not yet.
 
 mod attributes;
+mod clock;
 mod encode;
 mod index;
 mod links;
@@ -37,12 +38,13 @@ use std::time::Duration;
 
 use defuse_fs::{Attr, Entry, Errno, FileKind, Ino, Result, Timestamp};
 
-use crate::content::{Content, Facts, Pool, Shared};
+use crate::content::{Content, Facts, INODE_MEMORY, Pool, Shared};
 use crate::engine::lock;
 use crate::format::BLOCK;
 use crate::format::inode::{Data, Extent, Moment};
 use crate::group::Handle;
 use crate::space::Run;
+use clock::Clock;
 use index::Index;
 use record::{Body, Changing, Directory, Extra, Live, Record, Time};
 use records::Records;
@@ -78,6 +80,7 @@ pub(crate) struct Names {
     records: Records,
     index: Index,
     renames: Mutex<()>,
+    clock: Clock,
     next_ino: AtomicU64,
     next_stamp: AtomicU64,
     /// Directories whose times are newer than their slots.
@@ -112,6 +115,7 @@ impl Names {
             pool,
             index: Index::new(),
             renames: Mutex::default(),
+            clock: Clock::default(),
             next_ino: AtomicU64::new(ROOT + 1),
             // 1 and 2 are the positions of `.` and `..`.
             next_stamp: AtomicU64::new(3),
@@ -131,7 +135,7 @@ impl Names {
         let root = Record::new(ROOT, mode, (uid, gid), Body::Directory(Arc::default()));
         names.records.insert(root);
         names.records.change(ROOT, |mut root| {
-            let now = Timestamp::now().into();
+            let now = names.now().into();
             for time in [Time::Access, Time::Modification, Time::Change, Time::Birth] {
                 root.set_time(time, now);
             }
@@ -139,6 +143,15 @@ impl Names {
             Ok(())
         })?;
         Ok(names)
+    }
+
+    /// Uses a clock that looks at no clock of the machine, for tests.
+    pub(crate) fn step_time(&mut self) {
+        self.clock = Clock::stepped();
+    }
+
+    fn now(&self) -> Timestamp {
+        self.clock.now()
     }
 
     pub(crate) fn attach(&self) {
@@ -364,11 +377,12 @@ impl Names {
         })
     }
 
-    /// `ENOSPC` where another inode would take a slot that is left to changes.
+    /// `ENOSPC` where another inode would take a slot that is left to changes, or where the index has no memory for it.
     fn check_slots(&self) -> Result<()> {
-        match self.pool.free_slots(true) < KEEP_SLOTS {
-            true => Err(Errno::ENOSPC),
-            false => Ok(()),
+        let has_room = self.pool.has_index_for(INODE_MEMORY);
+        match has_room && self.pool.free_slots(true) >= KEEP_SLOTS {
+            true => Ok(()),
+            false => Err(Errno::ENOSPC),
         }
     }
 
@@ -406,7 +420,9 @@ impl Names {
 
     /// Inodes, and how many more there can be.
     pub(crate) fn count(&self) -> (u64, u64) {
-        let free = self.pool.free_slots(false).saturating_sub(KEEP_SLOTS);
+        let (bytes, limit) = self.pool.index_bytes();
+        let slots = self.pool.free_slots(false).saturating_sub(KEEP_SLOTS);
+        let free = slots.min(limit.saturating_sub(bytes) / INODE_MEMORY);
         (self.pool.inodes().load(Ordering::Relaxed), free)
     }
 

@@ -122,7 +122,7 @@ impl Names {
             let others = content.others() + link_bytes(name);
             content.promise_others(&self.pool, others)?;
         }
-        let (now, mut gone) = (Timestamp::now(), Vec::new());
+        let (now, mut gone) = (self.now(), Vec::new());
         let mut parts = self.index.write_two(from.key, to.key);
         match &target {
             Some(target) if exchange => {

@@ -33,6 +33,15 @@ pub enum StoreError {
         /// Bytes of the device.
         bytes: u64,
     },
+    /// Names and attributes of all inodes take more memory than they may.
+    Index {
+        /// Inodes in the file system.
+        inodes: u64,
+        /// Memory for them.
+        bytes: u64,
+        /// The most that they may take.
+        limit: u64,
+    },
     /// The slot of an inode does not hold it any more.
     Lost,
     /// No unit is free for more inodes.
@@ -60,6 +69,10 @@ impl fmt::Display for StoreError {
             StoreError::TooSmall { bytes } => {
                 write!(f, "{bytes} bytes are too few: the smallest file system has 16 MiB")
             }
+            StoreError::Index { inodes, bytes, limit } => write!(
+                f,
+                "names and attributes of its {inodes} files take {bytes} bytes of memory, and {limit} are allowed"
+            ),
             StoreError::Lost => f.write_str("an inode was overwritten by another program"),
             StoreError::Full => f.write_str("no space is left for inodes"),
             StoreError::Doubtful(doubt) => write!(f, "{doubt}"),

@@ -9,6 +9,7 @@ mod faults;
 mod figures;
 mod full;
 mod golden;
+mod index;
 mod lost;
 mod mounts;
 mod names;
@@ -38,6 +39,7 @@ const OPTIONS: Options = Options {
     discard: false,
     cache_pages: 16,
     dirty_pages: 64,
+    index: u64::MAX,
     separation: None,
     queues: None,
     worker: false,

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
 use defuse_block::sim::Call;
-use defuse_block::{Device, Ram, Sim};
+use defuse_block::{Blocking, Device, Ram, Sim};
 use defuse_fs::{Fh, File, FileKind, FileSystem, Ino, SliceSource, WriteArgs, WriteBuf};
 
 use super::crash::{By, play_by};
@@ -45,16 +45,16 @@ fn rules_that_are_broken_are_noticed_in_every_mode() {
     }
 }
 
-/// All operations of the device in order, and the names and data in the end. Bytes of inodes differ by their times alone.
-fn replay(options: Options, seed: u64) -> (Vec<(Call, u64, u64)>, Snapshot) {
-    let sim = Sim::from_ram(&fresh(), seed);
+/// All operations of the device in order, the names and data in the end, and a checksum of every byte of the device.
+fn replay(ram: &Ram, options: Options, seed: u64) -> (Vec<(Call, u64, u64)>, Snapshot, u32) {
+    let sim = Sim::from_ram(ram, seed);
     let log = Arc::new(Mutex::new(Vec::new()));
     let noted = Arc::clone(&log);
     sim.fail(move |victim| {
         noted.lock().unwrap().push((victim.call, victim.block, victim.blocks));
         None
     });
-    let rules = Rules { early_run: 2, ..Rules::ALL };
+    let rules = Rules { early_run: 2, stepped_time: true, ..Rules::ALL };
     let (fs, _) = open_with(sim.clone(), options, rules);
     let mut player = Player { fs: &fs, random: fastrand::Rng::with_seed(seed) };
     for _ in 0..60 {
@@ -64,21 +64,33 @@ fn replay(options: Options, seed: u64) -> (Vec<(Call, u64, u64)>, Snapshot) {
     drop(fs);
     sim.heal();
     let log = std::mem::take(&mut *log.lock().unwrap());
-    (log, found)
+    (log, found, checksum(&sim.now()))
+}
+
+/// A checksum of all blocks.
+fn checksum(ram: &Ram) -> u32 {
+    let facts = ram.facts().clone();
+    let mut line = Blocking::new(ram).unwrap();
+    let mut block = vec![0; facts.block_size as usize];
+    (0..facts.blocks).fold(0, |sum, at| {
+        line.read(at, &mut block).unwrap();
+        crc32c::crc32c_append(sum, &block)
+    })
 }
 
 #[test]
-fn a_seed_replays_all_operations_of_the_device_in_every_mode() {
+fn a_seed_replays_every_operation_and_every_byte_of_the_device_in_every_mode() {
+    let ram = fresh();
     for number in 0..12 {
         for seed in 0..6 {
             let (options, seed) = (shared(number), seed * 12 + number);
-            let (first, second) = (replay(options, seed), replay(options, seed));
+            let (first, second) = (replay(&ram, options, seed), replay(&ram, options, seed));
             assert!(first.0.len() > 20);
             assert!(first == second, "mode {number}, seed {seed}");
         }
     }
     // What is in flight at a time completes in another order, so that the modes are not the same.
-    let differ = |seed| replay(shared(9), seed).0 != replay(shared(10), seed).0;
+    let differ = |seed| replay(&ram, shared(9), seed).0 != replay(&ram, shared(10), seed).0;
     assert!((0..40).any(differ));
 }
 

@@ -34,7 +34,7 @@ fn scanned(ram: &Ram) -> Ram {
 }
 
 fn is_used(ram: &Ram) -> bool {
-    load::restore(ram, &superblock(ram)).is_some()
+    load::restore(ram, &superblock(ram), u64::MAX).unwrap().is_some()
 }
 
 /// All that can be seen of a file system, with its times and its space.

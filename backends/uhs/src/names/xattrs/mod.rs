@@ -59,7 +59,7 @@ impl Names {
             changing.tidy();
             done?;
             settle(&mut changing, content.facts());
-            changed(handle, changing);
+            changed(handle, changing, self.now());
             Ok(())
         })
     }
@@ -102,7 +102,7 @@ impl Names {
                 return Err(Errno::ENODATA);
             }
             changing.tidy();
-            changed(handle, changing);
+            changed(handle, changing, self.now());
             Ok(())
         })
     }
@@ -135,9 +135,9 @@ fn set_acl(
 }
 
 /// The change time, and the running group.
-fn changed(handle: &Handle<'_>, mut changing: Changing<'_>) {
+fn changed(handle: &Handle<'_>, mut changing: Changing<'_>, now: Timestamp) {
     changing.settle_times();
-    changing.set_time(Time::Change, Timestamp::now().into());
+    changing.set_time(Time::Change, now.into());
     touch(handle, changing.record);
 }
 
