@@ -1,6 +1,7 @@
 //! A server of one file system, from the socket to the end: for `defuse serve` and `defuse manager`.
 
 use std::path::PathBuf;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +20,9 @@ use crate::signals;
 
 /// Time limit of the end after SIGTERM. The connections may take eight seconds.
 const END_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Time after which the log says that a file system has not made everything durable yet.
+const SETTLE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The file system to serve, and how.
 pub struct Offer {
@@ -48,13 +52,13 @@ pub fn run(offer: Offer, ready: Ready, settle: impl FnOnce() -> Result) -> Resul
     match listen(offer) {
         Ok(Listening { server, settling }) => {
             // The server works without an entry.
-            let registered = servers::register(text, &socket, devices);
+            let registered = servers::register(text.clone(), &socket, devices);
             let _registered = registered.map_err(|failure| log::warn!("{failure}"));
             ready.tell(Ok(&[]));
             server.run();
             log::info!("{} has ended", socket.display());
             let _settling = lock(&settling);
-            settle()
+            patiently(&text, SETTLE_PATIENCE, |waits| log::warn!("{waits}"), settle)
         }
         Err(failure) => {
             ready.tell(Err(&failure));
@@ -125,6 +129,34 @@ fn listen(offer: Offer) -> Result<Listening> {
     Ok(Listening { server, settling })
 }
 
+/// Runs `settle`, which has all the time that it needs. After `patience`, `say` learns once what this process waits
+/// for: a file system on other machines may never answer.
+fn patiently<T>(
+    text: &str,
+    patience: Duration,
+    say: impl FnOnce(String) + Send + 'static,
+    settle: impl FnOnce() -> T,
+) -> T {
+    let (settled, wait) = channel::<()>();
+    let text = text.to_owned();
+    let tell = move || {
+        if wait.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+            let pid = std::process::id();
+            say(format!(
+                "{text}: not everything is durable after {patience:?}, and this process waits until it is: \
+                 look at the device or the servers of the source; `kill -KILL {pid}` ends the process and loses \
+                 what is not durable"
+            ));
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("defuse-settle".to_owned()).spawn(tell) {
+        log::warn!("nobody will say if the end takes long: no thread: {error}");
+    }
+    let result = settle();
+    drop(settled);
+    result
+}
+
 /// Kills this process after a time limit, if a file system does not answer or memory takes long to
 /// free. Data that becomes durable has all the time that it needs.
 fn give_up_after(patience: Duration, settling: Arc<Mutex<()>>) {
@@ -141,4 +173,36 @@ fn give_up_after(patience: Duration, settling: Arc<Mutex<()>>) {
 
 fn lock(settling: &Mutex<()>) -> MutexGuard<'_, ()> {
     settling.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Such a server waited without a word until somebody killed it.
+    #[test]
+    fn a_server_says_once_that_it_waits_for_a_file_system_that_does_not_answer() {
+        let (say, said) = channel();
+        let hour = Duration::from_secs(3600);
+        let result = patiently(
+            "gluster://host/vol",
+            Duration::from_millis(1),
+            move |text| say.send(text).unwrap(),
+            || {
+                // It answers when the message is there.
+                let text = said.recv_timeout(hour).unwrap();
+                assert!(
+                    text.starts_with("gluster://host/vol: not everything is durable"),
+                    "{text}"
+                );
+                assert!(text.contains(&format!("kill -KILL {}", std::process::id())), "{text}");
+                // The sender is gone: there is no second message.
+                said.recv_timeout(hour).unwrap_err()
+            },
+        );
+        assert_eq!(result, RecvTimeoutError::Disconnected);
+        let (say, said) = channel::<String>();
+        assert_eq!(patiently("memory:", hour, move |text| say.send(text).unwrap(), || 7), 7);
+        assert!(said.recv_timeout(hour).is_err(), "a file system that answers causes no message");
+    }
 }

@@ -21,6 +21,7 @@ pub struct Service {
     pub(crate) holds: Holds,
     pub(crate) watch: Watch,
     accounts: Accounts,
+    keeps_paths: bool,
     await_ended: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -31,9 +32,26 @@ impl Service {
     /// [closed](Connection::close). A lock that such a client held is free then: a parent that learns of the
     /// end of a child expects that.
     pub fn new(quotas: Quotas, await_ended: impl Fn() + Send + Sync + 'static) -> Arc<Service> {
+        Service::with(quotas, false, Box::new(await_ended))
+    }
+
+    /// As [`new`](Service::new), for a server that calls [`release_stopped`](Service::release_stopped). The
+    /// connections keep the paths of their open files for its messages.
+    pub fn watching(
+        quotas: Quotas,
+        await_ended: impl Fn() + Send + Sync + 'static,
+    ) -> Arc<Service> {
+        Service::with(quotas, true, Box::new(await_ended))
+    }
+
+    fn with(
+        quotas: Quotas,
+        keeps_paths: bool,
+        await_ended: Box<dyn Fn() + Send + Sync>,
+    ) -> Arc<Service> {
         let (maps, holds) = (Maps::new(quotas.connection.mapped_bytes), Holds::default());
         let (accounts, watch) = (Accounts::new(quotas), Watch::default());
-        Arc::new(Service { maps, holds, watch, accounts, await_ended: Box::new(await_ended) })
+        Arc::new(Service { maps, holds, watch, accounts, keeps_paths, await_ended })
     }
 
     /// Releases each lock for which somebody has waited for `limit`, if all processes that share it were stopped at
@@ -69,7 +87,8 @@ impl<F: FileSystem + Clone> Connection<F> {
     /// A connection of a client that holds nothing yet.
     pub fn new(fs: F, service: Arc<Service>, who: Credentials) -> Self {
         let accounts = &service.accounts;
-        let ledger = Ledger::new(accounts.quotas.connection, accounts.of(who.uid));
+        let (limits, account) = (accounts.quotas.connection, accounts.of(who.uid));
+        let ledger = Ledger::new(limits, account, service.keeps_paths);
         Connection::with(fs, service, Arc::new(who), ledger)
     }
 
@@ -191,6 +210,11 @@ impl<F: FileSystem> Connection<F> {
 
     pub(crate) fn check<'a>(&'a self, cx: &'a Context<'_>, inodes: &[Ino]) -> Result<Call<'a, F>> {
         self.behind.check(&self.client, cx, inodes)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn client(&self) -> &Arc<Client> {
+        &self.client
     }
 
     pub(crate) fn is_guarded(&self) -> bool {

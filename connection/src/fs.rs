@@ -62,7 +62,7 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         let call = self.check(cx, &[parent])?;
         self.ledger.admit_lookup()?;
         call.guard(|guard| guard.permit(parent, EXEC))?;
-        call.fs.lookup(cx, parent, name).map(|entry| self.gave(entry))
+        call.fs.lookup(cx, parent, name).map(|entry| self.found(parent, name, entry))
     }
 
     fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
@@ -97,7 +97,7 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         self.ledger.admit_lookup()?;
         let _held = self.service.holds.creation(parent);
         call.guard(|guard| guard.make(parent, node))?;
-        call.fs.mknod(cx, parent, name, node).map(|entry| self.gave(entry))
+        call.fs.mknod(cx, parent, name, node).map(|entry| self.found(parent, name, entry))
     }
 
     fn mkdir(
@@ -111,7 +111,7 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         self.ledger.admit_lookup()?;
         let _held = self.service.holds.creation(parent);
         call.guard(|guard| guard.make(parent, node))?;
-        call.fs.mkdir(cx, parent, name, node).map(|entry| self.gave(entry))
+        call.fs.mkdir(cx, parent, name, node).map(|entry| self.found(parent, name, entry))
     }
 
     fn symlink(
@@ -126,7 +126,7 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         self.ledger.admit_lookup()?;
         let _held = self.service.holds.creation(parent);
         call.guard(|guard| guard.make(parent, node))?;
-        call.fs.symlink(cx, parent, name, target, node).map(|entry| self.gave(entry))
+        call.fs.symlink(cx, parent, name, target, node).map(|entry| self.found(parent, name, entry))
     }
 
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
@@ -134,7 +134,7 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         self.ledger.admit_lookup()?;
         let _held = self.service.holds.creation(parent);
         call.guard(|guard| guard.link(ino, parent))?;
-        call.fs.link(cx, ino, parent, name).map(|entry| self.gave(entry))
+        call.fs.link(cx, ino, parent, name).map(|entry| self.found(parent, name, entry))
     }
 
     fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
@@ -273,6 +273,7 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         let args = self.open_args(args);
         let flags = OpenFlags(args.flags.0 | OpenFlags::EXCL);
         let made = call.fs.create(cx, parent, name, node, OpenArgs { flags, ..args })?;
+        self.ledger.found(parent, name, made.0.ino);
         Ok(self.created(made, args.flags))
     }
 
@@ -505,7 +506,7 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         let searches = || call.guard(|guard| guard.permit(dir.ino, EXEC)).is_ok();
         let gives = out.wants_entries() && searches() && self.ledger.may_look_up();
         let lower = self.lower(dir)?;
-        let mut listing = Listing { out, ledger: &self.ledger, gives };
+        let mut listing = Listing { out, ledger: &self.ledger, dir: dir.ino, gives };
         call.fs.readdir(cx, lower, from, &mut DirBuf::new(&mut listing))
     }
 
@@ -536,6 +537,12 @@ impl Drop for Listed {
 }
 
 impl<F: FileSystem> Connection<F> {
+    /// Accounts for a lookup of `name` in `parent`.
+    fn found(&self, parent: Ino, name: Name<'_>, entry: Entry) -> Entry {
+        self.ledger.found(parent, name, entry.ino);
+        self.gave(entry)
+    }
+
     /// Accounts for a lookup that the client is given.
     fn gave(&self, entry: Entry) -> Entry {
         self.ledger.looked_up(entry.ino);

@@ -26,12 +26,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use defuse_fs::{
     AccessMode, Caller, Context, Errno, Fh, File, FileSystem, Ino, Lock, LockKind, LockOwner,
-    LockRequest, LockType, OpenFlags, ReleaseArgs, Result,
+    LockRequest, LockType, Name, OpenFlags, ReleaseArgs, Result,
 };
 
 pub(crate) use holders::Holder;
 
 use crate::maps::Memory;
+use crate::paths::Paths;
 use crate::quotas::Account;
 use crate::usage::{Limits, LockKey, Usage};
 
@@ -44,6 +45,8 @@ pub(crate) struct Ledger {
     /// The ledger that an heir may take over from, until it is settled.
     source: Mutex<Option<Arc<Ledger>>>,
     pub(super) usage: Usage,
+    /// Kept only if messages may name files.
+    pub(super) paths: Option<Paths>,
 }
 
 type Shards<T> = [Mutex<T>; SHARDS];
@@ -204,29 +207,37 @@ pub struct Legacy {
 impl Default for Ledger {
     fn default() -> Self {
         let accounts = crate::quotas::Accounts::new(crate::Quotas::default());
-        Ledger::new(Limits::default(), accounts.of(0))
+        Ledger::new(Limits::default(), accounts.of(0), false)
     }
 }
 
 impl Ledger {
-    /// The ledger of a new connection, whose user has `account`.
-    pub(crate) fn new(limits: Limits, account: Arc<Account>) -> Ledger {
+    /// The ledger of a new connection, whose user has `account`. It may keep the paths of open files.
+    pub(crate) fn new(limits: Limits, account: Arc<Account>, keeps_paths: bool) -> Ledger {
         let common = Common {
             shards: Shards::default(),
             next: AtomicU64::new(1),
             secret: secret() & !LockOwner::of_process(0).0,
         };
-        Ledger::of(Arc::new(common), None, Usage::new(limits, account))
+        let paths = keeps_paths.then(Paths::default);
+        Ledger::of(Arc::new(common), None, Usage::new(limits, account), paths)
     }
 
-    fn of(family: Arc<Common>, source: Option<Arc<Ledger>>, usage: Usage) -> Ledger {
-        Ledger { own: Shards::default(), family, source: Mutex::new(source), usage }
+    fn of(
+        family: Arc<Common>,
+        source: Option<Arc<Ledger>>,
+        usage: Usage,
+        paths: Option<Paths>,
+    ) -> Ledger {
+        Ledger { own: Shards::default(), family, source: Mutex::new(source), usage, paths }
     }
 
     /// The ledger of a connection that holds nothing yet, and may take over from this one until
     /// [`settle`](Ledger::settle).
     pub(crate) fn heir(self: &Arc<Ledger>, account: Arc<Account>) -> Ledger {
-        Ledger::of(Arc::clone(&self.family), Some(Arc::clone(self)), self.usage.of(account))
+        let paths = self.paths.as_ref().map(|_| Paths::default());
+        let usage = self.usage.of(account);
+        Ledger::of(Arc::clone(&self.family), Some(Arc::clone(self)), usage, paths)
     }
 
     /// Ends the right to take over.
@@ -260,6 +271,9 @@ impl Ledger {
                 open.keeps += u64::from(!before.flushed);
                 *own.opens.entry(legacy.ino).or_default() += 1;
                 self.usage.add_opens(1);
+                if let (Some(paths), Some(before)) = (&self.paths, &source.paths) {
+                    paths.take_over(before, legacy.ino);
+                }
             }
         }
         if legacy.ino != Ino::ROOT {
@@ -279,7 +293,8 @@ impl Ledger {
     /// `ENFILE`, `EMFILE` and `ENOMEM` where the user may not have all that twice.
     pub(crate) fn copy(&self) -> Result<Ledger> {
         self.usage.admit_copy()?;
-        let copy = Ledger::of(Arc::clone(&self.family), None, self.usage.sibling());
+        let (usage, paths) = (self.usage.sibling(), self.paths.clone());
+        let copy = Ledger::of(Arc::clone(&self.family), None, usage, paths);
         for at in 0..SHARDS {
             let (own, mut family) = (lock(&self.own[at]), lock(&self.family.shards[at]));
             let mut new = lock(&copy.own[at]);
@@ -330,6 +345,13 @@ impl Ledger {
         ino == Ino::ROOT || lock(&self.own[place(ino)]).may_name(ino)
     }
 
+    /// The client finds `ino` by `name` in `parent`.
+    pub(crate) fn found(&self, parent: Ino, name: Name<'_>, ino: Ino) {
+        if let Some(paths) = &self.paths {
+            paths.found(parent, name, ino);
+        }
+    }
+
     /// The client is told of `ino`, and may name it for some time.
     pub(crate) fn told(&self, ino: Ino) {
         if ino != Ino::ROOT {
@@ -349,6 +371,9 @@ impl Ledger {
         *own.opens.entry(file.ino).or_default() += 1;
         let locks = HashSet::new();
         family.open.insert(key, Open { held: 1, keeps: 1, dir, flags, locks });
+        if let Some(paths) = &self.paths {
+            paths.opened(file.ino);
+        }
         number
     }
 
@@ -361,6 +386,9 @@ impl Ledger {
             *opens.get_mut() -= 1;
             if *opens.get() == 0 {
                 opens.remove();
+                if let Some(paths) = &self.paths {
+                    paths.closed(file.ino);
+                }
             }
         }
         self.usage.sub_opens(1);

@@ -28,7 +28,7 @@ mod ledger;
 mod listing;
 mod maps;
 mod pages;
-mod place;
+mod paths;
 mod quotas;
 mod rules;
 mod steps;

@@ -1,6 +1,6 @@
 //! Directory entries on their way to a client.
 
-use defuse_fs::{DirBuf, DirItem, DirSink, Entry};
+use defuse_fs::{DirBuf, DirItem, DirSink, Entry, Ino, Name};
 
 use crate::ledger::Ledger;
 
@@ -8,6 +8,7 @@ use crate::ledger::Ledger;
 pub(crate) struct Listing<'a, 'b> {
     pub(crate) out: &'a mut DirBuf<'b>,
     pub(crate) ledger: &'a Ledger,
+    pub(crate) dir: Ino,
     /// Lookups go with the entries.
     pub(crate) gives: bool,
 }
@@ -24,6 +25,9 @@ impl DirSink for Listing<'_, '_> {
     fn add(&mut self, item: DirItem<'_>, entry: Option<&Entry>) {
         if let Some(entry) = entry {
             self.ledger.looked_up(entry.ino);
+            if let Ok(name) = Name::new(item.name) {
+                self.ledger.found(self.dir, name, entry.ino);
+            }
         }
         self.out.push_with(item, || entry.copied());
     }

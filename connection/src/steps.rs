@@ -59,6 +59,7 @@ impl<F: FileSystem> Connection<F> {
             match call.fs.resolve(cx, dir, name.into())? {
                 Resolved::Inode { ino, attr, open_to_all } => {
                     self.ledger.told(ino);
+                    self.ledger.found(dir, name, ino);
                     told(Step { ino, attr, open_to_all });
                     if attr.kind != FileKind::Directory && names.peek().is_some() {
                         return Ok(End::Walk);
@@ -106,6 +107,7 @@ impl<F: FileSystem> Connection<F> {
             match call.fs.resolve(cx, dir, name.into()) {
                 Ok(Resolved::Inode { ino, attr, open_to_all }) => {
                     self.ledger.told(ino);
+                    self.ledger.found(dir, name, ino);
                     if !told(name, Step { ino, attr, open_to_all }) {
                         break;
                     }

@@ -17,11 +17,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use defuse_fs::{Errno, FileSystem, Ino, LockRequest, Result};
+use defuse_fs::{Caller, Context, Errno, FileSystem, Ino, LockRequest, Result};
 
 use crate::credentials::Credentials;
 use crate::ledger::{Holder, Ledger};
-use crate::place::path_of;
 
 /// A process, as its kernel shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,8 +137,7 @@ impl Watch {
                 }
                 released += 1;
                 sharing.iter().for_each(|one| one.has_lost.store(true, Ordering::Relaxed));
-                let path = path_of(fs, ino);
-                let file = path.escape_debug();
+                let file = named(fs, ino, &sharing);
                 log::warn!(
                     "{all} lost its lock on {file}: others have waited for it for {limit:?}"
                 );
@@ -166,6 +164,20 @@ fn holders<'a>(
 fn sharing<'a>(clients: &'a [Arc<Client>], own: &Client, holder: &Holder) -> Vec<&'a Arc<Client>> {
     let shares = |one: &&Arc<Client>| holder.is_shared_with(&own.ledger, &one.ledger);
     clients.iter().filter(shares).collect()
+}
+
+/// The path by which one of `sharing` found a file, and the number that `find -inum` takes.
+pub(crate) fn named(fs: &dyn FileSystem, ino: Ino, sharing: &[&Arc<Client>]) -> String {
+    let attr = fs.getattr(&Context::new(Caller::default()), ino, None);
+    let number = attr.map_or(ino.0, |attr| attr.st_ino);
+    let known = |one: &&Arc<Client>| one.ledger.paths.as_ref()?.of(ino);
+    match sharing.iter().find_map(known) {
+        // A client may have chosen the name.
+        Some(path) => {
+            format!("{} (inode {number})", String::from_utf8_lossy(&path).escape_debug())
+        }
+        None => format!("inode {number}"),
+    }
 }
 
 /// Processes that are all stopped.

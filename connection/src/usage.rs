@@ -276,7 +276,7 @@ mod tests {
     use crate::quotas::{Accounts, Quotas};
 
     fn of(limits: Limits) -> Ledger {
-        Ledger::new(limits, Accounts::new(Quotas::default()).of(5))
+        Ledger::new(limits, Accounts::new(Quotas::default()).of(5), false)
     }
 
     /// The limits of a connection are high, those of a user low.
@@ -289,7 +289,7 @@ mod tests {
     fn a_user_has_one_limit_for_all_its_connections() {
         let limits = Limits { lookups: 2, opens: 2, locks: 2, lock_waits: 1, mapped_bytes: 0 };
         let users = of_users(limits);
-        let ledger = |uid| Arc::new(Ledger::new(Limits::default(), users.of(uid)));
+        let ledger = |uid| Arc::new(Ledger::new(Limits::default(), users.of(uid), false));
         let (one, two, other) = (ledger(5), ledger(5), ledger(6));
         let lock = |owner| {
             let lock = Lock { typ: LockType::Write, start: 0, end: 9, pid: 1 };

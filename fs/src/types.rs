@@ -481,7 +481,6 @@ pub struct Backing {
     /// The open file.
     pub fd: Arc<OwnedFd>,
     /// Reads and writes must be made without `CAP_FSETID`, so that the lower file system clears
-    /// Reads and writes must be made without `CAP_FSETID`, so that the lower file system clears
     /// set-user-id, set-group-id and `security.capability` at every write. Nothing else does. A
     /// frontend that passes `fd` to the kernel does so from a thread without the capability.
     pub without_fsetid: bool,

@@ -1,40 +1,18 @@
 //! Malicious clients of `defuse serve`.
 
-use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
-    send, socket_with,
-};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::common::PROGRAM;
 
-/// A request of FUSE from root on the root directory.
-fn request(opcode: u32, unique: u64, body: &[u8]) -> Vec<u8> {
-    let mut message = Vec::new();
-    message.extend((40 + body.len() as u32).to_ne_bytes());
-    message.extend(opcode.to_ne_bytes());
-    message.extend(unique.to_ne_bytes());
-    message.extend(1u64.to_ne_bytes());
-    message.extend([0; 16]);
-    message.extend(body);
-    message
-}
+/// The client of the tests of the server itself.
+#[path = "../../../testkit/tests/raw/mod.rs"]
+mod raw;
 
-/// A connection after INIT.
-fn introduced(path: &std::path::Path) -> OwnedFd {
-    let flags = SocketFlags::CLOEXEC;
-    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-    connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
-    let numbers = [7u32, 45, 0, u32::MAX].map(u32::to_ne_bytes).concat();
-    let init = request(26, 2, &[numbers, vec![0; 48]].concat());
-    send(&socket, &init, SendFlags::empty()).unwrap();
-    let (len, _) = recv(&socket, &mut [0; 4096][..], RecvFlags::empty()).unwrap();
-    assert!(len > 16, "INIT was not answered");
-    socket
-}
+const GETATTR: u32 = 3;
 
 /// A client sent requests and read no replies. After SIGTERM the server waited more than a minute
 /// for it, and for the memory of its file system to be freed.
@@ -48,10 +26,12 @@ fn a_server_ends_although_a_client_reads_no_replies() {
     while !path.exists() {
         std::thread::sleep(Duration::from_millis(10));
     }
-    let stuck = introduced(&path);
+    let stuck = raw::begun(&path, 0);
+    let (len, _) = recv(&stuck, &mut [0; 4096][..], RecvFlags::empty()).unwrap();
+    assert!(len > 16, "INIT was not answered");
     let until = Instant::now() + Duration::from_secs(1);
     for unique in (4..).step_by(2) {
-        let getattr = request(3, unique, &[0; 16]);
+        let getattr = raw::request(GETATTR, unique, 1, 0, &[0; 16]);
         if send(&stuck, &getattr, SendFlags::DONTWAIT).is_err() {
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -60,8 +40,7 @@ fn a_server_ends_although_a_client_reads_no_replies() {
         }
     }
     let began = Instant::now();
-    let process = rustix::process::Pid::from_child(&server);
-    rustix::process::kill_process(process, rustix::process::Signal::TERM).unwrap();
+    kill_process(Pid::from_child(&server), Signal::TERM).unwrap();
     let limit = Duration::from_secs(60);
     while server.try_wait().unwrap().is_none() {
         if began.elapsed() > limit {

@@ -1,17 +1,22 @@
 //! Clients whose processes a table calls stopped.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use defuse_fs::layer::Locking;
 use defuse_fs::*;
 
-use super::Process;
+use super::{Process, named};
 use crate::{Connection, Credentials, Quotas, Service};
 
 /// A root with the file `held`.
-struct One;
+#[derive(Default)]
+struct One {
+    /// Calls that a search for a name would make.
+    searches: AtomicU32,
+}
 
 const FILE: Ino = Ino(5);
 const LIMIT: Duration = Duration::from_secs(9);
@@ -23,6 +28,7 @@ fn attr(ino: Ino) -> Attr {
 
 impl FileSystem for One {
     fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
+        self.searches.fetch_add(1, Ordering::Relaxed);
         let attr = attr(FILE);
         Ok(Entry { ino: FILE, generation: 0, attr, valid_for: Duration::ZERO })
     }
@@ -30,6 +36,7 @@ impl FileSystem for One {
         Ok(attr(ino))
     }
     fn readdir(&self, _: &Context<'_>, _: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+        self.searches.fetch_add(1, Ordering::Relaxed);
         if from == 0 {
             out.push(DirItem { ino: FILE.0, next: 1, kind: FileKind::Regular, name: b"held" });
         }
@@ -41,6 +48,7 @@ type Fs = Arc<dyn FileSystem>;
 
 /// The server, and the processes of the machine: stopped or not.
 struct Scene {
+    one: Arc<One>,
     fs: Fs,
     service: Arc<Service>,
     processes: HashMap<u32, bool>,
@@ -56,10 +64,11 @@ struct Client {
 
 impl Scene {
     fn new(processes: &[(u32, bool)]) -> Scene {
-        let fs: Fs = Arc::new(Locking::new(One));
-        let service = Service::new(Quotas::default(), || {});
+        let one = Arc::new(One::default());
+        let fs: Fs = Arc::new(Locking::new(Arc::clone(&one)));
+        let service = Service::watching(Quotas::default(), || {});
         let processes = processes.iter().copied().collect();
-        Scene { fs, service, processes, now: Instant::now() }
+        Scene { one, fs, service, processes, now: Instant::now() }
     }
 
     fn client(&self, pid: u32) -> Client {
@@ -217,9 +226,24 @@ fn processes_of_others_and_connections_of_many_processes_are_not_judged() {
     }
 }
 
+/// The message named the file after a search through up to 100,000 names, in the server, as often as somebody stopped a
+/// process of their own that had a lock.
 #[test]
-fn a_message_has_the_path_of_the_file() {
-    let fs: Fs = Arc::new(One);
-    assert_eq!(crate::place::path_of(&*fs, FILE), "/held");
-    assert_eq!(crate::place::path_of(&*fs, Ino(6)), "inode 6");
+fn a_released_lock_causes_no_search_and_the_message_has_the_path_of_the_file() {
+    let mut scene = Scene::new(&[(1, true), (2, false)]);
+    let (holder, waiter) = (scene.client(1), scene.client(2));
+    holder.takes(LockKind::Posix);
+    let _granted = waiter.wait(LockKind::Posix, LockType::Write);
+    let searches = |scene: &Scene| scene.one.searches.load(Ordering::Relaxed);
+    let before = searches(&scene);
+    assert_eq!(scene.pass(LIMIT * 2), 1);
+    assert_eq!(searches(&scene), before);
+    let all = [&holder.connection, &waiter.connection].map(|one| Arc::clone(one.client()));
+    assert_eq!(named(&*scene.fs, FILE, &[&all[0]]), "/held (inode 5)");
+    assert_eq!(named(&*scene.fs, Ino(6), &[&all[0], &all[1]]), "inode 6");
+    holder
+        .connection
+        .release(&Context::new(holder.caller), holder.file, ReleaseArgs::default())
+        .unwrap();
+    assert_eq!(named(&*scene.fs, FILE, &[&all[0]]), "inode 5");
 }

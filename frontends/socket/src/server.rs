@@ -231,6 +231,10 @@ impl Server {
                     shared.await_ended();
                 }
             };
+            let service = match options.dead_after {
+                Some(_) => Service::watching(quotas, await_ended),
+                None => Service::new(quotas, await_ended),
+            };
             Shared {
                 listener,
                 path,
@@ -240,7 +244,7 @@ impl Server {
                 next: AtomicU64::new(0),
                 clients: Mutex::default(),
                 changed: Condvar::new(),
-                service: Service::new(quotas, await_ended),
+                service,
                 left: AtomicBool::new(false),
             }
         });
