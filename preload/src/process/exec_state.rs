@@ -1,9 +1,9 @@
-//! The state of a program as text, for the next one.
+//! The execution state as text: the state of a program, for the next one.
 //!
 //! The first line has the limit of descriptors, the next id of an open file, the slot of the process with
-//! the descriptor of its lock, and the working directory; then come connections (`@`), each with the number of its mount, its descriptor and what is known of
-//! it, and the descriptors that are ours. Paths are written in hexadecimal, so that any byte may be in
-//! them.
+//! the descriptor of its lock, and the working directory. Then come connections (`@`), each with the number
+//! of its mount, its descriptor and what is known of it, and the descriptors that are ours. Paths are
+//! written in hexadecimal, so that any byte may be in them.
 //!
 //! If another process serves a mount, the next program takes its open files over by their numbers: the
 //! program before makes a connection for it, which has exactly the open files that stay open, and the
@@ -16,7 +16,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use defuse_direct::{At, How, Parcel};
+use defuse_direct::{At, How, OpenFileState};
 use defuse_fs::{Fh, FileKind, Ino, LockOwner, OpenFlags};
 use defuse_remote::{Legacy, Remote};
 
@@ -27,15 +27,16 @@ use crate::process::holders;
 use crate::process::state::Process;
 use crate::process::table::Entry;
 
-/// The descriptors that the text names. They are closed if nobody takes them over.
-pub struct HandedOver {
-    /// Connections and lower open files that the next program has.
+/// The execution state for the next program.
+pub struct OutgoingState {
+    pub text: String,
+    /// Connections and lower open files that the text names. They are closed if nobody takes them over.
     _descriptors: Vec<OwnedFd>,
 }
 
-impl HandedOver {
-    /// All that the next program goes on with, and the text that tells it.
-    pub fn of(process: &'static Process) -> (HandedOver, String) {
+impl OutgoingState {
+    /// All that the next program goes on with.
+    pub fn of(process: &'static Process) -> OutgoingState {
         let mounts = 0..process.mounts.len();
         let heirs: Vec<NextConnection> =
             mounts.filter_map(|mount| NextConnection::new(process, mount)).collect();
@@ -54,7 +55,7 @@ impl HandedOver {
             }
             client.leave();
         }
-        (HandedOver { _descriptors: descriptors }, text + &lines)
+        OutgoingState { text: text + &lines, _descriptors: descriptors }
     }
 }
 
@@ -113,7 +114,7 @@ impl StateWriter {
             all.into_iter().partition(|(fd, _)| closes_at_exec(*fd));
         let files = closed.iter().filter(|(_, entry)| !entry.backed && !entry.file().is_path());
         let inode = |(_, entry): &(i32, Arc<Entry>)| {
-            Some((process.place_of(entry.file().mount())?, entry.file().parcel().ino))
+            Some((process.place_of(entry.file().mount())?, entry.file().exec_state().ino))
         };
         self.closed = files.filter_map(inode).collect();
         let mut known = HashMap::new();
@@ -162,7 +163,8 @@ impl StateWriter {
     /// Gives an open file to the next program's connection; what that has to know.
     fn take_over(&self, entry: &Entry) -> Option<String> {
         let mount = self.process.place_of(entry.file().mount())?;
-        let Parcel { ino, fh, kind, flags, stream, needs_flush, id } = entry.file().parcel();
+        let OpenFileState { ino, fh, kind, flags, stream, needs_flush, id } =
+            entry.file().exec_state();
         let process_locks = !self.closed.contains(&(mount, ino));
         let (flags, owner) = (OpenFlags(flags), LockOwner(id));
         let open = fh.map(|fh| Legacy { fh, flags, owner, process_locks });
@@ -187,8 +189,8 @@ fn closes_at_exec(fd: i32) -> bool {
     flags.is_ok_and(|flags| flags & i64::from(libc::FD_CLOEXEC) != 0)
 }
 
-/// Takes over what the program before handed over in `fd`.
-pub fn read(fd: i32) -> Option<Incoming> {
+/// Reads the execution state that the program before left in `fd`.
+pub fn read(fd: i32) -> Option<IncomingState> {
     let text = state_pipe::read(fd)?;
     let (first, rest) = text.split_once('\n')?;
     let mut words = first.split(' ');
@@ -199,7 +201,7 @@ pub fn read(fd: i32) -> Option<Incoming> {
         rest.lines().partition(|line| line.starts_with('@'));
     let connections = connections.into_iter().filter_map(connection).collect();
     let lines = lines.into_iter().map(str::to_owned).collect();
-    Some(Incoming { limit, connections, holder, next_id, cwd, lines })
+    Some(IncomingState { limit, connections, holder, next_id, cwd, lines })
 }
 
 /// The connection of a line that begins with `@`.
@@ -212,8 +214,8 @@ fn connection(line: &str) -> Option<InheritedConnection> {
     Some(InheritedConnection { mount, fd: owned(fd), known })
 }
 
-/// The state that the program before left.
-pub struct Incoming {
+/// The execution state that the program before left.
+pub struct IncomingState {
     /// The limit of descriptors that the program sees.
     pub limit: u32,
     /// The connections that this program has.
@@ -225,7 +227,7 @@ pub struct Incoming {
     lines: Vec<String>,
 }
 
-impl Incoming {
+impl IncomingState {
     /// Makes it this process's state.
     pub fn apply(&self, process: &'static Process) {
         process.client.set_next_file_id(self.next_id);
@@ -272,7 +274,7 @@ struct Record {
     lower: i32,
     path: Vec<u8>,
     /// The place of the mount, and the open file that this program's connection has been given.
-    parcel: Option<(usize, Parcel)>,
+    taken: Option<(usize, OpenFileState)>,
 }
 
 impl Record {
@@ -286,10 +288,10 @@ impl Record {
             ino: words.next()?.parse().ok()?,
             lower: words.next()?.parse().ok()?,
             path: unhex(words.next()?)?,
-            parcel: None,
+            taken: None,
         };
-        let parcel = parcel(&mut words, record.flags);
-        Some(Record { parcel, ..record })
+        let taken = taken(&mut words, record.flags);
+        Some(Record { taken, ..record })
     }
 
     /// The open file in this process: taken over, or opened again by its path, where that still leads
@@ -300,10 +302,10 @@ impl Record {
         if let Some(cells) = self.cells {
             process.shared.take_over(cells);
         }
-        let file = match &self.parcel {
-            Some((mount, parcel)) => {
+        let file = match &self.taken {
+            Some((mount, state)) => {
                 let mount = process.mounts.get(*mount)?;
-                process.client.take_over(process.task(), &mount.mount, parcel)
+                process.client.take_over(process.task(), &mount.mount, state)
             }
             None => {
                 let flags = if self.backed { libc::O_PATH as u32 } else { self.flags };
@@ -313,7 +315,7 @@ impl Record {
         };
         process.shared.end_take_over();
         let file = file.ok()?;
-        if self.parcel.is_none() {
+        if self.taken.is_none() {
             let stat = process.client.fstat(process.task(), &file).ok()?;
             if stat.attr.st_ino != self.ino {
                 return None;
@@ -334,7 +336,11 @@ fn inherited(fd: i32) -> Option<OwnedFd> {
     })
 }
 
-fn parcel<'a>(words: &mut impl Iterator<Item = &'a str>, flags: u32) -> Option<(usize, Parcel)> {
+/// The end of a descriptor's line: an open file that this program's connection has been given.
+fn taken<'a>(
+    words: &mut impl Iterator<Item = &'a str>,
+    flags: u32,
+) -> Option<(usize, OpenFileState)> {
     let mut number = || words.next()?.parse::<u64>().ok();
     let (mount, ino) = (usize::try_from(number()?).ok()?, Ino(number()?));
     // `-` for no handle.
@@ -342,5 +348,5 @@ fn parcel<'a>(words: &mut impl Iterator<Item = &'a str>, flags: u32) -> Option<(
     let mut number = || words.next()?.parse::<u64>().ok();
     let kind = FileKind::from_mode(number()? as u32)?;
     let (stream, needs_flush, id) = (number()? == 1, number()? == 1, number()?);
-    Some((mount, Parcel { ino, fh, kind, flags, stream, needs_flush, id }))
+    Some((mount, OpenFileState { ino, fh, kind, flags, stream, needs_flush, id }))
 }

@@ -13,9 +13,11 @@ use defuse_preload_plan::{EXECUTABLE, NAME};
 use crate::machine::descriptors::{keep_above, owned};
 use crate::machine::message::say;
 use crate::machine::{pending, sys};
+use crate::process::holders;
 use crate::serve::call::{Call, Fail, Served};
+use crate::serve::exec_environment::ExecEnvironment;
 use crate::serve::path::{Start, Target};
-use crate::serve::{elf, handover, leaving, mappings, open, path};
+use crate::serve::{elf, leaving, mappings, open, path};
 
 /// Interpreters of interpreters, as the kernel has it.
 const MAX_SCRIPTS: usize = 5;
@@ -28,10 +30,10 @@ pub fn exec(call: &Call<'_>) -> Served {
     let flags = if at { call.int(4) } else { 0 };
     refuse_what_would_be_lost(call)?;
     let argv = copied(sys::strings(call.args[argv])?);
-    let state = handover::Outgoing::new(call)?;
-    let envp = state.environment(sys::strings(call.args[envp])?);
+    let environment = ExecEnvironment::new(call)?;
+    let envp = environment.variables(sys::strings(call.args[envp])?);
     mappings::write_back_all(call);
-    let program = Execution { call, argv, envp, state: &state };
+    let program = Execution { call, argv, envp, environment: &environment };
     let found = call.target(at.then_some(0), path, flags & libc::AT_EMPTY_PATH != 0);
     let result = match found {
         Ok(target) => program.run(&target, MAX_SCRIPTS),
@@ -73,7 +75,7 @@ struct Execution<'a> {
     argv: Vec<CString>,
     /// Without the variable that leads to us.
     envp: Vec<CString>,
-    state: &'a handover::Outgoing,
+    environment: &'a ExecEnvironment,
 }
 
 fn pointers(strings: &[CString]) -> Vec<u64> {
@@ -100,7 +102,7 @@ impl Execution<'_> {
         if let Some(served) = self.of_kernel(&args, flags) {
             return served;
         }
-        let variable = self.state.variable(None);
+        let variable = self.environment.variable(None);
         let envp = pointers_with(&self.envp, &variable);
         let at = usize::from(self.call.number as i64 == libc::SYS_execveat);
         args[2 + at] = envp.as_ptr() as u64;
@@ -113,7 +115,7 @@ impl Execution<'_> {
             return served;
         }
         let path = CString::new(path).map_err(|_| Errno::ENOENT)?;
-        let variable = self.state.variable(None);
+        let variable = self.environment.variable(None);
         let (argv, envp) = (pointers(&self.argv), pointers_with(&self.envp, &variable));
         let args = [path.as_ptr() as u64, argv.as_ptr() as u64, envp.as_ptr() as u64, 0, 0, 0];
         Ok(execute(libc::SYS_execve, &args))
@@ -171,7 +173,7 @@ impl Execution<'_> {
 
     /// Executes what `fd` has open, which is to load the static program `carried`.
     fn by_descriptor(&self, fd: i32, envp: &[CString], carried: Option<i32>) -> Served {
-        let variable = self.state.variable(carried);
+        let variable = self.environment.variable(carried);
         let (argv, envp) = (pointers(&self.argv), pointers_with(envp, &variable));
         let empty = c"".as_ptr() as u64;
         let flags = libc::AT_EMPTY_PATH as u64;
@@ -221,7 +223,7 @@ impl Execution<'_> {
         let fd = match file.backing() {
             Some(fd) => fd.as_raw_fd(),
             None => {
-                copy = handover::copy_to_memory(self.call, &file)?;
+                copy = open::copy_to_memory(self.call, &file)?;
                 copy.as_raw_fd()
             }
         };
@@ -313,8 +315,22 @@ pub fn filter(call: &Call<'_>) -> Served {
 
 /// exit_group(2): releases the open files of the process.
 pub fn exit(call: &Call<'_>) -> Served {
-    handover::leave(call);
+    leave(call);
     Err(Fail::Pass)
+}
+
+/// The end of this process: its mappings are written back, and its open files given back.
+fn leave(call: &Call<'_>) {
+    mappings::write_back_all(call);
+    let view = call.process.view();
+    for (fd, _) in view.table.all() {
+        if let Some(entry) = view.table.remove(fd)
+            && !entry.backed
+        {
+            let _ = entry.file().close(call.task());
+        }
+    }
+    holders::leave(&call.process.shared);
 }
 
 #[cfg(test)]

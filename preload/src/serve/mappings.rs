@@ -206,7 +206,7 @@ fn use_served(
     let Some(relay) = place.and_then(|place| process.mounts[place].relay.as_ref()) else {
         return Ok(None);
     };
-    let parcel = entry.file().parcel();
+    let parcel = entry.file().exec_state();
     let Some(fh) = parcel.fh else { return Ok(None) };
     match relay.map(caller(), File { ino: parcel.ino, fh }, range, writes) {
         Ok(memory) => {

@@ -1,19 +1,22 @@
 //! open, openat, openat2, creat.
 
 use std::ffi::CString;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use defuse_direct::{At, Description, How, Resolve};
 use defuse_fs::{Errno, FileKind};
 
-use crate::machine::descriptors::{close, keep_above};
+use crate::machine::descriptors::{close, keep_above, memory};
 use crate::machine::inside::Inside;
 use crate::machine::sys;
 use crate::process::state::{self, Process};
 use crate::process::table::Entry;
 use crate::serve::call::{ByKernel, Call, Fail, Served, TRIES};
 use crate::serve::path::{Start, Target};
-use crate::serve::{cwd, handover, nodes, path};
+use crate::serve::{cwd, nodes, path};
 
 pub fn open(call: &Call<'_>) -> Served {
     let how = How { flags: call.args[1] as u32, mode: call.args[2] as u32, ..How::default() };
@@ -196,9 +199,26 @@ pub fn kernel_path(call: &Call<'_>, path: &[u8]) -> Option<CString> {
         let number = std::os::fd::AsRawFd::as_raw_fd(&**fd);
         return CString::new(path::path_of_descriptor(number)?).ok();
     }
-    let copy = handover::copy_to_memory(call, &file).ok()?;
+    let copy = copy_to_memory(call, &file).ok()?;
     let kept = keep_above(std::os::fd::AsRawFd::as_raw_fd(&copy), call.process.floor, true);
     CString::new(format!("/proc/self/fd/{}", kept.ok()?)).ok()
+}
+
+/// A copy of a file in memory that can be executed or loaded.
+pub fn copy_to_memory(call: &Call<'_>, file: &Description) -> Result<OwnedFd, Fail> {
+    let fd = memory(c"defuse")?;
+    let mut out = File::from(fd);
+    let mut piece = vec![0; 256 << 10];
+    let mut at = 0;
+    loop {
+        let len = call.client().pread(call.task(), file, &mut piece, at)?;
+        if len == 0 {
+            break;
+        }
+        out.write_all(&piece[..len]).map_err(Errno::from)?;
+        at += len as u64;
+    }
+    Ok(out.into())
 }
 
 /// The path that dlopen(3) is to load instead of `path`, where that lies in a mount: the kernel's

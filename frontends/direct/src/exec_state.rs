@@ -1,8 +1,8 @@
-//! Hands open files and directories to the next program of a process, execve(2).
+//! The execution state: open files and directories that the next program of a process gets at execve(2).
 //!
 //! Some of them cannot be found again by name, so they keep the numbers that the file system
 //! assigned. The file system must treat the next program as the same client, for example because
-//! the connection to its server is handed over, too. Lookup counts and handles are transferred
+//! the next program gets the connection to its server, too. Lookup counts and handles are transferred
 //! unchanged.
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::walk::Here;
 
 /// The state of an open file that the next program needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parcel {
+pub struct OpenFileState {
     /// The inode. One lookup count is transferred with it.
     pub ino: Ino,
     /// The handle; `None` for `O_PATH`.
@@ -39,8 +39,8 @@ pub struct Parcel {
 
 impl Description {
     /// The state that the next program needs.
-    pub fn parcel(&self) -> Parcel {
-        Parcel {
+    pub fn exec_state(&self) -> OpenFileState {
+        OpenFileState {
             ino: self.here().node.ino(),
             fh: self.fh(),
             kind: self.kind,
@@ -63,26 +63,26 @@ impl WorkDir {
 }
 
 impl Client {
-    /// Creates the open file of a parcel, and takes over its lookup count and handle. Fails with
-    /// `ENFILE`.
+    /// Creates the open file that has this state, and takes over its lookup count and handle. Fails
+    /// with `ENFILE`.
     pub fn take_over(
         &self,
         task: &Task,
         mount: &Arc<Mount>,
-        parcel: &Parcel,
+        state: &OpenFileState,
     ) -> Result<Arc<Description>> {
         // The previous program may have locked it.
         mount.has_locked.store(true, Ordering::Relaxed);
-        let here = adopt(mount, parcel.ino, parcel.kind);
-        let opened = parcel.fh.map(|fh| defuse_fs::Opened {
+        let here = adopt(mount, state.ino, state.kind);
+        let opened = state.fh.map(|fh| defuse_fs::Opened {
             fh,
-            stream: parcel.stream,
-            no_flush: !parcel.needs_flush,
+            stream: state.stream,
+            no_flush: !state.needs_flush,
             ..defuse_fs::Opened::default()
         });
         let who = task.credentials();
-        let parts = Parts { here, opened, pin: None, flags: parcel.flags, who };
-        let taken = Taken { id: parcel.id };
+        let parts = Parts { here, opened, pin: None, flags: state.flags, who };
+        let taken = Taken { id: state.id };
         let file = Description::taken_over(parts, self.options.arena.as_ref(), taken);
         Ok(file.ok_or(Errno::ENFILE)?)
     }
