@@ -105,7 +105,7 @@ fn parse(arguments: Vec<OsString>) -> Result<Request> {
             match flag {
                 b's' => sloppy = true,
                 b'f' => request.fake = true,
-                b'v' => request.mount.verbose += 1,
+                b'v' => request.mount.process.verbose += 1,
                 b'n' => {}
                 b't' => drop(value()?),
                 b'o' => lists.push(value()?),
@@ -201,7 +201,7 @@ mod tests {
         let asked = request(line).unwrap();
         assert_eq!((asked.mount.source, asked.mount.mountpoint), ("memory:".into(), "/m".into()));
         assert_eq!(
-            (asked.mount.options, asked.mount.verbose),
+            (asked.mount.options, asked.mount.process.verbose),
             (vec!["rw".into(), "size=1M".into()], 1)
         );
         assert!(!asked.fake);

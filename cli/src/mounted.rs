@@ -17,7 +17,7 @@ use signal_hook::iterator::Signals;
 use crate::control;
 use crate::daemon::Ready;
 use crate::error::{Failure, Result};
-use crate::mount::MountPlan;
+use crate::mount::CheckedMount;
 use crate::registry::{self, Entry, Found};
 use crate::sandbox::{self, Needs};
 use crate::signals;
@@ -27,7 +27,7 @@ use crate::{paths, umount};
 const STATS_EVERY: Duration = Duration::from_secs(5);
 
 /// Mounts, reports to `ready`, and serves until the mount has ended.
-pub fn run(plan: &MountPlan, ready: Ready) -> Result {
+pub fn run(plan: &CheckedMount, ready: Ready) -> Result {
     let mut notes = Vec::new();
     let (session, companions) = match start(plan, &mut notes) {
         Ok(started) => started,
@@ -69,7 +69,7 @@ fn not_durable(mountpoint: &Path, ended: Ended) -> Result {
 }
 
 /// Mounts and starts serving. Adds messages for the user to `notes`.
-fn start(plan: &MountPlan, notes: &mut Vec<String>) -> Result<(Session, Companions)> {
+fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<(Session, Companions)> {
     raise_file_limit();
     let (fs, writable) = plan.source.open_with_switch(&plan.settings.source)?;
     // From here on a signal must not leave a mount behind.
@@ -124,7 +124,7 @@ pub fn raise_file_limit() {
 }
 
 fn serve(
-    plan: &MountPlan,
+    plan: &CheckedMount,
     (fs, writable): (Arc<dyn FileSystem>, Switch),
     mounted: Mounted,
     caught: Signals,
@@ -152,7 +152,7 @@ struct Companions {
 
 impl Companions {
     fn start(
-        plan: &MountPlan,
+        plan: &CheckedMount,
         session: &Session,
         (mountpoint, writable): (PathBuf, (Switch, bool)),
         caught: Signals,
@@ -201,7 +201,7 @@ fn listen(socket: &Path, session: &Session, writable: (Switch, bool)) {
     }
 }
 
-fn register(plan: &MountPlan, connection: u32, mountpoint: &Path) -> Result<Found> {
+fn register(plan: &CheckedMount, connection: u32, mountpoint: &Path) -> Result<Found> {
     let source = plan.source.text().to_string_lossy().into_owned();
     let mut entry = Entry::of_this_process(connection, source, mountpoint);
     entry.fstype = format!("fuse.{}", plan.settings.mount.subtype);

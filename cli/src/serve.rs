@@ -14,9 +14,9 @@ use defuse_socket::ServerOptions;
 
 use crate::error::Result;
 use crate::options::{self, Profile, Settings};
-use crate::serving::{self, Offer};
+use crate::serving::{self, Offer, ProcessArgs};
 use crate::sources::SOURCES;
-use crate::{daemon, images, mount, mounted, paths};
+use crate::{daemon, images, mounted, paths};
 
 /// Serve a file system to other processes over a socket
 ///
@@ -53,18 +53,8 @@ pub struct ServeArgs {
     /// Release a lock if others have waited for it for this long, while its process was stopped (default: never)
     #[arg(long, value_name = "SECONDS", value_parser = crate::stat::period)]
     dead_after: Option<Duration>,
-    /// Stay in the foreground, and log to the standard error
-    #[arg(short, long)]
-    foreground: bool,
-    /// Append the log to this file
-    #[arg(long, value_name = "FILE")]
-    log_file: Option<PathBuf>,
-    /// Log more; twice for even more
-    #[arg(short, long, action = clap::ArgAction::Count)]
-    verbose: u8,
-    /// Run as the background process
-    #[arg(long, hide = true)]
-    daemon: bool,
+    #[command(flatten)]
+    process: ProcessArgs,
 }
 
 impl ServeArgs {
@@ -78,7 +68,7 @@ impl ServeArgs {
 
     /// The arguments of the background process.
     fn to_command_line(&self) -> Vec<OsString> {
-        let mut line: Vec<OsString> = vec!["serve".into(), "--daemon".into()];
+        let mut line = self.process.to_command_line("serve");
         line.extend(self.options.iter().map(|list| format!("-o{list}").into()));
         line.extend(self.shared.then(|| "--shared".into()));
         line.extend(self.cache.map(|bytes| format!("--cache={bytes}").into()));
@@ -90,10 +80,6 @@ impl ServeArgs {
         );
         let after = self.dead_after.map(|after| format!("--dead-after={}", after.as_secs_f64()));
         line.extend(after.map(OsString::from));
-        if let Some(file) = &self.log_file {
-            line.extend(["--log-file".into(), file.into()]);
-        }
-        line.extend((0..self.verbose).map(|_| "-v".into()));
         line.extend(["--".into(), self.source.clone(), self.socket.clone().into()]);
         line
     }
@@ -114,13 +100,12 @@ pub fn run(mut args: ServeArgs) -> Result {
     let settings = options::parse(Profile::Default, &source, &args.options)?;
     args.source = source.text();
     args.socket = paths::absolute(&args.socket);
-    args.log_file = args.log_file.as_deref().map(paths::absolute);
-    if !args.foreground && !args.daemon {
+    args.process.log_file = args.process.log_file.as_deref().map(paths::absolute);
+    if args.process.is_first() {
         return daemon::start(&args.to_command_line());
     }
-    let ready = if args.daemon { daemon::detach()? } else { daemon::Ready::Foreground };
-    let log = mount::start_log(args.verbose, args.log_file.as_deref());
-    match log.and_then(|()| open(&source, &settings)) {
+    let ready = args.process.begin()?;
+    match args.process.start_log().and_then(|()| open(&source, &settings)) {
         Ok(fs) => {
             let text = source.text().to_string_lossy().into_owned();
             let offer = Offer {

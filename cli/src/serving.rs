@@ -1,5 +1,8 @@
-//! A server of one file system, from the socket to the end: for `defuse serve` and `defuse manager`.
+//! A server of one file system, from the socket to the end: for `defuse serve` and `defuse manager`. Further the
+//! arguments that they share with `defuse mount`.
 
+use std::ffi::OsString;
+use std::fs::File;
 use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,13 +19,86 @@ use crate::daemon::Ready;
 use crate::error::{Failure, Result};
 use crate::sandbox::{self, Needs};
 use crate::servers::{self, Device};
-use crate::signals;
+use crate::{daemon, signals, terminal};
 
 /// Time limit of the end after SIGTERM. The connections may take eight seconds.
 const END_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Time after which the log says that a file system has not made everything durable yet.
 const SETTLE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Arguments of every command that serves, in the background unless told otherwise.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct ProcessArgs {
+    /// Stay in the foreground, and log to the standard error
+    #[arg(short, long)]
+    foreground: bool,
+    /// Append the log to this file
+    #[arg(long, value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+    /// Log more; twice for even more
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Run as the background process
+    #[arg(long, hide = true)]
+    pub daemon: bool,
+}
+
+impl ProcessArgs {
+    /// The command line of the background process of `command`, so far.
+    pub fn to_command_line(&self, command: &str) -> Vec<OsString> {
+        let mut line: Vec<OsString> = vec![command.into(), "--daemon".into()];
+        if let Some(file) = &self.log_file {
+            line.extend(["--log-file".into(), file.into()]);
+        }
+        line.extend((0..self.verbose).map(|_| "-v".into()));
+        line
+    }
+
+    /// True in the process that the user started, if another one is to serve.
+    pub fn is_first(&self) -> bool {
+        !self.foreground && !self.daemon
+    }
+
+    /// Begins to serve: in the background, away from the process that waits.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`daemon::detach`].
+    pub fn begin(&self) -> Result<Ready> {
+        if self.daemon { daemon::detach() } else { Ok(Ready::Foreground) }
+    }
+
+    /// Starts logging to the file, or to the standard error.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file cannot be written.
+    pub fn start_log(&self) -> Result {
+        let level = match self.verbose {
+            0 => log::LevelFilter::Info,
+            1 => log::LevelFilter::Debug,
+            _ => log::LevelFilter::Trace,
+        };
+        let mut builder = env_logger::Builder::new();
+        builder.filter_level(level).format(|out, record| {
+            use std::io::Write;
+            // One record is one line, even if a name in it has line feeds.
+            let (time, text) = (out.timestamp(), record.args().to_string());
+            writeln!(out, "[{time} {:<5}] {}", record.level(), terminal::foreign(&text))
+        });
+        if let Some(path) = &self.log_file {
+            let file = File::options().append(true).create(true).open(path);
+            let file = file.map_err(|error| {
+                Failure::Failed(format!("cannot write the log file {}: {error}", path.display()))
+            })?;
+            builder.target(env_logger::Target::Pipe(Box::new(file)));
+        }
+        builder.try_init().map_err(Failure::failed)?;
+        std::panic::set_hook(Box::new(|panic| log::error!("internal error: {panic}")));
+        Ok(())
+    }
+}
 
 /// The file system to serve, and how.
 pub struct Offer {

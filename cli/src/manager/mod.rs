@@ -14,8 +14,8 @@ use rustix::process::{getegid, geteuid};
 use crate::error::{Failure, Result};
 use crate::sandbox::Needs;
 use crate::servers::Device;
-use crate::serving::{self, Offer};
-use crate::{daemon, mount, mounted, paths};
+use crate::serving::{self, Offer, ProcessArgs};
+use crate::{daemon, mounted, paths};
 use config::{Config, OneDevice};
 
 /// Serve several file systems to other processes, as one tree
@@ -31,18 +31,8 @@ pub struct ManagerArgs {
     /// Check the configuration, and do nothing
     #[arg(long)]
     check: bool,
-    /// Stay in the foreground, and log to the standard error
-    #[arg(short, long)]
-    foreground: bool,
-    /// Append the log to this file
-    #[arg(long, value_name = "FILE")]
-    log_file: Option<PathBuf>,
-    /// Log more; twice for even more
-    #[arg(short, long, action = clap::ArgAction::Count)]
-    verbose: u8,
-    /// Run as the background process
-    #[arg(long, hide = true)]
-    daemon: bool,
+    #[command(flatten)]
+    process: ProcessArgs,
 }
 
 const HELP: &str = "\
@@ -70,11 +60,7 @@ A configuration:
 impl ManagerArgs {
     /// The arguments of the background process.
     fn to_command_line(&self) -> Vec<OsString> {
-        let mut line: Vec<OsString> = vec!["manager".into(), "--daemon".into()];
-        if let Some(file) = &self.log_file {
-            line.extend(["--log-file".into(), file.into()]);
-        }
-        line.extend((0..self.verbose).map(|_| "-v".into()));
+        let mut line = self.process.to_command_line("manager");
         line.extend(["--".into(), self.config.clone().into()]);
         line
     }
@@ -83,17 +69,16 @@ impl ManagerArgs {
 /// Manages in this process or in the background.
 pub fn run(mut args: ManagerArgs) -> Result {
     args.config = paths::absolute(&args.config);
-    args.log_file = args.log_file.as_deref().map(paths::absolute);
+    args.process.log_file = args.process.log_file.as_deref().map(paths::absolute);
     let config = Config::read(&args.config)?;
     if args.check {
         return Ok(());
     }
-    if !args.foreground && !args.daemon {
+    if args.process.is_first() {
         return daemon::start(&args.to_command_line());
     }
-    let ready = if args.daemon { daemon::detach()? } else { daemon::Ready::Foreground };
-    let log = mount::start_log(args.verbose, args.log_file.as_deref());
-    match log.and_then(|()| open(&config)) {
+    let ready = args.process.begin()?;
+    match args.process.start_log().and_then(|()| open(&config)) {
         Ok(fs) => {
             let offer = offer(&args, &config, Arc::clone(&fs));
             serving::run(offer, ready, || settle(&config, fs.members()))
