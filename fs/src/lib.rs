@@ -45,4 +45,4 @@ pub use lock_wait::{LockAnswer, LockWait};
 pub use notify::{NoNotify, Notify, Recalled};
 pub use resolve::{NormalPath, Resolved};
 pub use types::*;
-pub use versions::Versions;
+pub use versions::{ATTRIBUTES_HOLD, Versions};

@@ -1,6 +1,12 @@
 //! Versions of names and attributes, by which a frontend knows without a call that they have not changed.
 
+use std::time::Duration;
+
 use crate::Ino;
+
+/// Attributes whose version stays hold no longer than this, because access times have no version, and because no
+/// version changes any more if the server is killed.
+pub const ATTRIBUTES_HOLD: Duration = Duration::from_secs(1);
 
 /// Versions that change with what they are versions of. A file system gives them to its frontend by
 /// [`Notify::versions`](crate::Notify::versions), where everybody's changes show in them before they are answered.
@@ -10,7 +16,7 @@ use crate::Ino;
 /// before the call, and after it has got the versions of the things in the answer: if that has stayed, nothing has
 /// changed in between.
 ///
-/// Access times are not among the attributes that have a version.
+/// Access times are not among the attributes that have a version: see [`ATTRIBUTES_HOLD`].
 pub trait Versions: Send + Sync {
     /// The version of everything. `None` while a change runs, and if nobody tells of changes any more.
     fn all(&self) -> Option<u64>;

@@ -7,11 +7,11 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockWriteGuard};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use defuse_fs::{
-    Attr, Context, Errno, Fh, File, FileKind, Ino, IoctlArgs, Name, NormalPath, Resolved, Result,
-    Versions,
+    ATTRIBUTES_HOLD, Attr, Context, Errno, Fh, File, FileKind, Ino, IoctlArgs, Name, NormalPath,
+    Resolved, Result, Versions,
 };
 use defuse_wire::decode;
 use defuse_wire::vendor::{NAMES, RESOLVE, Step, Steps};
@@ -25,8 +25,6 @@ const MOST: usize = 1 << 15;
 const FEW: u32 = 3;
 /// After all names of a directory were asked for, so many times as many have to be asked for before the next time.
 const RARER: u32 = 16;
-/// Attributes hold no longer than this: their versions do not show access times.
-const ATTRIBUTES: Duration = Duration::from_secs(1);
 
 /// The names that were told.
 #[derive(Default)]
@@ -203,7 +201,7 @@ impl Told {
         self.inode.as_ref().is_none_or(|inode| {
             versions.attributes(inode.ino) == Some(inode.version)
                 && last_read.0[inode.ino.0 as usize % PLACES].load(Ordering::Acquire) <= inode.reads
-                && inode.since.elapsed() < ATTRIBUTES
+                && inode.since.elapsed() < ATTRIBUTES_HOLD
         })
     }
 }

@@ -3,12 +3,9 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use defuse_fs::{Attr, Ino, Versions};
+use defuse_fs::{ATTRIBUTES_HOLD, Attr, Ino, Versions};
 
 use crate::node::{expiry, now_ns};
-
-/// Attributes hold no longer than this: their versions do not show access times, nor that a server was killed.
-const MOST: Duration = Duration::from_secs(1);
 
 /// The versions of one file system, if it has any.
 #[derive(Clone, Default)]
@@ -87,7 +84,7 @@ impl Fresh {
         let of_inode = |versions: &dyn Versions| {
             let (attributes, rights) = (versions.attributes(ino)?, versions.rights(ino)?);
             // The answer to a lookup may lack the time of creation, which stat(2) then asks for.
-            let until = if attr.btime.is_some() { expiry(MOST) } else { 0 };
+            let until = if attr.btime.is_some() { expiry(ATTRIBUTES_HOLD) } else { 0 };
             Some(OfInode { attributes, rights, until })
         };
         self.unchanged(moment, of_inode).or_else(|| until(attr.valid_for))
