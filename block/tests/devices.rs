@@ -119,7 +119,7 @@ fn an_open_file_stays_the_same_when_another_one_takes_its_name() {
     std::fs::write(&path, "mine").unwrap();
     assert!(!open.is_in_place());
     open.resize(8192).unwrap();
-    open.allocate(BLOCKS * 4096).unwrap();
+    open.allocate(0..BLOCKS * 4096).unwrap();
     let device = open.device().unwrap();
     assert_eq!((device.facts().blocks, open.bytes()), (BLOCKS, Ok(BLOCKS * 4096)));
     Blocking::new(&device).unwrap().write(1, &[5; 4096]).unwrap();

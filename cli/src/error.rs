@@ -13,6 +13,8 @@ pub enum Failure {
     Usage(String),
     /// The operation failed: exit code 1.
     Failed(String),
+    /// Ctrl-C has ended the operation: exit code 130, as of a program that SIGINT ends.
+    Interrupted(String),
     /// The reader of the output has closed it, which ends the command: exit code 0.
     OutputClosed,
 }
@@ -37,6 +39,7 @@ impl Failure {
             Failure::OutputClosed => 0,
             Failure::Failed(_) => 1,
             Failure::Usage(_) => 2,
+            Failure::Interrupted(_) => 130,
         }
     }
 
@@ -53,6 +56,7 @@ impl From<defuse_compose::Error> for Failure {
             defuse_compose::Error::Failed(text) | defuse_compose::Error::Busy(text) => {
                 Failure::Failed(text)
             }
+            defuse_compose::Error::Interrupted(text) => Failure::Interrupted(text),
         }
     }
 }
@@ -60,7 +64,9 @@ impl From<defuse_compose::Error> for Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Usage(text) | Failure::Failed(text) => f.write_str(text),
+            Failure::Usage(text) | Failure::Failed(text) | Failure::Interrupted(text) => {
+                f.write_str(text)
+            }
             Failure::OutputClosed => f.write_str("the output was closed"),
         }
     }

@@ -14,6 +14,7 @@ const CLEAN: u8 = 0;
 const REPAIRED: u8 = 1;
 const ERRORS: u8 = 4;
 const FAILED: u8 = 8;
+const CANCELED: u8 = 32;
 /// The exit code of fsck(8) for a wrong command line.
 pub const USAGE: u8 = 16;
 
@@ -21,8 +22,8 @@ pub const USAGE: u8 = 16;
 ///
 /// Reads all of it but the data of files, and changes nothing without --repair. The image must not
 /// be in use. The exit code is that of fsck(8): 0 without errors, 1 if all errors were repaired, 4
-/// with errors, 8 if the image could not be checked, 16 for a wrong command line. Changes that a power failure has interrupted are no errors: the next mount removes
-/// them.
+/// with errors, 8 if the image could not be checked, 16 for a wrong command line, 32 after Ctrl-C. Changes that a
+/// power failure has interrupted are no errors: the next mount removes them.
 #[derive(clap::Args)]
 pub struct FsckArgs {
     /// The file or block device
@@ -85,7 +86,11 @@ pub fn report(outcome: Result<u8>) -> ExitCode {
         Err(Failure::OutputClosed) => CLEAN,
         Err(failure) => {
             error::warn(&failure);
-            if failure.code() == 2 { USAGE } else { FAILED }
+            match failure {
+                Failure::Usage(_) => USAGE,
+                Failure::Interrupted(_) => CANCELED,
+                _ => FAILED,
+            }
         }
     };
     ExitCode::from(code)

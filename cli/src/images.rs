@@ -1,18 +1,23 @@
-//! Images of any kind, and sizes of them.
+//! Images of any kind, sizes of them, and the progress of work on them.
 
+use std::io::{IsTerminal, stderr};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use defuse_fs::source::{Image, bytes};
+use defuse_fs::source::{Image, Watch, bytes};
+use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::error::{Failure, Result};
 use crate::sources::SOURCES;
 
 /// Opens the image of an unmounted file system of any kind.
 pub fn open(image: &Path, writes: bool) -> Result<Box<dyn Image>> {
+    let watch: Arc<dyn Watch> = Arc::new(Progress::new()?);
     let mut types = Vec::new();
     for kind in SOURCES.kinds() {
         let Some(images) = kind.images() else { continue };
-        if let Some(opened) = images.open(image, writes)? {
+        if let Some(opened) = images.open(image, writes, Arc::clone(&watch))? {
             return Ok(opened);
         }
         types.push(kind.about().name);
@@ -26,4 +31,45 @@ pub fn open(image: &Path, writes: bool) -> Result<Box<dyn Image>> {
 /// The value of `--size`.
 pub fn size(text: &str) -> std::result::Result<u64, String> {
     bytes(text).ok_or_else(|| "write bytes, or a number with K, M, G or T".to_owned())
+}
+
+/// Shows on a terminal how far work is, and ends it after Ctrl-C.
+pub struct Progress {
+    /// `None` without a terminal.
+    bar: Option<ProgressBar>,
+    interrupted: Arc<AtomicBool>,
+}
+
+impl Progress {
+    /// Catches SIGINT from now on.
+    pub fn new() -> Result<Progress> {
+        let interrupted = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&interrupted))
+            .map_err(|error| Failure::Failed(format!("cannot catch SIGINT: {error}")))?;
+        let bar = || {
+            let bar = ProgressBar::new(0);
+            if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len}") {
+                bar.set_style(style);
+            }
+            bar
+        };
+        Ok(Progress { bar: stderr().is_terminal().then(bar), interrupted })
+    }
+}
+
+impl Watch for Progress {
+    fn ends(&self, step: &'static str, done: u64, all: u64) -> bool {
+        if let Some(bar) = &self.bar {
+            bar.set_message(step);
+            bar.set_length(all);
+            bar.set_position(done);
+        }
+        self.interrupted.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.iter().for_each(ProgressBar::finish_and_clear);
+    }
 }

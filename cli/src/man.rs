@@ -43,6 +43,7 @@ pub const EXIT_CODES: &[(&str, &str)] = &[
          --foreground: also where the mount has ended but not everything could be made durable.",
     ),
     ("2", "The command line or an option is wrong; nothing was done."),
+    ("130", "Ctrl-C has ended mkfs, grow or dump. (fsck has the codes of fsck(8).)"),
 ];
 
 const SIGNALS: &[(&str, &str)] = &[

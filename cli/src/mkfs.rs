@@ -41,7 +41,8 @@ pub fn run(args: &MkfsArgs) -> Result {
         root_uid: geteuid().as_raw(),
         root_gid: getegid().as_raw(),
     };
-    Ok(kind(&args.kind)?.make(&paths::image(&args.image), &new)?)
+    let watch = images::Progress::new()?;
+    Ok(kind(&args.kind)?.make(&paths::image(&args.image), &new, &watch)?)
 }
 
 /// The operations on images of the type `name`.

@@ -78,7 +78,7 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
         false => mount::run(request.mount),
     });
     match outcome {
-        Err(failure @ (Failure::Usage(_) | Failure::Failed(_))) => {
+        Err(failure @ (Failure::Usage(_) | Failure::Failed(_) | Failure::Interrupted(_))) => {
             error::warn(&failure);
             let wrong_use = matches!(failure, Failure::Usage(_));
             ExitCode::from(if wrong_use { WRONG_USE } else { MOUNT_FAILED })

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use defuse_block::Device;
+use defuse_fs::source::{Unwatched, Watch};
 
 use crate::commit::Rules;
 use crate::load;
 use crate::names::Problem;
-use crate::store::{StoreError, survey};
+use crate::store::{StoreError, survey_and_see};
 
 /// The findings of a [`check`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,8 +31,16 @@ pub struct Report {
 ///
 /// See [`StoreError`]: the file system cannot be mounted at all.
 pub fn check(device: &Arc<dyn Device>) -> Result<Report, StoreError> {
-    let survey = survey(&**device, Rules::ALL)?;
-    let (names, pool, problems) = load::load(&**device, &survey)?;
+    check_watched(device, &Unwatched)
+}
+
+/// As [`check`]; `watch` sees the work, and can end it ([`StoreError::Interrupted`]).
+pub(crate) fn check_watched(
+    device: &Arc<dyn Device>,
+    watch: &dyn Watch,
+) -> Result<Report, StoreError> {
+    let survey = survey_and_see(&**device, Rules::ALL, |_| {}, watch)?;
+    let (names, pool, problems) = load::load(&**device, &survey, watch)?;
     Ok(Report {
         problems,
         inodes: names.count().0,

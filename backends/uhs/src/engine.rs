@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use defuse_block::{Blocking, Counted, Device, Separated};
+use defuse_fs::source::Watch;
 use defuse_fs::{Entry, Errno, Name, Result, SetXattrFlags, XattrName};
 
 use crate::Options;
@@ -29,7 +30,7 @@ use crate::group::{self, Gate, Handle};
 use crate::io::Io;
 use crate::load;
 use crate::names::{Names, Problem};
-use crate::store::{self, Frozen, Store, StoreError, survey};
+use crate::store::{self, Frozen, Store, StoreError, survey, survey_and_see};
 use behind::Behind;
 pub(crate) use commit::Extent;
 use commit::Waiting;
@@ -122,6 +123,7 @@ impl Engine {
         options: Options,
         rules: Rules,
         random: fastrand::Rng,
+        watch: &dyn Watch,
     ) -> Result<(Engine, Vec<Problem>), StoreError> {
         let separated = queues::share(&device, &options)?;
         let device = separated.clone().map_or(device, |separated| separated as Arc<dyn Device>);
@@ -132,9 +134,9 @@ impl Engine {
             match load::restore(&*device, &superblock, options.index)? {
                 Some((survey, names, pool)) => (survey, names, pool, Vec::new()),
                 None => {
-                    let survey = survey(&*device, rules)?;
+                    let survey = survey_and_see(&*device, rules, |_| {}, watch)?;
                     load::check_index(survey.found.live.len() as u64, 0, options.index)?;
-                    let (names, pool, problems) = load::load(&*device, &survey)?;
+                    let (names, pool, problems) = load::load(&*device, &survey, watch)?;
                     (survey, names, pool, problems)
                 }
             };

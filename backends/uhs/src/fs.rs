@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use defuse_block::Device;
 use defuse_fs::locks::LockQueue;
+use defuse_fs::source::{Unwatched, Watch};
 use defuse_fs::{
     Attr, CacheMode, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
     FileKind, FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name,
@@ -65,7 +66,7 @@ impl Uhs {
         options: Options,
         random: fastrand::Rng,
     ) -> std::result::Result<(Uhs, Vec<Problem>), StoreError> {
-        Uhs::open_by(device, options, Rules::ALL, random)
+        Uhs::open_watched(device, options, (Rules::ALL, random), &Unwatched)
     }
 
     pub(crate) fn open_by(
@@ -74,7 +75,17 @@ impl Uhs {
         rules: Rules,
         random: fastrand::Rng,
     ) -> std::result::Result<(Uhs, Vec<Problem>), StoreError> {
-        let (engine, problems) = Engine::open(device, options, rules, random)?;
+        Uhs::open_watched(device, options, (rules, random), &Unwatched)
+    }
+
+    /// As [`open`](Uhs::open); `watch` sees the reading of all inodes, and can end it ([`StoreError::Interrupted`]).
+    pub(crate) fn open_watched(
+        device: Arc<dyn Device>,
+        options: Options,
+        (rules, random): (Rules, fastrand::Rng),
+        watch: &dyn Watch,
+    ) -> std::result::Result<(Uhs, Vec<Problem>), StoreError> {
+        let (engine, problems) = Engine::open(device, options, rules, random, watch)?;
         let engine = Arc::new(engine);
         let uhs = Uhs {
             engine,

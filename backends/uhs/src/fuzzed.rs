@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use defuse_block::{Blocking, Device, Ram};
+use defuse_fs::source::Unwatched;
 use defuse_fs::{
     Caller, Context, DirBuf, DirItem, DirSink, Entry, Fh, File, FileKind, FileSystem, Ino, Name,
     NewNode, OpenFlags, ReadArgs, ReadBuf, SliceSink, SliceSource, WriteArgs, WriteBuf,
@@ -49,12 +50,12 @@ pub fn image(script: &[u8]) {
     };
     let Ok(report) = check(&device) else {
         // It shows the copies of the superblock, at least.
-        assert!(tables(&*device, None).is_ok(), "nothing is shown");
+        assert!(tables(&*device, None, &Unwatched).is_ok(), "nothing is shown");
         assert!(repair(&device, None, random()).is_err(), "a repair of what cannot be checked");
         return;
     };
     for ino in [None, Some(1), Some(2), Some(4)] {
-        assert!(tables(&*device, ino).is_ok(), "what can be checked can be shown");
+        assert!(tables(&*device, ino, &Unwatched).is_ok(), "what can be checked can be shown");
     }
     if let Ok((fs, problems)) = Uhs::open(Arc::clone(&device), options, random()) {
         assert_eq!(problems, report.problems);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use defuse_block::{Blocking, Device};
+use defuse_fs::source::Watch;
 
 use crate::commit::{Recovered, Version};
 use crate::content::{INODE_MEMORY, Pool};
@@ -14,14 +15,18 @@ use crate::names::{Loaded, Names, Problem, Told};
 use crate::space::{Run, Space};
 use crate::store::{StoreError, Survey, chunks_left, failed, slots, snapshot};
 
+/// Inodes after which somebody may end the loading.
+const LOOKED_AT: u64 = 4096;
+
 /// Reads all inodes that count.
 ///
 /// # Errors
 ///
-/// A failure of the device. What the device holds is a [`Problem`].
+/// A failure of the device, and [`StoreError::Interrupted`]. What the device holds is a [`Problem`].
 pub(crate) fn load(
     device: &dyn Device,
     survey: &Survey,
+    watch: &dyn Watch,
 ) -> Result<(Names, Arc<Pool>, Vec<Problem>), StoreError> {
     let (superblock, found) = (&survey.superblock, &survey.found);
     let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
@@ -32,7 +37,11 @@ pub(crate) fn load(
     let mut space = space(superblock);
     let bodies = survey.inodes();
     let mut loaded = Vec::with_capacity(bodies.len());
-    for (ino, body) in bodies {
+    let all = bodies.len() as u64;
+    for (at, (ino, body)) in (0..).zip(bodies) {
+        if at % LOOKED_AT == 0 && watch.ends("loading inodes", at, all) {
+            return Err(StoreError::Interrupted);
+        }
         let whole = match Inode::decode(body) {
             Some(Decoded::Whole(inode)) => Some((inode, Vec::new())),
             Some(Decoded::Outside { inode, levels, bytes, pointers }) => {

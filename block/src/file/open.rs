@@ -1,6 +1,7 @@
 //! Opening: a path is followed once, and everything that is done afterwards is done to that open file.
 
 use std::fmt;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -121,13 +122,14 @@ impl OpenFile {
         rustix::fs::ftruncate(&self.locked.fd, bytes)
     }
 
-    /// Allocates the space of the first `bytes` bytes of a regular file, which becomes longer if need be.
+    /// Allocates the space of a part of a regular file, which becomes longer if need be.
     ///
     /// # Errors
     ///
     /// Those of fallocate(2).
-    pub fn allocate(&self, bytes: u64) -> Result<()> {
-        rustix::fs::fallocate(&self.locked.fd, FallocateFlags::empty(), 0, bytes)
+    pub fn allocate(&self, part: Range<u64>) -> Result<()> {
+        let (start, len) = (part.start, part.end.saturating_sub(part.start));
+        rustix::fs::fallocate(&self.locked.fd, FallocateFlags::empty(), start, len)
     }
 
     /// Makes the size and the space of the file durable.

@@ -2,12 +2,15 @@
 
 use std::fs::{self, File};
 use std::mem::MaybeUninit;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use rustix::fs::inotify;
+use rustix::mount::MountFlags;
+use rustix::process::{Pid, Signal, kill_process};
 
-use super::common::Place;
+use super::common::{Place, Tmpfs, eventually, said};
 use super::{clean, damage, with_image};
 
 fn json(place: &Place, arguments: &[&str]) -> serde_json::Value {
@@ -26,6 +29,22 @@ fn opens(path: &Path, run: impl FnOnce()) -> usize {
     let mut buffer = [MaybeUninit::uninit(); 4096];
     let mut events = inotify::Reader::new(&watch, &mut buffer);
     std::iter::from_fn(|| events.next().ok().map(drop)).count()
+}
+
+/// Ctrl-C while space is allocated. Nothing is left but what was there before.
+#[test]
+fn ctrl_c_ends_mkfs_and_removes_the_new_image() {
+    let Some(place) = Place::to_mount() else { return };
+    let tmpfs = Tmpfs::on(place.path("tmpfs"), MountFlags::empty(), c"size=3g");
+    let image = tmpfs.path().join("img");
+    let arguments = ["mkfs", "uhs", "tmpfs/img", "--size", "2G"];
+    let child = place.command(&arguments).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("space is allocated", || image.metadata().is_ok_and(|meta| meta.blocks() > 0));
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    let said = said(child.wait_with_output().unwrap());
+    assert_eq!(said.code, Some(130), "{}", said.err);
+    assert!(said.err.contains("tmpfs/img: interrupted"), "{}", said.err);
+    assert!(!image.exists());
 }
 
 /// A stranger who may rename the image could else show one file to the checks, and another one to what

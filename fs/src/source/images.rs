@@ -1,21 +1,45 @@
 //! Unmounted file systems that lie in an image: a regular file or a block device.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use super::Result;
+
+/// An eye on work that takes long.
+pub trait Watch: Send + Sync {
+    /// `done` of `all` parts of a step are done, such as `reading inodes`. Returns true to end the work: it then fails with
+    /// [`Error::Interrupted`](super::Error::Interrupted), and leaves what a power failure at this moment would leave, or
+    /// less. Any thread of the work calls it, often.
+    fn ends(&self, step: &'static str, done: u64, all: u64) -> bool;
+}
+
+/// Looks at nothing, and lets the work come to its end.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Unwatched;
+
+impl Watch for Unwatched {
+    fn ends(&self, _: &'static str, _: u64, _: u64) -> bool {
+        false
+    }
+}
 
 /// Operations on the images of a kind. The process must have the rights to open them, and nobody else may use
 /// them meanwhile.
 pub trait Images: Sync {
     /// Opens `image`, to change it if `writes` is set. `None` if it has no file system of this kind; one that is
     /// damaged or of a newer version is one. The path is followed once: the image stays the same whatever
-    /// happens to its name.
+    /// happens to its name. `watch` sees all work on the image.
     ///
     /// # Errors
     ///
     /// [`Error::Failed`](super::Error::Failed) and [`Error::Busy`](super::Error::Busy), if it cannot be opened or
     /// read.
-    fn open(&self, image: &Path, writes: bool) -> Result<Option<Box<dyn Image>>>;
+    fn open(
+        &self,
+        image: &Path,
+        writes: bool,
+        watch: Arc<dyn Watch>,
+    ) -> Result<Option<Box<dyn Image>>>;
 
     /// Makes an empty file system. A file that does not exist is created, for its owner alone.
     ///
@@ -25,11 +49,12 @@ pub trait Images: Sync {
     /// [`Error::Failed`](super::Error::Failed) if `image` has data and [`NewImage::force`] is not set, and for
     /// failures of the system; [`Error::Busy`](super::Error::Busy) if somebody uses it. A file that was
     /// created is then removed.
-    fn make(&self, image: &Path, new: &NewImage) -> Result<()>;
+    fn make(&self, image: &Path, new: &NewImage, watch: &dyn Watch) -> Result<()>;
 }
 
 /// An open image. All operations fail with [`Error::Failed`](super::Error::Failed) if it cannot be read, and those
-/// that write also if it was not opened for that.
+/// that write also if it was not opened for that. They fail with [`Error::Interrupted`](super::Error::Interrupted) if
+/// the [`Watch`] ends them.
 pub trait Image {
     /// Reads all of a file system but the data of its files, and writes nothing.
     ///

@@ -11,7 +11,9 @@ mod images;
 mod value;
 
 pub use frontend::{Frontend, Granted, Locks, Threads};
-pub use images::{Cell, Checked, Grown, Growth, Image, Images, NewImage, Newest, Table};
+pub use images::{
+    Cell, Checked, Grown, Growth, Image, Images, NewImage, Newest, Table, Unwatched, Watch,
+};
 pub use value::{Value, Word, bytes, seconds};
 
 use std::ffi::OsStr;
@@ -77,6 +79,8 @@ pub enum Error {
     Failed(String),
     /// The text is right, but somebody else uses the object (`EBUSY`).
     Busy(String),
+    /// A [`Watch`] has ended the work.
+    Interrupted(String),
 }
 
 impl Error {
@@ -89,7 +93,10 @@ impl Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Usage(text) | Error::Failed(text) | Error::Busy(text) => f.write_str(text),
+            Error::Usage(text)
+            | Error::Failed(text)
+            | Error::Busy(text)
+            | Error::Interrupted(text) => f.write_str(text),
         }
     }
 }

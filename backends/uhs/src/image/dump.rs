@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use defuse_block::{Blocking, Device};
-use defuse_fs::source::{self, Cell, Error, Table};
+use defuse_fs::source::{self, Cell, Error, Table, Watch};
 
 use super::{Opened, unusable};
 use crate::commit::{Rules, Scanned};
@@ -22,7 +22,7 @@ macro_rules! row {
 /// The tables of the whole image, or of one inode.
 pub(super) fn dump(image: &Opened, ino: Option<u64>) -> source::Result<Vec<Table>> {
     let shown = image.path.display();
-    let tables = tables(&*image.device, ino);
+    let tables = tables(&*image.device, ino, &*image.watch);
     match (tables.map_err(|error| unusable(&image.path, &*image.device, &error))?, ino) {
         (Some(tables), _) => Ok(tables),
         (None, ino) => Err(Error::Failed(format!(
@@ -36,11 +36,12 @@ pub(super) fn dump(image: &Opened, ino: Option<u64>) -> source::Result<Vec<Table
 pub(crate) fn tables(
     device: &dyn Device,
     ino: Option<u64>,
+    watch: &dyn Watch,
 ) -> Result<Option<Vec<Table>>, StoreError> {
     let mut scanned = Vec::new();
-    let survey = survey_and_see(device, Rules::ALL, |slots| scanned = slots.to_vec());
+    let survey = survey_and_see(device, Rules::ALL, |slots| scanned = slots.to_vec(), watch);
     match (survey, ino) {
-        (Ok(survey), None) => whole(device, &survey, &scanned).map(Some),
+        (Ok(survey), None) => whole(device, &survey, &scanned, watch).map(Some),
         (Ok(survey), Some(ino)) => inode(device, &survey, &scanned, ino),
         // The copies are what somebody wants to see who cannot open the image.
         (Err(StoreError::Unusable(_) | StoreError::Short { .. }), None) => {
@@ -54,8 +55,9 @@ fn whole(
     device: &dyn Device,
     survey: &Survey,
     scanned: &[(u64, Scanned)],
+    watch: &dyn Watch,
 ) -> Result<Vec<Table>, StoreError> {
-    let (_, pool, problems) = load::load(device, survey)?;
+    let (_, pool, problems) = load::load(device, survey, watch)?;
     let units = pool.space().classes();
     let units = units.into_iter().map(|(class, units, free)| row![class, units, free]).collect();
     let problems = problems.iter().map(|problem| row![problem.to_string()]).collect();

@@ -41,7 +41,7 @@ pub(super) fn grow(image: &Opened, growth: &Growth) -> Result<Grown> {
         file.resize(wanted).map_err(failed("change the size of", path))?;
     }
     if growth.size.is_some() {
-        allocate(path, file, wanted, growth.sparse)?;
+        allocate(path, file, wanted, growth.sparse, &*image.watch)?;
         // A file system must not be larger than its file, whatever a power failure leaves.
         file.sync().map_err(failed("sync", path))?;
     }

@@ -1,12 +1,13 @@
 //! An image with an empty file system.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
 use defuse_block::{Access, Device, Errno, OpenError, OpenFile};
-use defuse_fs::source::{Error, NewImage, Result};
+use defuse_fs::source::{Error, NewImage, Result, Watch};
 
-use super::{cannot_open, contents, device, driven, random};
+use super::{cannot_open, contents, device, driven, interrupted, random};
 use crate::Uhs;
 use crate::format::superblock::{FEWEST_UNITS, MOST_UNITS};
 use crate::format::{BLOCK, UNIT_BLOCKS};
@@ -18,14 +19,14 @@ const SMALLEST: u64 = FEWEST_UNITS * UNIT_BLOCKS * BLOCK as u64;
 const LARGEST: u64 = MOST_UNITS * UNIT_BLOCKS * BLOCK as u64;
 
 /// Makes a file system in a file or a block device.
-pub(super) fn make(image: &Path, new: &NewImage) -> Result<()> {
+pub(super) fn make(image: &Path, new: &NewImage, watch: &dyn Watch) -> Result<()> {
     new.size.map_or(Ok(()), |size| fits(image, size))?;
     if let Some(device) = driven(image, Access::ReadWrite)? {
         return fill_device(image, device, new);
     }
     match OpenFile::open(image, Access::ReadWrite) {
-        Ok(file) => fill(image, &file, new),
-        Err(OpenError::System { errno: Errno::NOENT, .. }) => create(image, new),
+        Ok(file) => fill(image, &file, new, watch),
+        Err(OpenError::System { errno: Errno::NOENT, .. }) => create(image, new, watch),
         Err(error) => Err(cannot_open(error)),
     }
 }
@@ -57,7 +58,7 @@ fn fill_device(image: &Path, device: Arc<dyn Device>, new: &NewImage) -> Result<
 }
 
 /// Makes a file system in a file that is there, or in a block device.
-fn fill(image: &Path, file: &OpenFile, new: &NewImage) -> Result<()> {
+fn fill(image: &Path, file: &OpenFile, new: &NewImage, watch: &dyn Watch) -> Result<()> {
     let shown = image.display();
     if !file.is_regular() && new.size.is_some() {
         return Err(Error::Usage(format!(
@@ -75,7 +76,7 @@ fn fill(image: &Path, file: &OpenFile, new: &NewImage) -> Result<()> {
     if let Some(size) = new.size {
         // Space that is there already keeps its place.
         file.resize(size).map_err(failed("change the size of", image))?;
-        allocate(image, file, size, new.sparse)?;
+        allocate(image, file, size, new.sparse, watch)?;
     }
     write(image, device(file, image)?, new)
 }
@@ -90,14 +91,14 @@ fn needs_size(image: &Path) -> Error {
 
 /// Makes a file system in a new file, which is removed if that fails. It has the files of all users, so that
 /// only its owner may open it.
-fn create(image: &Path, new: &NewImage) -> Result<()> {
+fn create(image: &Path, new: &NewImage, watch: &dyn Watch) -> Result<()> {
     let size = new.size.ok_or_else(|| needs_size(image))?;
     let file = OpenFile::create(image).map_err(|error| match error {
         OpenError::System { errno, .. } => failed("create", image)(errno),
         error => cannot_open(error),
     })?;
     let made = file.resize(size).map_err(failed("change the size of", image));
-    let made = made.and_then(|()| allocate(image, &file, size, new.sparse));
+    let made = made.and_then(|()| allocate(image, &file, size, new.sparse, watch));
     made.and_then(|()| write(image, device(&file, image)?, new)).inspect_err(|_| {
         if file.is_in_place() {
             let _ = std::fs::remove_file(image);
@@ -120,12 +121,32 @@ fn has(image: &Path, found: &str) -> Error {
     ))
 }
 
+/// Bytes that are allocated at a time: the system call cannot be interrupted.
+const ALLOCATED: u64 = 256 << 20;
+
 /// Gives a file its space unless it is to be sparse.
-pub(super) fn allocate(image: &Path, file: &OpenFile, bytes: u64, sparse: bool) -> Result<()> {
+pub(super) fn allocate(
+    image: &Path,
+    file: &OpenFile,
+    bytes: u64,
+    sparse: bool,
+    watch: &dyn Watch,
+) -> Result<()> {
     if sparse {
         return Ok(());
     }
-    file.allocate(bytes).map_err(|errno| {
+    for start in (0..bytes).step_by(ALLOCATED as usize) {
+        if watch.ends("allocating MiB", start >> 20, bytes >> 20) {
+            return Err(interrupted(image, "it has no file system, or the one that it had"));
+        }
+        allocate_part(image, file, start..bytes.min(start + ALLOCATED))?;
+    }
+    Ok(())
+}
+
+fn allocate_part(image: &Path, file: &OpenFile, part: Range<u64>) -> Result<()> {
+    let bytes = part.end;
+    file.allocate(part).map_err(|errno| {
         let shown = image.display();
         let next = match errno {
             Errno::NOSPC => "take a smaller --size, or free space",

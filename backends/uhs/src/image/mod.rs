@@ -9,16 +9,20 @@ mod make;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use defuse_block::{Access, Device, Errno, File, OpenError, OpenFile, Worker, driver_of};
 use defuse_fs::source::{
-    Checked, Error, Grown, Growth, Image, Images, NewImage, Newest, Result, Table,
+    Checked, Error, Grown, Growth, Image, Images, NewImage, Newest, Result, Table, Watch,
 };
 
+use crate::check::check_watched;
+use crate::commit::Rules;
 use crate::format::BLOCK;
 use crate::format::superblock::Unusable;
-use crate::{Options, StoreError, Uhs, check, repair};
+use crate::repair::repair_watched;
+use crate::{Options, StoreError, Uhs};
 
 pub(crate) use dump::tables;
 
@@ -31,19 +35,25 @@ struct Opened {
     /// `None` for a device of a driver.
     file: Option<OpenFile>,
     device: Arc<dyn Device>,
+    watch: Arc<dyn Watch>,
 }
 
 impl Images for ImageFiles {
-    fn open(&self, image: &Path, writes: bool) -> Result<Option<Box<dyn Image>>> {
+    fn open(
+        &self,
+        image: &Path,
+        writes: bool,
+        watch: Arc<dyn Watch>,
+    ) -> Result<Option<Box<dyn Image>>> {
         let access = if writes { Access::ReadWrite } else { Access::Read };
         let (file, device) = open_device(image, access)?;
         let is_uhs = contents::of(&*device).is_some_and(|found| found.is_uhs());
-        let opened = || Box::new(Opened { path: image.to_owned(), file, device });
+        let opened = || Box::new(Opened { path: image.to_owned(), file, device, watch });
         Ok(is_uhs.then(opened).map(|opened| opened as Box<dyn Image>))
     }
 
-    fn make(&self, image: &Path, new: &NewImage) -> Result<()> {
-        make::make(image, new)
+    fn make(&self, image: &Path, new: &NewImage, watch: &dyn Watch) -> Result<()> {
+        make::make(image, new, watch)
     }
 }
 
@@ -55,7 +65,8 @@ impl Opened {
 
 impl Image for Opened {
     fn check(&self) -> Result<Checked> {
-        let report = check(&self.device).map_err(|error| self.unusable(&error))?;
+        let report = check_watched(&self.device, &*self.watch);
+        let report = report.map_err(|error| self.unusable(&error))?;
         let block = u64::from(self.device.facts().block_size);
         Ok(Checked {
             problems: report.problems.iter().map(ToString::to_string).collect(),
@@ -69,7 +80,7 @@ impl Image for Opened {
     }
 
     fn repair(&self, newest: Option<Newest>) -> Result<Vec<String>> {
-        let repairs = repair(&self.device, newest, random());
+        let repairs = repair_watched(&self.device, newest, random(), &*self.watch);
         let repairs = repairs.map_err(|error| self.unusable(&error))?;
         Ok(repairs.iter().map(ToString::to_string).collect())
     }
@@ -88,7 +99,8 @@ pub(crate) fn open(image: &Path, options: Options) -> Result<Uhs> {
     let access = if options.read_only { Access::Read } else { Access::ReadWrite };
     let (_, device) = open_device(image, access)?;
     let device = if options.worker { with_worker(image, device)? } else { device };
-    let opened = Uhs::open(Arc::clone(&device), options, random());
+    let watch = Logged::new(image);
+    let opened = Uhs::open_watched(Arc::clone(&device), options, (Rules::ALL, random()), &watch);
     let (fs, problems) = opened.map_err(|error| unusable(image, &*device, &error))?;
     let shown = image.display();
     for problem in &problems {
@@ -100,6 +112,40 @@ pub(crate) fn open(image: &Path, options: Options) -> Result<Uhs> {
         );
     }
     Ok(fs)
+}
+
+/// Work on an image was ended; `left` says what that leaves.
+fn interrupted(image: &Path, left: &str) -> Error {
+    Error::Interrupted(format!("{}: interrupted; {left}", image.display()))
+}
+
+/// The time between two lines of the log about one mount.
+const LOGGED: Duration = Duration::from_secs(5);
+
+/// Tells the log how far a mount is that takes long.
+struct Logged<'a> {
+    image: &'a Path,
+    told: Mutex<Instant>,
+}
+
+impl Logged<'_> {
+    fn new(image: &Path) -> Logged<'_> {
+        Logged { image, told: Mutex::new(Instant::now()) }
+    }
+}
+
+impl Watch for Logged<'_> {
+    fn ends(&self, step: &'static str, done: u64, all: u64) -> bool {
+        // Another thread that looks at the clock now tells as much.
+        if let Ok(mut told) = self.told.try_lock()
+            && told.elapsed() >= LOGGED
+        {
+            *told = Instant::now();
+            let shown = self.image.display();
+            log::info!("uhs:{shown}: {step}: {} %", 100 * done / all.max(1));
+        }
+        false
+    }
 }
 
 /// The device, whose I/O one thread does from now on.
@@ -210,6 +256,7 @@ fn unusable(image: &Path, device: &dyn Device, error: &StoreError) -> Error {
                 "{shown} has {has} bytes and its file system {wants}: it was cut short; restore the rest"
             )
         }
+        StoreError::Interrupted => return interrupted(image, "nothing is half done"),
         StoreError::Index { bytes, .. } => {
             format!(
                 "{shown}: {error}: use `-o index={bytes}` or more, on a machine that has so much"
@@ -235,6 +282,7 @@ mod tests {
     use std::sync::OnceLock;
 
     use defuse_block::{Driver, Ram, add_driver};
+    use defuse_fs::source::Unwatched;
 
     use super::*;
 
@@ -264,17 +312,62 @@ mod tests {
             root_gid: 0,
         };
         let error = |result: Result<()>| result.unwrap_err().to_string();
-        assert!(ImageFiles.open(disk, false).unwrap().is_none(), "there is nothing yet");
-        assert!(error(ImageFiles.make(disk, &new(Some(64 << 20)))).contains("leave out --size"));
-        ImageFiles.make(disk, &new(None)).unwrap();
-        assert!(error(ImageFiles.make(disk, &new(None))).contains("--force"));
-        let image = ImageFiles.open(disk, true).unwrap().unwrap();
+        assert!(
+            ImageFiles.open(disk, false, Arc::new(Unwatched)).unwrap().is_none(),
+            "there is nothing yet"
+        );
+        assert!(
+            error(ImageFiles.make(disk, &new(Some(64 << 20)), &Unwatched))
+                .contains("leave out --size")
+        );
+        ImageFiles.make(disk, &new(None), &Unwatched).unwrap();
+        assert!(error(ImageFiles.make(disk, &new(None), &Unwatched)).contains("--force"));
+        let image = ImageFiles.open(disk, true, Arc::new(Unwatched)).unwrap().unwrap();
         assert_eq!(image.check().unwrap().problems, [""; 0]);
         let grown = image.grow(&Growth::default()).unwrap_err();
         assert!(grown.to_string().contains("does not change"), "{grown}");
         drop(open(disk, Options { commit: None, ..Options::default() }).unwrap());
-        let other = ImageFiles.open(Path::new("uhs-test:other"), false);
+        let other = ImageFiles.open(Path::new("uhs-test:other"), false, Arc::new(Unwatched));
         assert!(error(other.map(drop)).contains("there is no other"));
+    }
+
+    /// Ends the step of this name at its first look.
+    struct Ends(&'static str);
+
+    impl Watch for Ends {
+        fn ends(&self, step: &'static str, _: u64, _: u64) -> bool {
+            step == self.0
+        }
+    }
+
+    #[test]
+    fn work_that_somebody_ends_leaves_what_was_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let new = NewImage { size: Some(16 << 20), root_perm: 0o755, ..NewImage::default() };
+        let is_interrupted = |error: &Error| match error {
+            Error::Interrupted(text) => text.contains("image: interrupted"),
+            _ => false,
+        };
+        let ended = ImageFiles.make(&path, &new, &Ends("allocating MiB")).unwrap_err();
+        assert!(is_interrupted(&ended) && !path.exists(), "{ended}");
+        ImageFiles.make(&path, &new, &Unwatched).unwrap();
+        let before = std::fs::read(&path).unwrap();
+        let ends = |step| ImageFiles.open(&path, true, Arc::new(Ends(step))).unwrap().unwrap();
+        for step in ["reading inodes", "loading inodes"] {
+            let image = ends(step);
+            for error in [image.check().map(drop), image.dump(None).map(drop)] {
+                assert!(is_interrupted(&error.unwrap_err()), "{step}");
+            }
+        }
+        assert!(is_interrupted(&ends("reading inodes").repair(None).unwrap_err()));
+        let larger = Growth { size: Some(32 << 20), sparse: false };
+        assert!(is_interrupted(&ends("allocating MiB").grow(&larger).unwrap_err()));
+        // The file may be longer, and its file system is as it was.
+        assert!(std::fs::read(&path).unwrap().starts_with(&before));
+        let image = ends("nothing");
+        assert_eq!(image.check().unwrap().problems, [""; 0]);
+        assert_eq!(image.grow(&larger).unwrap(), Grown { before: 16 << 20, now: 32 << 20 });
     }
 
     /// A block of the file system is written whole or torn at a sector, and never shares a block of the device.
@@ -284,8 +377,8 @@ mod tests {
         let image = Path::new("uhs-test:large-blocks");
         let new = NewImage { force: true, root_perm: 0o755, ..NewImage::default() };
         let errors = [
-            ImageFiles.make(image, &new).unwrap_err(),
-            ImageFiles.open(image, true).map(drop).unwrap_err(),
+            ImageFiles.make(image, &new, &Unwatched).unwrap_err(),
+            ImageFiles.open(image, true, Arc::new(Unwatched)).map(drop).unwrap_err(),
             open(image, Options::default()).map(drop).unwrap_err(),
         ];
         for error in errors {

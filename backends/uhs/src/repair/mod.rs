@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use defuse_block::{Blocking, Device};
 use defuse_fs::Timestamp;
-use defuse_fs::source::Newest;
+use defuse_fs::source::{Newest, Unwatched, Watch};
 
 use crate::commit::{Change, Rules};
 use crate::format::inode::{Data, Decoded, HEAD, Inode, Pointer, spill};
@@ -48,7 +48,17 @@ pub fn repair(
     newest: Option<Newest>,
     random: fastrand::Rng,
 ) -> Result<Vec<Repair>, StoreError> {
-    let survey = decided(&**device, newest)?;
+    repair_watched(device, newest, random, &Unwatched)
+}
+
+/// As [`repair`]; `watch` sees the work, and can end it ([`StoreError::Interrupted`]): the next repair goes on.
+pub(crate) fn repair_watched(
+    device: &Arc<dyn Device>,
+    newest: Option<Newest>,
+    random: fastrand::Rng,
+    watch: &dyn Watch,
+) -> Result<Vec<Repair>, StoreError> {
+    let survey = decided(&**device, newest, watch)?;
     let found = &survey.found;
     let mut line = Blocking::new(&**device).map_err(failed("open a queue"))?;
     let (patients, removed) = patients(&mut line, &survey);
@@ -79,7 +89,11 @@ pub fn repair(
     let written = mender.changed.iter().rev();
     let written = written.map(|ino| (*ino, mender.inodes.get(ino).map(|found| &found.inode)));
     let changes: Vec<(u64, Option<&Inode>)> = written.chain(removals).collect();
-    for part in changes.chunks(GROUPED) {
+    let all = changes.len().div_ceil(GROUPED) as u64;
+    for (at, part) in (0..).zip(changes.chunks(GROUPED)) {
+        if watch.ends("writing repairs", at, all) {
+            return Err(StoreError::Interrupted);
+        }
         write(&store, &mut space, part)?;
     }
     for block in cleared() {
@@ -96,9 +110,13 @@ pub fn repair(
 /// The slots of the device, with the groups that count. A mount voids groups that are not whole, because a power
 /// failure has interrupted them. A slot that cannot be read may be the one that is missing; then such a group may
 /// have been acknowledged.
-fn decided(device: &dyn Device, newest: Option<Newest>) -> Result<Survey, StoreError> {
+fn decided(
+    device: &dyn Device,
+    newest: Option<Newest>,
+    watch: &dyn Watch,
+) -> Result<Survey, StoreError> {
     let mut scan = Vec::new();
-    let survey = survey_and_see(device, Rules::ALL, |slots| scan = slots.to_vec())?;
+    let survey = survey_and_see(device, Rules::ALL, |slots| scan = slots.to_vec(), watch)?;
     let doubt = Doubt::of(&scan, survey.found.durable, &survey.unreadable);
     match (doubt, newest) {
         (None, _) | (_, Some(Newest::Undo)) => Ok(survey),

@@ -48,6 +48,8 @@ pub enum StoreError {
     Full,
     /// Parts of the newest groups cannot be read, so that nobody knows if these groups were complete.
     Doubtful(Doubt),
+    /// Somebody wanted the work to end.
+    Interrupted,
     /// A write or a flush has failed before, so that nobody knows what the device holds.
     Failed,
 }
@@ -76,6 +78,7 @@ impl fmt::Display for StoreError {
             StoreError::Lost => f.write_str("an inode was overwritten by another program"),
             StoreError::Full => f.write_str("no space is left for inodes"),
             StoreError::Doubtful(doubt) => write!(f, "{doubt}"),
+            StoreError::Interrupted => f.write_str("interrupted"),
             StoreError::Failed => {
                 f.write_str("the device failed before; nothing is written any more")
             }

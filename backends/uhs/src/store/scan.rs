@@ -4,6 +4,7 @@ use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use defuse_block::{Blocking, Device, Done, Errno, FRAME, Op, OpKind, Queue, Region};
+use defuse_fs::source::{Unwatched, Watch};
 
 use super::copies::superblock;
 use super::error::{StoreError, failed};
@@ -58,10 +59,10 @@ struct Piece {
 ///
 /// See [`StoreError`]. Slots that cannot be read or are damaged are none.
 pub(crate) fn survey(device: &dyn Device, rules: Rules) -> Result<Survey, StoreError> {
-    survey_and_see(device, rules, |_| {})
+    survey_and_see(device, rules, |_| {}, &Unwatched)
 }
 
-/// As [`survey`], and shows all slots by block.
+/// As [`survey`], and shows all slots by block. `watch` sees the reading.
 ///
 /// # Errors
 ///
@@ -70,9 +71,14 @@ pub(crate) fn survey_and_see(
     device: &dyn Device,
     rules: Rules,
     see: impl FnOnce(&[(u64, Scanned)]),
+    watch: &dyn Watch,
 ) -> Result<Survey, StoreError> {
     let superblock = superblock(device)?;
-    let mut parts = scan(device, &superblock).map_err(failed("read the inodes"))?;
+    let parts = scan(device, &superblock, watch);
+    let mut parts = parts.map_err(|errno| match errno {
+        Errno::INTR => StoreError::Interrupted,
+        errno => failed("read the inodes")(errno),
+    })?;
     let mut slots = Vec::new();
     let mut unreadable = Vec::new();
     for part in &mut parts {
@@ -131,8 +137,12 @@ impl Survey {
     }
 }
 
-/// Reads all slots.
-fn scan(device: &dyn Device, superblock: &Superblock) -> Result<Vec<Part>, Errno> {
+/// Reads all slots. `EINTR` if `watch` ends that.
+fn scan(
+    device: &dyn Device,
+    superblock: &Superblock,
+    watch: &dyn Watch,
+) -> Result<Vec<Part>, Errno> {
     // A region gives runs out of blocks of a power of two.
     let gathered = (slots(superblock) / READS).clamp(*GATHERED.start(), *GATHERED.end());
     let largest = (u64::from(device.facts().max_transfer) / BLOCK as u64).max(1);
@@ -157,8 +167,12 @@ fn scan(device: &dyn Device, superblock: &Superblock) -> Result<Vec<Part>, Errno
             wanted.min(std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64))
         }
     };
-    let next = AtomicUsize::new(0);
-    let work = || Scanner::new(device, superblock, gathered)?.run(&pieces, &next);
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let goes_on = || {
+        let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+        !watch.ends("reading inodes", done as u64, pieces.len() as u64)
+    };
+    let work = || Scanner::new(device, superblock, gathered)?.run(&pieces, &next, &goes_on);
     if threads == 1 {
         return Ok(vec![work()?]);
     }
@@ -190,8 +204,13 @@ impl<'a> Scanner<'a> {
         Ok(Scanner { device, superblock, queue, region, part: Part::default() })
     }
 
-    /// Reads pieces, each of which one thread takes by `next`.
-    fn run(mut self, pieces: &[Piece], next: &AtomicUsize) -> Result<Part, Errno> {
+    /// Reads pieces, each of which one thread takes by `next`, while `goes_on` says so after each.
+    fn run(
+        mut self,
+        pieces: &[Piece],
+        next: &AtomicUsize,
+        goes_on: &dyn Fn() -> bool,
+    ) -> Result<Part, Errno> {
         let mut done = Vec::new();
         loop {
             while self.queue.in_flight() < DEPTH as usize {
@@ -211,6 +230,9 @@ impl<'a> Scanner<'a> {
                 match (result, memory.into_frames()) {
                     (Ok(()), Some(frames)) => self.see(piece, &frames),
                     _ => self.read_singly(piece)?,
+                }
+                if !goes_on() {
+                    return Err(Errno::INTR);
                 }
             }
         }

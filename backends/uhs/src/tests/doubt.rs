@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use defuse_block::sim::Call;
 use defuse_block::{Device, Errno, Sim};
 use defuse_fs::source::Newest;
+use defuse_fs::source::Unwatched;
 use defuse_fs::{FileKind, FileSystem, Ino, SetAttr};
 
 use super::{cx, fresh, list, name, node, open, random};
@@ -38,7 +39,7 @@ impl Failing {
         fs.syncfs(&cx()).unwrap();
         fs.abandon();
         let mut newest = (0, 0);
-        survey_and_see(&ram, Rules::ALL, |scan| {
+        let see = |scan: &[(u64, Scanned)]| {
             for (block, scanned) in scan {
                 if let Scanned::Whole(identity, _) = scanned
                     && identity.ino == inos[1].0
@@ -46,8 +47,8 @@ impl Failing {
                     newest = newest.max((identity.stamp, *block));
                 }
             }
-        })
-        .unwrap();
+        };
+        survey_and_see(&ram, Rules::ALL, see, &Unwatched).unwrap();
         let sim = Sim::from_ram(&ram, 1);
         let failing = Failing { sim, inos, block: newest.1 };
         failing.fail();
