@@ -9,6 +9,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
+use defuse_fs::{
+    Caller, Completion, Context, File, FileKind, FileSystem, Ino, Io, IoOp, Name, NewNode,
+    OpenArgs, OpenFlags, ReadSink, ReleaseArgs, SetAttr, SliceSource, WriteArgs, WriteBuf,
+    WriteSource,
+};
 use defuse_testkit::gluster::{HOST, Servers, why_not};
 use defuse_testkit::mounted::{self, Mount, program};
 use defuse_testkit::posix;
@@ -39,7 +44,9 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
         });
     }
     timed("two clients", || two_clients_see_each_other(&servers));
+    timed("set-user-id", || a_write_for_another_user_drops_set_user_id(&servers));
     timed("kept answers", || changes_are_seen_although_answers_are_kept(&servers));
+    timed("volume file", || a_volume_file_is_mounted_unless_others_may_write_it(&servers));
     timed("errors", || errors_say_what_to_do(&servers));
 }
 
@@ -226,6 +233,71 @@ fn two_clients_see_each_other(servers: &Servers) {
     mount.end().unwrap();
 }
 
+/// A write by another user left set-user-id, except on a kernel mount, where the kernel asks for the new mode first.
+fn a_write_for_another_user_drops_set_user_id(servers: &Servers) {
+    servers.enter().unwrap();
+    let options = defuse_gluster::Options { in_application: true, ..Default::default() };
+    let fs = defuse_gluster::Gluster::connect(&format!("//{HOST}/dist"), &options).unwrap();
+    let [root, other] = [0, 4321].map(|id| Context::new(Caller { uid: id, gid: id, pid: 0 }));
+    let node = NewNode::new(FileKind::Regular, 0o777, root.caller);
+    let name = Name::new(b"set-user-id").unwrap();
+    let flags = OpenFlags(OpenFlags::RDWR);
+    let args = OpenArgs { flags, kill_suidgid: false };
+    let (entry, opened) = fs.create(&root, Ino::ROOT, name, &node, args).unwrap();
+    let own = File { ino: entry.ino, fh: opened.fh };
+    let ino = entry.ino;
+    let file = File { ino, fh: fs.open(&other, ino, args).unwrap().fh };
+    let write = |cx: &Context<'_>, file, kill_suidgid| {
+        let args = WriteArgs { flags, kill_suidgid, ..WriteArgs::default() };
+        fs.write(cx, file, args, &mut WriteBuf::new(&mut SliceSource::new(b"x"))).unwrap();
+    };
+    let submit = |_: &Context<'_>, file, kill_suidgid| {
+        let (send, answer) = std::sync::mpsc::channel();
+        let args = WriteArgs { flags, kill_suidgid, ..WriteArgs::default() };
+        let done = Box::new(Written { source: SliceSource::new(b"x"), send });
+        let op = IoOp::Write { file, args, len: 1 };
+        fs.submit(Io::new(op, other.caller, 1, Arc::default(), done));
+        answer.recv().unwrap().unwrap();
+    };
+    for way in [&write as &Way<'_>, &submit] {
+        // The second time, the file was seen without the bits before.
+        for _ in 0..2 {
+            let set = SetAttr { perm: Some(0o6777), ..SetAttr::default() };
+            assert_eq!(fs.setattr(&root, ino, None, &set).unwrap().perm, 0o6777);
+            write(&root, own, false);
+            assert_eq!(fs.getattr(&root, ino, None).unwrap().perm, 0o6777, "root's write");
+            way(&other, file, true);
+            assert_eq!(fs.getattr(&root, ino, None).unwrap().perm, 0o777);
+            way(&other, file, true);
+        }
+    }
+    for file in [own, file] {
+        fs.release(&root, file, ReleaseArgs::default()).unwrap();
+    }
+    fs.unlink(&root, Ino::ROOT, name).unwrap();
+}
+
+/// A function that writes to an open file for a caller, with or without a request to drop set-user-id.
+type Way<'a> = dyn Fn(&Context<'_>, File, bool) + 'a;
+
+/// One byte to write, and the receiver of the result.
+struct Written {
+    source: SliceSource<'static>,
+    send: std::sync::mpsc::Sender<defuse_fs::Result<usize>>,
+}
+
+impl Completion for Written {
+    fn sink(&mut self) -> &mut dyn ReadSink {
+        unreachable!("nothing is read")
+    }
+    fn source(&mut self) -> &mut dyn WriteSource {
+        &mut self.source
+    }
+    fn finish(self: Box<Self>, result: defuse_fs::Result<usize>) {
+        self.send.send(result).unwrap();
+    }
+}
+
 /// The servers of the replicated volume tell of changes, so that answers are kept for minutes.
 fn changes_are_seen_although_answers_are_kept(servers: &Servers) {
     let places = [mounted::scratch().unwrap(), mounted::scratch().unwrap()];
@@ -336,6 +408,29 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
         std::thread::sleep(Duration::from_millis(5));
     }
     println!("{what}: after {} ms", begun.elapsed().as_millis());
+}
+
+/// The file that glusterd gives to clients.
+fn a_volume_file_is_mounted_unless_others_may_write_it(servers: &Servers) {
+    let place = mounted::scratch().unwrap();
+    let file = place.path().join("dist.vol");
+    let spec = "/var/lib/glusterd/vols/dist/dist.tcp-fuse.vol";
+    let spec = servers.within("cat".as_ref()).arg(spec).output().unwrap();
+    assert!(spec.status.success(), "{}", String::from_utf8_lossy(&spec.stderr));
+    fs::write(&file, &spec.stdout).unwrap();
+    let source = format!("gluster:{}", file.display());
+    let inside = servers.inside();
+    let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
+    let mount = || Mount::under(&inside, source.as_ref(), place.path(), &[]);
+    let mode = |mode| fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+    mode(0o666);
+    let error = format!("{:#}", mount().map(drop).unwrap_err());
+    assert!(error.contains("dist.vol: its mode 666 lets others write"), "{error}");
+    mode(0o600);
+    let mount = mount().unwrap();
+    fs::write(mount.path().join("by-file"), "x").unwrap();
+    fs::remove_file(mount.path().join("by-file")).unwrap();
+    mount.end().unwrap();
 }
 
 fn errors_say_what_to_do(servers: &Servers) {

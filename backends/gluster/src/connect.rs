@@ -14,6 +14,7 @@ use defuse_fs::{Errno, Result};
 use crate::address::Address;
 use crate::ffi::library;
 use crate::gluster::{Gluster, Settings};
+use crate::graph_file::GraphFile;
 use crate::transfer::AnswerOn;
 use crate::upcalls::{Asks, Watch};
 use crate::volume::{Connect, Gfid, Volume};
@@ -37,9 +38,16 @@ const STARTS_WITHIN: Duration = Duration::from_secs(20);
 ///
 /// A text that names the object and the next step.
 pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
+    let graph = match &address.volfile {
+        Some(file) => {
+            let path = Path::new(OsStr::from_bytes(file.to_bytes()));
+            Some(Arc::new(GraphFile::open(path)?))
+        }
+        None => None,
+    };
     let library = library().map_err(|missing| missing.0)?;
-    let servers = match &address.volfile {
-        Some(file) => readable(file).map(|()| Vec::new())?,
+    let servers = match &graph {
+        Some(_) => Vec::new(),
         None => servers(address, options)?,
     };
     let asks = match &address.volfile {
@@ -52,7 +60,7 @@ pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
     };
     let connect = Connect {
         volume: text(&address.volume)?,
-        volfile: address.volfile.clone(),
+        graph,
         transport: text(options.transport.name())?,
         servers: servers
             .iter()
@@ -136,13 +144,6 @@ fn translators(
         (volume, "log-level", level),
     ];
     all.into_iter().map(|(name, key, value)| Ok((text(name)?, text(key)?, text(value)?))).collect()
-}
-
-/// Checks that a volume file can be read.
-fn readable(file: &CStr) -> Result<(), String> {
-    let path = Path::new(OsStr::from_bytes(file.to_bytes()));
-    let read = std::fs::read(path).map(drop);
-    read.map_err(|error| format!("volume file {}: {error}: name another file", path.display()))
 }
 
 /// The servers with their ports.
@@ -259,12 +260,6 @@ mod tests {
         assert!(error.contains(&format!("127.0.0.1 port {port}: ")), "{error}");
         assert!(error.contains("start glusterd there"), "{error}");
         assert!(begun.elapsed() < CONNECTS_WITHIN);
-    }
-
-    #[test]
-    fn a_missing_volume_file_is_named() {
-        let error = readable(c"/no/such/file.vol").unwrap_err();
-        assert!(error.contains("volume file /no/such/file.vol: "), "{error}");
     }
 
     #[test]

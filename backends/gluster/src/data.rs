@@ -11,7 +11,7 @@ use defuse_fs::{
 
 use crate::attributes::changes;
 use crate::file::Handle;
-use crate::gluster::{Gluster, OpenFile, Opened as Open};
+use crate::gluster::{Acting, Gluster, OpenFile, Opened as Open, PlainMode};
 use crate::transfer;
 use crate::upcalls::Mark;
 use crate::volume::{no_stat, set};
@@ -32,6 +32,7 @@ impl Gluster {
             handle: Arc::new(handle),
             plain: Mutex::default(),
             dirty: AtomicBool::new(false),
+            plain_mode: PlainMode::default(),
         };
         Ok(self.opened_file(file))
     }
@@ -86,11 +87,13 @@ impl Gluster {
 
     pub(crate) fn write_file(
         &self,
+        cx: &Context<'_>,
         file: &OpenFile,
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
         let (handle, offset) = self.target(file, args)?;
+        self.before_write(cx, file, args)?;
         file.dirty.store(true, Ordering::Release);
         let len = data.remaining();
         if let Some(bytes) = data.borrow()
@@ -158,13 +161,16 @@ impl Gluster {
             IoOp::Read { args, len, .. } => {
                 transfer::read(io, (handle, args.offset), len, &self.pool, on);
             }
-            IoOp::Write { args, .. } => match self.target(&file, args) {
-                Ok(target) => {
-                    file.dirty.store(true, Ordering::Release);
-                    transfer::write(io, target, &self.pool, on);
+            IoOp::Write { args, .. } => {
+                let ready = io.with_context(|cx| self.before_write(cx, &file, args));
+                match ready.and_then(|()| self.target(&file, args)) {
+                    Ok(target) => {
+                        file.dirty.store(true, Ordering::Release);
+                        transfer::write(io, target, &self.pool, on);
+                    }
+                    Err(errno) => io.finish(Err(errno)),
                 }
-                Err(errno) => io.finish(Err(errno)),
-            },
+            }
             IoOp::Fsync { datasync, .. } => transfer::sync(io, handle, datasync, &self.pool, on),
             IoOp::Fsyncdir { .. } | IoOp::Syncfs => io.finish(Err(Errno::ENOSYS)),
         }
@@ -199,6 +205,23 @@ impl Gluster {
     ) -> Result<Attr> {
         let acting = self.act(cx);
         let _change = self.watch.changing(&[self.nodes.gfid(ino)?]);
+        if change.perm.is_some() || change.uid.is_some() || change.gid.is_some() {
+            // Before and after: a write in between asks for the mode again.
+            let changes = || self.mode_changes.fetch_add(1, Ordering::AcqRel);
+            changes();
+            let changed = self.change((ino, fh), change, &acting);
+            changes();
+            return changed;
+        }
+        self.change((ino, fh), change, &acting)
+    }
+
+    fn change(
+        &self,
+        (ino, fh): (Ino, Option<Fh>),
+        change: &SetAttr,
+        acting: &Acting<'_>,
+    ) -> Result<Attr> {
         if let Some(size) = change.size {
             self.set_size((ino, fh), size)?;
         }
@@ -220,8 +243,26 @@ impl Gluster {
         self.attributes(ino, acting.since)
     }
 
-    /// Drops the bits that a change of the data drops. Servers do it at writes by themselves. This thread acts as
-    /// root afterwards: a server would only let the owner change them, but the frontend has allowed it.
+    /// Drops set-user-id and set-group-id before a write for which the frontend asks for that. The servers drop file
+    /// capabilities by themselves, but write with the rights of root, and keep these bits.
+    fn before_write(&self, cx: &Context<'_>, file: &OpenFile, args: WriteArgs) -> Result<()> {
+        let changes = self.mode_changes.load(Ordering::Acquire);
+        if !args.kill_suidgid || file.plain_mode.is_known(changes) {
+            return Ok(());
+        }
+        let Some(plain) = file.plain_mode.saw(file.handle.stat()?.st_mode, changes) else {
+            return Ok(());
+        };
+        let _change = self.watch.changing(&[self.nodes.gfid(file.ino)?]);
+        // A server would only let the owner change the mode, but the frontend has allowed the write.
+        self.volume.act_as(0, 0, &[]);
+        let dropped = file.handle.chmod(plain);
+        self.volume.act_as(cx.caller.uid, cx.caller.gid, &[]);
+        dropped
+    }
+
+    /// Drops the bits that a change of the data drops. This thread acts as root afterwards: a server would only let the
+    /// owner change them, but the frontend has allowed it.
     fn drop_set_id(&self, ino: Ino, since: Mark) -> Result<()> {
         let perm = self.attributes(ino, since)?.perm;
         let mut stat = no_stat();

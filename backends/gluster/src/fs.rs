@@ -20,7 +20,7 @@ impl FileSystem for Gluster {
             readdir_entries: true,
             posix_acl: self.settings.posix_acl,
             locks: LockSupport::FileSystem,
-            // The file systems of the servers clear the bits and the capability at each write.
+            // The servers clear file capabilities at each write. The bits are cleared here, before it.
             kill_suidgid: true,
             submits: self.settings.submits,
             negative_valid_for: Duration::ZERO,
@@ -203,7 +203,7 @@ impl FileSystem for Gluster {
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
         let _acting = self.act_on_open(cx);
-        self.write_file(&*self.file(file.fh)?, args, data)
+        self.write_file(cx, &*self.file(file.fh)?, args, data)
     }
 
     fn submit(&self, io: Io) {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use defuse_fs::posix::without_set_id;
 use defuse_fs::{Attr, Context, Entry, Errno, Fh, FileKind, Ino, Name, OpenFlags, Result};
 
 use crate::address::Address;
@@ -22,6 +23,10 @@ use crate::{Options, connect};
 
 /// Time for which the groups of a process are not asked for again.
 const GROUPS_VALID_FOR: Duration = Duration::from_secs(1);
+
+/// Time for which a mode without set-user-id is not asked for again, before writes to an open file. Other clients may set the bit
+/// meanwhile; this one's changes count at once.
+const MODE_VALID_FOR: Duration = Duration::from_secs(1);
 
 /// Maximum number of processes whose groups are kept.
 const GROUPS_KEPT: usize = 1024;
@@ -41,6 +46,8 @@ pub struct Gluster {
     pub(crate) pool: Arc<Pool>,
     pub(crate) settings: Settings,
     groups: Mutex<HashMap<Process, KnownGroups>>,
+    /// Changes of modes by this client, which end what is known of them.
+    pub(crate) mode_changes: AtomicU64,
 }
 
 /// Process, user and group.
@@ -69,6 +76,29 @@ pub(crate) enum Opened {
     Dir(Arc<Listing>),
 }
 
+/// The last time when a file was seen without bits that a write drops, and the number of mode changes by this client
+/// until then.
+#[derive(Default)]
+pub(crate) struct PlainMode(Mutex<Option<(Instant, u64)>>);
+
+impl PlainMode {
+    /// True if the file was seen so a moment ago, and this client has changed no mode since.
+    pub(crate) fn is_known(&self, changes: u64) -> bool {
+        let seen = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.is_some_and(|(at, before)| before == changes && at.elapsed() < MODE_VALID_FOR)
+    }
+
+    /// The file had this mode after `changes`. Returns the mode that a write leaves, if it is another one.
+    pub(crate) fn saw(&self, mode: u32, changes: u64) -> Option<u32> {
+        let (perm, plain) = (mode & 0o7777, without_set_id(mode & 0o7777, true));
+        if plain != perm {
+            return Some(plain);
+        }
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), changes));
+        None
+    }
+}
+
 /// An open file.
 pub(crate) struct OpenFile {
     pub ino: Ino,
@@ -78,6 +108,8 @@ pub(crate) struct OpenFile {
     pub plain: Mutex<Option<Arc<Handle>>>,
     /// Written since the last flush.
     pub dirty: AtomicBool,
+    /// The file had no set-user-id and no set-group-id to drop at this time.
+    pub plain_mode: PlainMode,
 }
 
 impl Gluster {
@@ -110,6 +142,7 @@ impl Gluster {
             pool: Arc::default(),
             settings,
             groups: Mutex::default(),
+            mode_changes: AtomicU64::new(0),
         }
     }
 
@@ -337,5 +370,22 @@ impl Drop for Acting<'_> {
         if self.restores {
             self.volume.act_as_process();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_without_set_user_id_is_known_until_this_client_changes_a_mode() {
+        let mode = PlainMode::default();
+        assert!(!mode.is_known(0));
+        for (set, left) in [(0o106_755, 0o755), (0o104_777, 0o777), (0o102_711, 0o711)] {
+            assert_eq!(mode.saw(set, 0), Some(left));
+            assert!(!mode.is_known(0), "{set:o}");
+        }
+        assert_eq!(mode.saw(0o100_755, 3), None);
+        assert!(mode.is_known(3) && !mode.is_known(4));
     }
 }

@@ -16,6 +16,7 @@ mod ffi;
 mod file;
 mod fs;
 mod gluster;
+mod graph_file;
 mod kind;
 mod listing;
 mod locks;

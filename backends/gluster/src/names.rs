@@ -1,13 +1,13 @@
 //! Operations on names.
 
 use std::ffi::{CStr, CString};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use defuse_fs::{Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, Opened, Result};
 
 use crate::data::open_flags;
-use crate::gluster::{Gluster, OpenFile};
+use crate::gluster::{Gluster, OpenFile, PlainMode};
 use crate::upcalls::Mark;
 use crate::volume::{Gfid, Object, c_name};
 
@@ -90,6 +90,7 @@ impl Gluster {
         let dir = self.directory(gfid)?;
         let _change = self.watch.changing(&[gfid]);
         let (perm, flags) = (self.perm((&dir, gfid), node), open_flags(args.flags));
+        let changes = self.mode_changes.load(Ordering::Acquire);
         let (object, stat, handle) = self.volume.create(&dir, &c_name(name)?, flags, perm)?;
         let entry = self.entry((&object, &stat), (gfid, name), acting.since)?;
         let file = OpenFile {
@@ -98,7 +99,9 @@ impl Gluster {
             handle: Arc::new(handle),
             plain: Mutex::default(),
             dirty: AtomicBool::new(false),
+            plain_mode: PlainMode::default(),
         };
+        file.plain_mode.saw(stat.st_mode, changes);
         Ok((entry, self.opened_file(file)))
     }
 

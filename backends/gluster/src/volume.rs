@@ -10,6 +10,7 @@ use defuse_fs::{Errno, Name, Result, XattrName};
 
 use crate::ffi::{Glfs, GlfsObject, Library};
 use crate::file::Handle;
+use crate::graph_file::GraphFile;
 use crate::upcalls::{Inbox, told};
 
 /// The number by which GlusterFS identifies an inode, on all servers and for ever.
@@ -25,6 +26,8 @@ pub struct Volume {
     ends: bool,
     /// For messages of servers. It lives longer than the connection.
     inbox: OnceLock<Arc<Inbox>>,
+    /// A start that takes longer than anybody waits for it may still open it.
+    _graph: Option<Arc<GraphFile>>,
 }
 
 // SAFETY: libgfapi locks its state by itself; any thread may call it.
@@ -39,8 +42,8 @@ pub struct Connect {
     pub volume: CString,
     /// `tcp` or `unix`.
     pub transport: CString,
-    /// The file with the translators of the client, in place of servers that know them.
-    pub volfile: Option<CString>,
+    /// The translators of the client, in place of servers that know them.
+    pub graph: Option<Arc<GraphFile>>,
     /// Hosts with their ports, or the path of a socket with 0.
     pub servers: Vec<(CString, u16)>,
     /// 0 (none) to 9 (trace).
@@ -66,9 +69,10 @@ impl Volume {
             }
             let own = (libc::geteuid(), libc::getegid());
             let (started, ends) = (AtomicBool::new(false), connect.ends);
-            let volume = Volume { library, fs, own, started, ends, inbox: OnceLock::new() };
-            if let Some(file) = &connect.volfile {
-                check((library.glfs_set_volfile)(fs, file.as_ptr()))?;
+            let (inbox, graph) = (OnceLock::new(), connect.graph.clone());
+            let volume = Volume { library, fs, own, started, ends, inbox, _graph: graph };
+            if let Some(file) = &connect.graph {
+                check((library.glfs_set_volfile)(fs, file.path().as_ptr()))?;
             }
             for (server, port) in &connect.servers {
                 let (transport, port) = (connect.transport.as_ptr(), c_int::from(*port));

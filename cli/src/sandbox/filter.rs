@@ -28,7 +28,7 @@ pub struct Needs {
 }
 
 /// Calls that a serving daemon never needs.
-const NEVER: &[i64] = &[
+pub const NEVER: &[i64] = &[
     // Other programs and processes.
     libc::SYS_execve,
     libc::SYS_execveat,
@@ -91,7 +91,7 @@ const OPEN_TREE_ATTR: i64 = 467;
 
 /// Calls that only x86-64 has.
 #[cfg(target_arch = "x86_64")]
-const OF_THE_MACHINE: &[i64] = &[
+pub const OF_THE_MACHINE: &[i64] = &[
     libc::SYS_fork,
     libc::SYS_vfork,
     libc::SYS_iopl,
@@ -101,7 +101,7 @@ const OF_THE_MACHINE: &[i64] = &[
     libc::SYS__sysctl,
 ];
 #[cfg(not(target_arch = "x86_64"))]
-const OF_THE_MACHINE: &[i64] = &[];
+pub const OF_THE_MACHINE: &[i64] = &[];
 
 /// Flags of clone(2) that give the new thread a name space of its own.
 const NAME_SPACES: [i32; 7] = [

@@ -55,6 +55,7 @@ const MOUNTS: &[(&str, &str)] = &[
     ("passthrough:src", "writeback"),
     ("passthrough:src", "direct_io"),
     ("passthrough:src", "exclusive,timeout=3600"),
+    ("uhs:img", "no_io_uring"),
 ];
 
 /// Installs a set-user-id copy of id(1), which prints its user, executable by everyone.
@@ -78,6 +79,7 @@ fn a_change_of_its_data_clears_the_set_user_id_of_a_program_at_once() {
     let Some(place) = Place::to_mount() else { return };
     fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
     fs::set_permissions(place.path("src"), fs::Permissions::from_mode(0o777)).unwrap();
+    place.ok(&["mkfs", "uhs", "img", "--size", "16M"]);
     let program = place.path("mnt/id");
     for (source, options) in MOUNTS {
         place.ok(&["mount", source, "mnt", "-o", "allow_other,suid", "-o", options]);

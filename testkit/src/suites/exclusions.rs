@@ -79,7 +79,7 @@ pub const EXCLUSIONS: &[Exclusion] = &[
     },
     Exclusion {
         suite: Suite::Pjdfstest,
-        configs: &["run-passthrough-backing_off", "run-memory", "run-uhs"],
+        configs: &["run-passthrough-backing_off", "run-memory", "run-uhs", "run-gluster-*"],
         case: "open::etxtbsy",
         hangs: false,
         reason: "The kernel has no file to execute, so the program is a copy in memory: writing \
@@ -87,7 +87,7 @@ pub const EXCLUSIONS: &[Exclusion] = &[
     },
     Exclusion {
         suite: Suite::Pjdfstest,
-        configs: &["run-passthrough-backing_off", "run-memory", "run-uhs"],
+        configs: &["run-passthrough-backing_off", "run-memory", "run-uhs", "run-gluster-*"],
         case: "truncate::etxtbsy",
         hangs: false,
         reason: "As for open::etxtbsy: the program is a copy in memory.",
