@@ -28,6 +28,7 @@ const OPTIONS: defuse_uhs::Options = defuse_uhs::Options {
     worker: false,
     cache_pages: 256,
     dirty_pages: 64,
+    index: 64 << 20,
 };
 
 fn cx() -> Context<'static> {
