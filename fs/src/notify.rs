@@ -12,6 +12,12 @@ use crate::{Errno, Ino, Name, PollHandle, Result, Versions};
 /// the frontend has dropped the page or name: never call it while holding a lock that an operation
 /// on the same inode takes. Errors: `ENOENT` if the frontend does not know the inode (harmless),
 /// `ENOSYS` if the kernel is too old, `ENOTCONN` after the frontend has ended.
+///
+/// An operation does not say from which frontend it comes. If it did, a file system with several frontends could
+/// tell all but that one of each change, and let kernel mounts cache names meanwhile. That is not sound: the
+/// answer to a lookup may be on its way when a name changes, and the kernel caches it after the invalidation has
+/// passed. So such a file system gives [`versions`](Notify::versions), which are checked at each use, or lets nothing
+/// be cached.
 pub trait Notify: Send + Sync {
     /// Drops cached attributes of `ino`, and the cached data in `range` (offset and length in
     /// bytes; a length of 0 means to the end); `None` keeps the data.
