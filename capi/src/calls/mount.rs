@@ -46,6 +46,7 @@ fn mount(state: &State, target: &[u8], source: &[u8]) -> Result<()> {
             defuse_compose::Error::Usage(_) => Errno::EINVAL,
             defuse_compose::Error::Failed(_) => Errno::EIO,
             defuse_compose::Error::Busy(_) => Errno::EBUSY,
+            defuse_compose::Error::Interrupted(_) => Errno::EINTR,
         }
     })?;
     let source = source.text().to_string_lossy().into_owned();
