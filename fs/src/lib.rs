@@ -42,7 +42,7 @@ pub use file_system::FileSystem;
 pub use io::{Completion, Io, IoOp};
 pub use lifecycle::Lifecycle;
 pub use lock_wait::{LockAnswer, LockWait};
-pub use notify::{NoNotify, Notify, Recalled};
+pub use notify::{NoNotify, Notify, Recalled, Renumbered};
 pub use resolve::{NormalPath, Resolved};
 pub use types::*;
 pub use versions::{ATTRIBUTES_HOLD, Versions};

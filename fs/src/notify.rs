@@ -118,13 +118,18 @@ impl Notify for NoNotify {
 }
 
 /// The notifier for an inner file system whose inodes have other numbers for the frontend.
-pub(crate) struct Renumbered<M> {
-    pub(crate) notify: Arc<dyn Notify>,
-    /// The number for the frontend; `None` for an inode that the frontend cannot know.
-    pub(crate) map: M,
+pub struct Renumbered<M> {
+    notify: Arc<dyn Notify>,
+    map: M,
 }
 
 impl<M: Fn(Ino) -> Option<Ino>> Renumbered<M> {
+    /// Passes notifications on to `notify`, with the numbers that `map` returns: `None` for an inode that the
+    /// frontend cannot know.
+    pub fn new(notify: Arc<dyn Notify>, map: M) -> Self {
+        Renumbered { notify, map }
+    }
+
     /// Fails with `ENOENT` for an inode that the frontend cannot know.
     fn outer(&self, ino: Ino) -> Result<Ino> {
         (self.map)(ino).ok_or(Errno::ENOENT)

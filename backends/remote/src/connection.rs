@@ -321,6 +321,15 @@ impl ClientConnection {
         let _ = poll(&mut fds, Some(&timespec(TICK)));
     }
 
+    /// Ends the connection if the server has closed it.
+    pub(super) fn look_for_end(&self) {
+        let mut fds = [PollFd::new(&self.socket, PollFlags::empty())];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if poll(&mut fds, Some(&now)).is_ok() && fds[0].revents().intersects(PollFlags::HUP) {
+            self.end("the server has closed it");
+        }
+    }
+
     /// The number of requests that wait for a reply.
     pub(super) fn in_flight(&self) -> usize {
         self.slots.in_flight()

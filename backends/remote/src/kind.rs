@@ -3,14 +3,29 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use defuse_fs::FileSystem;
-use defuse_fs::source::{About, Description, Error, Rest, Result, Sharing};
+use defuse_fs::source::{About, Description, Error, Opt, Rest, Result, Sharing, Value};
 
-use crate::{LaneUse, Program, Remote, RemoteOptions};
+use crate::{LaneUse, Program, Reconnecting, Remote, RemoteOptions};
+
+/// Settings of a server's file system.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ServerSettings {
+    remote: RemoteOptions,
+    /// Wait so long for another server, if the first one ends.
+    reconnect: Option<Duration>,
+}
+
+const OPTIONS: &[Opt<ServerSettings>] = &[Opt::new(
+    "reconnect",
+    Value::Seconds(|s, limit| s.reconnect = Some(limit).filter(|limit| !limit.is_zero())),
+    "if the server ends, calls wait so long for another one at the same path (default: 0)",
+)];
 
 /// `socket:PATH`.
-pub static SOCKET: Description<RemoteOptions> = Description {
+pub static SOCKET: Description<ServerSettings> = Description {
     about: About {
         name: "socket",
         form: "socket:PATH",
@@ -20,14 +35,14 @@ pub static SOCKET: Description<RemoteOptions> = Description {
         rings: false,
         network: false,
     },
-    options: &[],
-    defaults: |_| RemoteOptions::default(),
+    options: OPTIONS,
+    defaults: |_| ServerSettings::default(),
     open: open_socket,
     images: None,
 };
 
 /// `shared:PATH`.
-pub static SHARED: Description<RemoteOptions> = Description {
+pub static SHARED: Description<ServerSettings> = Description {
     about: About {
         name: "shared",
         form: "shared:PATH",
@@ -37,8 +52,11 @@ pub static SHARED: Description<RemoteOptions> = Description {
         rings: false,
         network: false,
     },
-    options: &[],
-    defaults: |_| RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() },
+    options: OPTIONS,
+    defaults: |_| ServerSettings {
+        remote: RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() },
+        ..ServerSettings::default()
+    },
     open: open_socket,
     images: None,
 };
@@ -60,9 +78,14 @@ pub static PROGRAM: Description<RemoteOptions> = Description {
     images: None,
 };
 
-fn open_socket(rest: &OsStr, options: RemoteOptions) -> Result<Arc<dyn FileSystem>> {
-    let remote = Remote::connect(Path::new(rest), options).map_err(Error::failed)?;
-    Ok(Arc::new(remote))
+fn open_socket(rest: &OsStr, settings: ServerSettings) -> Result<Arc<dyn FileSystem>> {
+    let (path, options) = (Path::new(rest), settings.remote);
+    Ok(match settings.reconnect {
+        Some(limit) => {
+            Arc::new(Reconnecting::connect(path, options, limit).map_err(Error::failed)?)
+        }
+        None => Arc::new(Remote::connect(path, options).map_err(Error::failed)?),
+    })
 }
 
 fn open_program(rest: &OsStr, options: RemoteOptions) -> Result<Arc<dyn FileSystem>> {

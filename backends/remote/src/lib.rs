@@ -23,6 +23,7 @@ mod notices;
 mod pages;
 mod paths;
 mod program;
+mod reconnect;
 mod slots;
 mod sys;
 mod versions;
@@ -36,7 +37,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{Caller, Caps, Context, Errno, Fh, File, Ino, LockOwner, OpenFlags, Result};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use crate::sys::{errno, peer_user};
 use connection::ClientConnection;
@@ -52,6 +53,7 @@ pub use kind::{PROGRAM, SHARED, SOCKET};
 pub use lanes::LaneCounts;
 use notices::Notices;
 pub use program::{Program, ProgramError};
+pub use reconnect::Reconnecting;
 
 /// The reason why a client could not be created.
 #[derive(Debug, thiserror::Error)]
@@ -184,22 +186,23 @@ impl Remote {
         path: &Path,
         options: RemoteOptions,
     ) -> std::result::Result<Remote, RemoteError> {
-        Remote::connect_as(path, options, 0, false, |uid| {
+        Remote::connect_within(path, options, (0, false), None, |uid| {
             let is_abstract = path.as_os_str().as_bytes().starts_with(b"@");
             !is_abstract || uid == 0 || uid == rustix::process::geteuid().as_raw()
         })
     }
 
-    fn connect_as(
+    /// With `patience`, neither connecting nor INIT takes longer.
+    fn connect_within(
         path: &Path,
         options: RemoteOptions,
-        copy_of: Number,
-        is_heir: bool,
+        (copy_of, is_heir): (Number, bool),
+        patience: Option<Duration>,
         trusts: impl FnOnce(u32) -> bool,
     ) -> std::result::Result<Remote, RemoteError> {
         let names = Names { copy_of, is_heir, own: new_number().map_err(RemoteError::Socket)? };
         let failed = |errno| RemoteError::Connect { path: path.to_path_buf(), errno };
-        let socket = connect_socket(path).map_err(failed)?;
+        let socket = connect_socket(path, patience).map_err(failed)?;
         let uid = peer_user(&socket).map_err(failed)?;
         if !trusts(uid) {
             return Err(RemoteError::Stranger { path: path.to_path_buf(), uid });
@@ -208,7 +211,8 @@ impl Remote {
             0 => socket,
             floor => rustix::io::fcntl_dupfd_cloexec(&socket, floor.into()).unwrap_or(socket),
         };
-        Remote::start(socket, options, Some(path.to_path_buf()), names, None)
+        let patience = patience.unwrap_or(INIT_PATIENCE);
+        Remote::start_within(patience, socket, options, Some(path.to_path_buf()), names)
     }
 
     /// Uses the server at the other end of `socket`, which has the type `SOCK_SEQPACKET`.
@@ -216,7 +220,7 @@ impl Remote {
         socket: OwnedFd,
         options: RemoteOptions,
     ) -> std::result::Result<Remote, RemoteError> {
-        Remote::start(socket, options, None, Names::default(), None)
+        Remote::start(socket, options)
     }
 
     /// Starts `program`, which serves during the life of the client.
@@ -225,7 +229,7 @@ impl Remote {
         options: RemoteOptions,
     ) -> std::result::Result<Remote, ProgramError> {
         let socket = program.take_socket();
-        match Remote::start(socket, options, None, Names::default(), None) {
+        match Remote::start(socket, options) {
             Ok(client) => {
                 *lock(&client.shared.program) = Some(program);
                 Ok(client)
@@ -266,7 +270,7 @@ impl Remote {
         let path = self.shared.path.as_ref().ok_or(RemoteError::NoPath)?;
         let own = peer_user(self.shared.connection.as_fd()).map_err(RemoteError::Socket)?;
         let (options, number) = (self.shared.options, self.shared.names.own);
-        Remote::connect_as(path, options, number, is_heir, |uid| uid == own)
+        Remote::connect_within(path, options, (number, is_heir), None, |uid| uid == own)
     }
 
     /// Takes over `ino` from the connection of which this is the [heir](Remote::heir), with an open
@@ -362,7 +366,7 @@ impl Remote {
         let names = Names { own: next()?, ..Names::default() };
         let agreement = Agreement::again(minor, flags, most, granularity);
         let connection = Remote::connection(socket, options).ok()?;
-        let client = Remote::with(connection, agreement, options, Some(path), names, None);
+        let client = Remote::with(connection, agreement, options, Some(path), names);
         client.shared.missing.store(missing, Ordering::Relaxed);
         Some(client)
     }
@@ -377,16 +381,20 @@ impl Remote {
         self.shared.connection.belongs_to(0);
     }
 
-    fn start(
+    fn start(socket: OwnedFd, options: RemoteOptions) -> std::result::Result<Remote, RemoteError> {
+        Remote::start_within(INIT_PATIENCE, socket, options, None, Names::default())
+    }
+
+    fn start_within(
+        patience: Duration,
         socket: OwnedFd,
         options: RemoteOptions,
         path: Option<PathBuf>,
         names: Names,
-        program: Option<Program>,
     ) -> std::result::Result<Remote, RemoteError> {
         let (connection, notices) =
             Remote::connection(socket, options).map_err(RemoteError::Socket)?;
-        let agreement = introduce(&connection, names)?;
+        let agreement = introduce(&connection, names, patience)?;
         if options.lanes != LaneUse::Never {
             let offered = connection.use_lanes().map_err(RemoteError::Lanes)?;
             if !offered && options.lanes == LaneUse::Required {
@@ -395,7 +403,7 @@ impl Remote {
         }
         log::debug!("a FUSE server speaks 7.{}, flags {:#x}", agreement.minor, agreement.flags);
         let path = path.as_deref();
-        Ok(Remote::with((connection, notices), agreement, options, path, names, program))
+        Ok(Remote::with((connection, notices), agreement, options, path, names))
     }
 
     fn connection(
@@ -414,7 +422,6 @@ impl Remote {
         options: RemoteOptions,
         path: Option<&Path>,
         names: Names,
-        program: Option<Program>,
     ) -> Remote {
         let shared = Arc::new(Shared {
             connection,
@@ -430,7 +437,7 @@ impl Remote {
             options,
             path: path.map(Path::to_path_buf),
             names,
-            program: Mutex::new(program),
+            program: Mutex::new(None),
         });
         shared.notices.reach(&shared);
         Remote { shared }
@@ -575,20 +582,23 @@ fn is_remembered(opcode: Opcode) -> bool {
 fn introduce(
     connection: &ClientConnection,
     names: Names,
+    patience: Duration,
 ) -> std::result::Result<Agreement, RemoteError> {
     let cx = Context::new(Caller::default());
     let mut request = Request::new(Opcode::Init, &cx, Ino(0)).with(&init::init_in(names));
-    let body = connection.ask_within(INIT_PATIENCE, &cx, request.finish(0), |body| {
+    let body = connection.ask_within(patience, &cx, request.finish(0), |body| {
         Ok(body[..body.len().min(size_of::<abi::InitOut>())].to_vec())
     });
     Agreement::of(&body.map_err(RemoteError::Init)?)
 }
 
-fn connect_socket(path: &Path) -> Result<OwnedFd> {
+/// Waits up to `patience` for a server that does not accept, and else as long as it runs.
+fn connect_socket(path: &Path, patience: Option<Duration>) -> Result<OwnedFd> {
     let address = address(path)?;
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .map_err(errno)?;
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, patience).map_err(errno)?;
     rustix::net::connect(&socket, &address).map_err(errno)?;
     Ok(socket)
 }

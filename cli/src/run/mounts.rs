@@ -82,10 +82,12 @@ enum Opener {
     Run,
 }
 
-/// Chooses the process that opens a source. With `in_process`, the library in the programs can do it.
-fn opener(sharing: Sharing, in_process: bool, fork: ForkPolicy) -> Opener {
+/// Chooses the process that opens a source. With `in_process`, the library in the programs can do it; a connection of
+/// a program to a server has no options.
+fn opener(sharing: Sharing, (in_process, options): (bool, bool), fork: ForkPolicy) -> Opener {
     match (sharing, fork) {
         _ if !in_process => Opener::Run,
+        (Sharing::Remote, _) if options => Opener::Run,
         (Sharing::Remote, _) => Opener::Elsewhere,
         (_, ForkPolicy::Server) => Opener::Run,
         (Sharing::NeedsServer, ForkPolicy::Auto) => Opener::Run,
@@ -117,7 +119,8 @@ pub fn serve(mounts: &mut [MountPlan]) -> Result<Servers> {
         let frontend = Frontend { locks: Locks::FileSystem, ..Frontend::default() };
         let (source, settings) = SOURCES.parse_with_options(text, Settings::of(frontend))?;
         source.kind.check(&settings.options)?;
-        match opener(source.sharing(), is_in_process(source.kind), mount.fork) {
+        let how = (is_in_process(source.kind), !settings.options.is_empty());
+        match opener(source.sharing(), how, mount.fork) {
             Opener::Program => {}
             Opener::Elsewhere => mount.served_by = ServedBy::Socket(source.rest.into_vec()),
             Opener::Run => mount.served_by = servers.start(&source, &settings)?,
@@ -234,18 +237,19 @@ mod tests {
         for (sharing, fork) in
             all.iter().flat_map(|s| [Auto, Share, Reopen, Served, Deny].map(|f| (*s, f)))
         {
-            assert_eq!(opener(sharing, false, fork), Opener::Run, "{sharing:?} {fork:?}");
+            assert_eq!(opener(sharing, (false, false), fork), Opener::Run, "{sharing:?} {fork:?}");
         }
         for fork in [Auto, Share, Reopen, Deny] {
-            assert_eq!(opener(InDirectory, true, fork), Opener::Program, "{fork:?}");
-            assert_eq!(opener(Shared, true, fork), Opener::Program, "{fork:?}");
+            assert_eq!(opener(InDirectory, (true, true), fork), Opener::Program, "{fork:?}");
+            assert_eq!(opener(Shared, (true, true), fork), Opener::Program, "{fork:?}");
             let own = if fork == Auto { Opener::Run } else { Opener::Program };
-            assert_eq!(opener(NeedsServer, true, fork), own, "{fork:?}");
-            assert_eq!(opener(Remote, true, fork), Opener::Elsewhere, "{fork:?}");
+            assert_eq!(opener(NeedsServer, (true, false), fork), own, "{fork:?}");
+            assert_eq!(opener(Remote, (true, false), fork), Opener::Elsewhere, "{fork:?}");
+            assert_eq!(opener(Remote, (true, true), fork), Opener::Run, "{fork:?}");
         }
         for sharing in [InDirectory, NeedsServer, Shared] {
-            assert_eq!(opener(sharing, true, Served), Opener::Run, "{sharing:?}");
+            assert_eq!(opener(sharing, (true, false), Served), Opener::Run, "{sharing:?}");
         }
-        assert_eq!(opener(Remote, true, Served), Opener::Elsewhere);
+        assert_eq!(opener(Remote, (true, false), Served), Opener::Elsewhere);
     }
 }

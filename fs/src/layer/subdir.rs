@@ -69,7 +69,7 @@ impl<F: FileSystem> FileSystem for Subdir<F> {
 
     fn attached(&self, notify: Arc<dyn Notify>) {
         let base = self.base;
-        self.inner.attached(Arc::new(Renumbered { notify, map: move |ino| outer(base, ino) }));
+        self.inner.attached(Arc::new(Renumbered::new(notify, move |ino| outer(base, ino))));
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn notifications_use_the_numbers_of_the_layer() {
         let map = |ino| outer(Ino(7), ino);
-        let inside = Renumbered { notify: Arc::new(NoNotify), map };
+        let inside = Renumbered::new(Arc::new(NoNotify), map);
         assert_eq!(map(Ino(7)), Some(Ino::ROOT));
         assert_eq!(map(Ino(8)), Some(Ino(8)));
         assert_eq!(inside.invalidate_inode(Ino::ROOT, None), Err(Errno::ENOENT));

@@ -165,7 +165,7 @@ impl FileSystem for Namespace {
     fn attached(&self, notify: Arc<dyn Notify>) {
         for (index, member) in self.members.iter().enumerate() {
             let map = move |ino| outer(index, ino);
-            member.fs.attached(Arc::new(Renumbered { notify: Arc::clone(&notify), map }));
+            member.fs.attached(Arc::new(Renumbered::new(Arc::clone(&notify), map)));
         }
     }
 

@@ -1,16 +1,17 @@
 //! A server with clients in this process, and operations on its files.
 
+mod files;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use defuse_fs::{
-    Caller, Context, Entry, File, FileKind, FileSystem, Ino, Name, NewNode, OpenArgs, OpenFlags,
-    ReadArgs, ReadBuf, Result, SliceSink, SliceSource, WriteArgs, WriteBuf, delegate,
-};
+use defuse_fs::{FileSystem, delegate};
 use defuse_remote::{Remote, RemoteOptions};
 use defuse_socket::{Server, ServerOptions};
 use tempfile::TempDir;
+
+pub use files::{context, create, name, read, write};
 
 /// A server on a new socket, stopped when dropped.
 pub struct Served {
@@ -58,39 +59,4 @@ pub struct Both {
 
 impl FileSystem for Both {
     delegate!(to client);
-}
-
-pub fn context() -> Context<'static> {
-    Context::new(Caller { uid: 0, gid: 0, pid: 1 })
-}
-
-pub fn name(text: &str) -> Name<'_> {
-    Name::new(text.as_bytes()).unwrap()
-}
-
-/// Makes a file in the root, open for reading and writing.
-pub fn create(fs: &dyn FileSystem, text: &str) -> (Entry, File) {
-    let cx = context();
-    let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
-    let args =
-        OpenArgs { flags: OpenFlags(OpenFlags::RDWR | OpenFlags::CREAT), kill_suidgid: false };
-    let (entry, opened) = fs.create(&cx, Ino::ROOT, name(text), &node, args).unwrap();
-    (entry, File { ino: entry.ino, fh: opened.fh })
-}
-
-pub fn write(fs: &dyn FileSystem, file: File, offset: u64, bytes: &[u8]) -> Result<usize> {
-    let mut source = SliceSource::new(bytes);
-    let args = WriteArgs { offset, flags: OpenFlags(OpenFlags::RDWR), ..WriteArgs::default() };
-    fs.write(&context(), file, args, &mut WriteBuf::new(&mut source))
-}
-
-pub fn read(fs: &dyn FileSystem, file: File, offset: u64, len: usize) -> Result<Vec<u8>> {
-    let mut bytes = vec![0; len];
-    let mut sink = SliceSink::new(&mut bytes);
-    let mut out = ReadBuf::new(&mut sink, len);
-    let args = ReadArgs { offset, flags: OpenFlags(OpenFlags::RDWR), ..ReadArgs::default() };
-    fs.read(&context(), file, args, &mut out)?;
-    let filled = out.filled();
-    bytes.truncate(filled);
-    Ok(bytes)
 }

@@ -1,0 +1,233 @@
+//! One attempt of a call, on one connection: finds inodes and open files there.
+
+use std::cell::Cell;
+
+use defuse_fs::{
+    Context, Entry, Errno, Fh, File, FileSystem, Ino, Name, OpenArgs, OpenFlags, Opened, Result,
+};
+
+use super::table::{Epoch, Handle, Identity, Place, Returned, Search, Whereabouts};
+use super::{Present, Reconnecting, Repeat};
+use crate::Remote;
+
+pub(super) struct Attempt<'a> {
+    client: &'a Reconnecting,
+    cx: &'a Context<'a>,
+    connected: Present,
+    repeat: Repeat,
+    sent: Cell<bool>,
+}
+
+impl<'a> Attempt<'a> {
+    pub(super) fn new(
+        client: &'a Reconnecting,
+        cx: &'a Context<'a>,
+        connected: Present,
+        repeat: Repeat,
+    ) -> Attempt<'a> {
+        Attempt { client, cx, connected, repeat, sent: Cell::new(false) }
+    }
+
+    /// The server has ended. `ENOTCONN` alone may be the answer of one that runs.
+    pub(super) fn is_lost(&self) -> bool {
+        self.connected.remote.is_dead()
+    }
+
+    /// The request itself may have reached the server.
+    pub(super) fn was_sent(&self) -> bool {
+        self.sent.get()
+    }
+
+    pub(super) fn epoch(&self) -> Epoch {
+        self.connected.epoch
+    }
+
+    /// The server, for the request itself, after everything that it names was found.
+    pub(super) fn server(&self) -> Result<&Remote> {
+        let remote = &self.connected.remote;
+        if self.repeat == Repeat::Never {
+            // A server that ended while nobody asked it anything has not got the request.
+            remote.shared.connection.look_for_end();
+        }
+        if remote.is_dead() {
+            return Err(Errno::ENOTCONN);
+        }
+        self.sent.set(true);
+        Ok(remote)
+    }
+
+    /// The number of an inode on this connection. Fails with `ESTALE` for one that is not there.
+    pub(super) fn ino(&self, ino: Ino) -> Result<Ino> {
+        let mut searches = Vec::new();
+        let mut dir = self.lost(ino, &mut searches)?;
+        while let Some(search) = searches.pop() {
+            dir = self.search(dir, &search)?;
+        }
+        Ok(dir)
+    }
+
+    /// Gathers what has to be found, from the inode up. Returns the number of the lowest directory that is known.
+    fn lost(&self, ino: Ino, searches: &mut Vec<Search>) -> Result<Ino> {
+        let (mut next, table) = (ino, self.client.table());
+        loop {
+            match table.whereabouts(next, self.epoch())? {
+                Whereabouts::Known(known) => return Ok(known),
+                // A server that lies could make a directory lie in itself.
+                Whereabouts::Lost(_) if searches.len() > table.sizes().0 => {
+                    return Err(Errno::ESTALE);
+                }
+                Whereabouts::Lost(search) => {
+                    next = search.place.dir;
+                    searches.push(search);
+                }
+            }
+        }
+    }
+
+    fn search(&self, dir: Ino, search: &Search) -> Result<Ino> {
+        let Search { ino, place, identity, birth } = search;
+        let remote = &self.connected.remote;
+        let name = Name::new(&place.name).map_err(|_| Errno::ESTALE)?;
+        let entry = match remote.lookup(self.cx, dir, name) {
+            Ok(entry) => entry,
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ESTALE) => return self.gone(search),
+            Err(errno) => return Err(errno),
+        };
+        let mut is_same = Identity::of(&entry) == *identity;
+        if is_same && birth.is_some() {
+            let attr = remote.getattr(self.cx, entry.ino, None);
+            match attr {
+                Ok(attr) => is_same = attr.btime == *birth,
+                Err(errno) => {
+                    remote.forget(entry.ino, 1);
+                    return Err(errno);
+                }
+            }
+        }
+        if !is_same {
+            remote.forget(entry.ino, 1);
+            return self.gone(search);
+        }
+        let superfluous = self.client.table().found(*ino, entry.ino, self.epoch());
+        if let Some(Returned { ino, lookups, .. }) = superfluous {
+            remote.forget(ino, lookups);
+        }
+        Ok(entry.ino)
+    }
+
+    fn gone(&self, search: &Search) -> Result<Ino> {
+        let name = search.place.name.escape_ascii();
+        log::warn!("after the end of a server, {name} is not found again: ESTALE");
+        self.client.table().is_gone(search.ino);
+        Err(Errno::ESTALE)
+    }
+
+    /// Notes an entry of this connection. Returns it with its number for the frontend.
+    pub(super) fn learn(&self, place: Option<(Ino, Name<'_>)>, entry: Entry) -> Entry {
+        let place = place.map(|(dir, name)| Place { dir, name: name.as_bytes().into() });
+        let opened = place.as_ref().and_then(|place| self.client.table().lost_opened(place));
+        if let Some(ino) = opened {
+            // If it is found here, it keeps its number.
+            let _ = self.ino(ino);
+        }
+        let ino = self.client.table().learn(place, &entry, self.epoch());
+        Entry { ino, ..entry }
+    }
+
+    /// An open file on this connection. Fails with `EIO` once after it has lost locks, and with `ESTALE` for one that
+    /// is not there.
+    pub(super) fn file(&self, file: File) -> Result<File> {
+        self.file_or(file, Errno::EIO)
+    }
+
+    fn file_or(&self, file: File, lost_locks: Errno) -> Result<File> {
+        if self.client.table().has_lost_locks(file.fh, self.epoch()) {
+            log::error!("the locks of an open file were lost with a server: its next call fails");
+            return Err(lost_locks);
+        }
+        let handle = self.client.table().handle(file, self.epoch())?;
+        let ino = self.ino(file.ino)?;
+        let (caller, flags, is_dir) = match handle {
+            Handle::Open(fh) => return Ok(File { ino, fh }),
+            Handle::Closed { caller, flags, is_dir } => (caller, flags, is_dir),
+        };
+        let remote = &self.connected.remote;
+        let cx = Context::new(caller);
+        let opened = if is_dir {
+            remote.opendir(&cx, ino, flags)
+        } else {
+            remote.open(&cx, ino, OpenArgs { flags, ..OpenArgs::default() })
+        };
+        let opened = match opened {
+            Err(Errno::ENOTCONN) => return Err(Errno::ENOTCONN),
+            Err(errno) => {
+                log::warn!(
+                    "after the end of a server, a file cannot be opened again ({errno}): ESTALE"
+                );
+                self.client.table().file_is_gone(file.fh);
+                return Err(Errno::ESTALE);
+            }
+            Ok(opened) => opened,
+        };
+        let inner = File { ino, fh: opened.fh };
+        if self.client.table().reopened(file.fh, opened.fh, self.epoch()) {
+            return Ok(inner);
+        }
+        // Another thread was faster.
+        self.close(inner, is_dir);
+        match self.client.table().handle(file, self.epoch())? {
+            Handle::Open(fh) => Ok(File { ino, fh }),
+            Handle::Closed { .. } => Err(Errno::EBADF),
+        }
+    }
+
+    pub(super) fn close(&self, inner: File, is_dir: bool) {
+        let (remote, cx) = (&self.connected.remote, self.cx);
+        let _ = if is_dir {
+            remote.releasedir(cx, inner)
+        } else {
+            remote.release(cx, inner, defuse_fs::ReleaseArgs::default())
+        };
+    }
+
+    /// Remembers the birth of a file, which distinguishes it from another one with its name and number.
+    pub(super) fn remember_birth(&self, ino: Ino, inner: Ino) -> Result<()> {
+        if self.client.table().lacks_birth(ino) {
+            let attr = self.connected.remote.getattr(self.cx, inner, None);
+            if attr == Err(Errno::ENOTCONN) {
+                return Err(Errno::ENOTCONN);
+            }
+            self.client.table().born(ino, attr.ok().and_then(|attr| attr.btime));
+        }
+        Ok(())
+    }
+
+    /// Notes an acknowledged change of an inode.
+    pub(super) fn changed(&self, ino: Ino) {
+        self.client.table().changed(ino, self.epoch());
+    }
+
+    /// Notes an open file. Returns it with its handle for the frontend.
+    pub(super) fn opened(&self, ino: Ino, how: (OpenFlags, bool), opened: Opened) -> Opened {
+        let (caller, file) = (self.cx.caller, File { ino, fh: opened.fh });
+        let fh = self.client.table().opened(file, (caller, how.0, how.1), self.epoch());
+        Opened { fh, ..opened }
+    }
+
+    /// An inode with an open file, if the call has one.
+    pub(super) fn ino_and_file(&self, ino: Ino, fh: Option<Fh>) -> Result<(Ino, Option<Fh>)> {
+        match fh {
+            Some(fh) => self.file(File { ino, fh }).map(|file| (file.ino, Some(file.fh))),
+            None => self.ino(ino).map(|ino| (ino, None)),
+        }
+    }
+
+    /// As [`file`](Attempt::file), with `ENOLCK` for lost locks.
+    pub(super) fn file_for_lock(&self, file: File) -> Result<File> {
+        self.file_or(file, Errno::ENOLCK)
+    }
+
+    pub(super) fn connected(&self) -> Present {
+        self.connected.clone()
+    }
+}

@@ -1,0 +1,545 @@
+//! Every method of the contract: with the numbers of the present connection, and made again if its answer is lost.
+
+use std::sync::Arc;
+
+use defuse_fs::{
+    AccessMask, Attr, Caps, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, Fallocate,
+    Fh, Figure, File, FileSystem, Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest,
+    LockType, LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs,
+    ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags, SliceSource, StatFs, Whence,
+    WriteArgs, WriteBuf, Xattr, XattrName,
+};
+
+use super::attempt::Attempt;
+use super::table::Place;
+use super::{Reconnecting, Repeat};
+use crate::lock;
+use Repeat::{Again, Never};
+
+impl FileSystem for Reconnecting {
+    fn caps(&self) -> Caps {
+        self.caps.clone()
+    }
+
+    fn attached(&self, notify: Arc<dyn Notify>) {
+        self.link.attach(notify);
+    }
+
+    fn detached(&self) -> Result<()> {
+        let present = self.link.present();
+        if present.remote.is_dead() { Ok(()) } else { present.remote.detached() }
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        vec![Figure::count("reconnected", self.reconnected()).since_start()]
+    }
+
+    fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        self.call(cx, Again, |at| {
+            let dir = at.ino(parent)?;
+            let entry = at.server()?.lookup(cx, dir, name)?;
+            Ok(at.learn(Some((parent, name)), entry))
+        })
+    }
+
+    fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
+        self.call(cx, Again, |at| {
+            let inner = at.ino(ino)?;
+            let entry = at.server()?.lookup_parent(cx, inner)?;
+            Ok(at.learn(None, entry))
+        })
+    }
+
+    fn forget(&self, ino: Ino, lookups: u64) {
+        let returned = self.table().forget(ino, lookups);
+        self.give_back(&returned);
+    }
+
+    fn mknod(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        self.make(cx, parent, name, |at, dir| at.server()?.mknod(cx, dir, name, node))
+    }
+
+    fn mkdir(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        self.make(cx, parent, name, |at, dir| at.server()?.mkdir(cx, dir, name, node))
+    }
+
+    fn symlink(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        target: &[u8],
+        node: &NewNode<'_>,
+    ) -> Result<Entry> {
+        self.make(cx, parent, name, |at, dir| at.server()?.symlink(cx, dir, name, target, node))
+    }
+
+    fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        self.make(cx, parent, name, |at, dir| {
+            let inner = at.ino(ino)?;
+            at.server()?.link(cx, inner, dir, name)
+        })
+    }
+
+    fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        self.remove(cx, parent, name, |at, dir| at.server()?.unlink(cx, dir, name))
+    }
+
+    fn rmdir(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        self.remove(cx, parent, name, |at, dir| at.server()?.rmdir(cx, dir, name))
+    }
+
+    fn rename(
+        &self,
+        cx: &Context<'_>,
+        from: (Ino, Name<'_>),
+        to: (Ino, Name<'_>),
+        flags: RenameFlags,
+    ) -> Result<()> {
+        self.call(cx, Never, |at| {
+            let dirs = (at.ino(from.0)?, at.ino(to.0)?);
+            at.server()?.rename(cx, (dirs.0, from.1), (dirs.1, to.1), flags)?;
+            let exchanged = flags.has(RenameFlags::EXCHANGE);
+            self.table().renamed(&place(from.0, from.1), &place(to.0, to.1), exchanged);
+            at.changed(from.0);
+            at.changed(to.0);
+            Ok(())
+        })
+    }
+
+    fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
+        self.call(cx, Again, |at| {
+            let inner = at.ino(ino)?;
+            at.server()?.readlink(cx, inner)
+        })
+    }
+
+    fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
+        self.call(cx, Again, |at| {
+            let (inner, fh) = at.ino_and_file(ino, fh)?;
+            at.server()?.getattr(cx, inner, fh)
+        })
+    }
+
+    fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+        self.call(cx, Again, |at| {
+            let (inner, fh) = at.ino_and_file(ino, fh)?;
+            let attr = at.server()?.setattr(cx, inner, fh, set)?;
+            at.changed(ino);
+            Ok(attr)
+        })
+    }
+
+    fn access(&self, cx: &Context<'_>, ino: Ino, mask: AccessMask) -> Result<()> {
+        self.call(cx, Again, |at| {
+            let inner = at.ino(ino)?;
+            at.server()?.access(cx, inner, mask)
+        })
+    }
+
+    fn setxattr(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        name: XattrName<'_>,
+        value: &[u8],
+        flags: SetXattrFlags,
+    ) -> Result<()> {
+        let repeat = if flags.create || flags.replace { Never } else { Again };
+        self.call(cx, repeat, |at| {
+            let inner = at.ino(ino)?;
+            at.server()?.setxattr(cx, inner, name, value, flags)?;
+            at.changed(ino);
+            Ok(())
+        })
+    }
+
+    fn getxattr(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        name: XattrName<'_>,
+        room: usize,
+    ) -> Result<Xattr> {
+        self.call(cx, Again, |at| {
+            let inner = at.ino(ino)?;
+            at.server()?.getxattr(cx, inner, name, room)
+        })
+    }
+
+    fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
+        self.call(cx, Again, |at| {
+            let inner = at.ino(ino)?;
+            at.server()?.listxattr(cx, inner, room)
+        })
+    }
+
+    fn removexattr(&self, cx: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
+        self.call(cx, Never, |at| {
+            let inner = at.ino(ino)?;
+            at.server()?.removexattr(cx, inner, name)?;
+            at.changed(ino);
+            Ok(())
+        })
+    }
+
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        self.call(cx, Again, |at| {
+            let inner = at.ino(ino)?;
+            let opened = at.server()?.open(cx, inner, args)?;
+            if let Err(errno) = at.remember_birth(ino, inner) {
+                at.close(File { ino: inner, fh: opened.fh }, false);
+                return Err(errno);
+            }
+            if args.flags.has(OpenFlags::TRUNC) {
+                at.changed(ino);
+            }
+            Ok(at.opened(ino, (args.flags, false), opened))
+        })
+    }
+
+    fn create(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        self.call(cx, Never, |at| {
+            let dir = at.ino(parent)?;
+            let (entry, opened) = at.server()?.create(cx, dir, name, node, args)?;
+            let known = at.learn(Some((parent, name)), entry);
+            at.changed(parent);
+            at.changed(known.ino);
+            // If the server has just ended, the file is found again without its birth.
+            let _ = at.remember_birth(known.ino, entry.ino);
+            Ok((known, at.opened(known.ino, (args.flags, false), opened)))
+        })
+    }
+
+    fn tmpfile(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Opened)> {
+        // One whose answer is lost has ended with its server.
+        self.call(cx, Again, |at| {
+            let dir = at.ino(parent)?;
+            let (entry, opened) = at.server()?.tmpfile(cx, dir, node, args)?;
+            let known = at.learn(None, entry);
+            Ok((known, at.opened(known.ino, (args.flags, false), opened)))
+        })
+    }
+
+    fn read(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<()> {
+        let begun = out.filled();
+        self.call(cx, Again, |at| {
+            let inner = at.file(file)?;
+            let done = (out.filled() - begun) as u64;
+            let offset = args.offset.checked_add(done).ok_or(Errno::EOVERFLOW)?;
+            at.server()?.read(cx, inner, ReadArgs { offset, ..args }, out)?;
+            // Less may be the end of the file, or that of the server.
+            if out.remaining() > 0 && at.is_lost() { Err(Errno::ENOTCONN) } else { Ok(()) }
+        })
+    }
+
+    fn write(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> Result<usize> {
+        let mut bytes = vec![0; data.remaining()];
+        let len = data.take(&mut bytes)?;
+        let repeat = if args.flags.has(OpenFlags::APPEND) { Never } else { Again };
+        self.call(cx, repeat, |at| {
+            let inner = at.file(file)?;
+            let mut source = SliceSource::new(&bytes[..len]);
+            let count = at.server()?.write(cx, inner, args, &mut WriteBuf::new(&mut source))?;
+            at.changed(file.ino);
+            Ok(count)
+        })
+    }
+
+    /// Waits for no server: what the last one has not made durable is lost, and there is nothing to flush.
+    fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
+        loop {
+            let present = self.link.present();
+            present.remote.shared.connection.look_for_end();
+            let is_dead = present.remote.is_dead();
+            let epoch = present.epoch + u64::from(is_dead);
+            let inner = self.table().at_flush(file, epoch)?;
+            let Some(inner) = inner.filter(|_| !is_dead) else { return Ok(()) };
+            match present.remote.flush(cx, inner, owner) {
+                Err(Errno::ENOTCONN) if present.remote.is_dead() => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
+        self.close(file, |remote, inner| remote.release(cx, inner, args))
+    }
+
+    fn fsync(&self, cx: &Context<'_>, file: File, datasync: bool) -> Result<()> {
+        self.sync(cx, file, |at, inner| at.server()?.fsync(cx, inner, datasync))
+    }
+
+    fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
+        let moves = range.mode & (Fallocate::COLLAPSE_RANGE | Fallocate::INSERT_RANGE) != 0;
+        self.call(cx, if moves { Never } else { Again }, |at| {
+            let inner = at.file(file)?;
+            at.server()?.fallocate(cx, inner, range)?;
+            at.changed(file.ino);
+            Ok(())
+        })
+    }
+
+    fn lseek(&self, cx: &Context<'_>, file: File, offset: u64, whence: Whence) -> Result<u64> {
+        self.call(cx, Again, |at| {
+            let inner = at.file(file)?;
+            at.server()?.lseek(cx, inner, offset, whence)
+        })
+    }
+
+    fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+        // Within one file, a second copy could read what the first one has written.
+        let repeat = if copy.src.ino == copy.dst.ino { Never } else { Again };
+        self.call(cx, repeat, |at| {
+            let (src, dst) = (at.file(copy.src)?, at.file(copy.dst)?);
+            let count = at.server()?.copy_file_range(cx, &CopyRange { src, dst, ..*copy })?;
+            at.changed(copy.dst.ino);
+            Ok(count)
+        })
+    }
+
+    fn ioctl(&self, cx: &Context<'_>, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
+        self.call(cx, Never, |at| {
+            let inner = at.file(file)?;
+            let reply = at.server()?.ioctl(cx, inner, args)?;
+            at.changed(file.ino);
+            Ok(reply)
+        })
+    }
+
+    fn poll(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        events: u32,
+        wake: Option<PollHandle>,
+    ) -> Result<u32> {
+        self.call(cx, Again, |at| {
+            let inner = at.file(file)?;
+            let ready = at.server()?.poll(cx, inner, events, wake)?;
+            if let Some(handle) = wake {
+                self.table().polls(handle);
+            }
+            Ok(ready)
+        })
+    }
+
+    fn bmap(&self, cx: &Context<'_>, ino: Ino, block_size: u32, index: u64) -> Result<u64> {
+        self.call(cx, Again, |at| {
+            let inner = at.ino(ino)?;
+            at.server()?.bmap(cx, inner, block_size, index)
+        })
+    }
+
+    fn getlk(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<Option<Lock>> {
+        self.call(cx, Again, |at| {
+            let inner = at.file_for_lock(file)?;
+            at.server()?.getlk(cx, inner, request)
+        })
+    }
+
+    fn setlk(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
+        // A lock whose answer is lost has ended with its server.
+        self.call(cx, Again, |at| {
+            let inner = at.file_for_lock(file)?;
+            at.server()?.setlk(cx, inner, request)?;
+            if request.lock.typ != LockType::Unlock {
+                self.table().locked(file.fh, at.epoch());
+            }
+            Ok(())
+        })
+    }
+
+    fn setlkw(&self, wait: LockWait) {
+        let (file, request) = (wait.file(), wait.request());
+        let found = wait.with_context(|cx| {
+            self.call(cx, Again, |at| {
+                let inner = at.file_for_lock(file)?;
+                at.server().map(|_| (inner, at.connected()))
+            })
+        });
+        let (inner, connected) = match found {
+            Ok(found) => found,
+            Err(errno) => return wait.finish(Err(errno)),
+        };
+        let (table, present) = (Arc::clone(&self.table), Arc::clone(&connected));
+        let wait = wait.map_file(|_| inner).map_answer(|answer| {
+            Box::new(move |result: Result<()>| {
+                if result.is_ok() && request.lock.typ != LockType::Unlock {
+                    lock(&table).locked(file.fh, present.epoch);
+                }
+                let lost = result == Err(Errno::ENOTCONN) && present.remote.is_dead();
+                answer(if lost { Err(Errno::ENOLCK) } else { result });
+            })
+        });
+        connected.remote.setlkw(wait);
+    }
+
+    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+        self.call(cx, Again, |at| {
+            let inner = at.ino(ino)?;
+            let opened = at.server()?.opendir(cx, inner, flags)?;
+            Ok(at.opened(ino, (flags, true), opened))
+        })
+    }
+
+    fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+        self.call(cx, Again, |at| {
+            let inner = at.file(dir)?;
+            let mut listing = Listing { at, dir: dir.ino, out };
+            at.server()?.readdir(cx, inner, from, &mut DirBuf::new(&mut listing))
+        })
+    }
+
+    fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {
+        self.close(dir, |remote, inner| remote.releasedir(cx, inner))
+    }
+
+    fn fsyncdir(&self, cx: &Context<'_>, dir: File, datasync: bool) -> Result<()> {
+        self.sync(cx, dir, |at, inner| at.server()?.fsyncdir(cx, inner, datasync))
+    }
+
+    fn statfs(&self, cx: &Context<'_>, ino: Ino) -> Result<StatFs> {
+        self.call(cx, Again, |at| {
+            let inner = at.ino(ino)?;
+            at.server()?.statfs(cx, inner)
+        })
+    }
+
+    fn syncfs(&self, cx: &Context<'_>) -> Result<()> {
+        self.call(cx, Again, |at| {
+            self.table().before_syncfs(at.epoch())?;
+            at.server()?.syncfs(cx)
+        })
+    }
+}
+
+impl Reconnecting {
+    /// Creates a name.
+    fn make(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        make: impl Fn(&Attempt<'_>, Ino) -> Result<Entry>,
+    ) -> Result<Entry> {
+        self.call(cx, Never, |at| {
+            let entry = make(at, at.ino(parent)?)?;
+            at.changed(parent);
+            Ok(at.learn(Some((parent, name)), entry))
+        })
+    }
+
+    /// Removes a name.
+    fn remove(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        remove: impl Fn(&Attempt<'_>, Ino) -> Result<()>,
+    ) -> Result<()> {
+        self.call(cx, Never, |at| {
+            remove(at, at.ino(parent)?)?;
+            self.table().removed(&place(parent, name));
+            at.changed(parent);
+            Ok(())
+        })
+    }
+
+    /// Makes the changes of an open file or directory durable, unless a server has ended with some of them.
+    fn sync(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        sync: impl Fn(&Attempt<'_>, File) -> Result<()>,
+    ) -> Result<()> {
+        self.call(cx, Again, |at| {
+            let inner = at.file(file)?;
+            let count = self.table().before_sync(file, at.epoch()).inspect_err(|_| {
+                log::error!("changes of a file may be lost with a server: fsync fails once");
+            })?;
+            sync(at, inner)?;
+            self.table().synced(file.ino, count);
+            Ok(())
+        })
+    }
+
+    fn close(
+        &self,
+        file: File,
+        close: impl FnOnce(&crate::Remote, File) -> Result<()>,
+    ) -> Result<()> {
+        let closed = self.table().closed(file.fh);
+        let Some(closed) = closed else { return Err(Errno::EBADF) };
+        let present = self.link.present();
+        if closed.epoch == present.epoch && !present.remote.is_dead() {
+            let _ = close(&present.remote, closed.file);
+        }
+        self.give_back(&closed.returned);
+        Ok(())
+    }
+}
+
+fn place(dir: Ino, name: Name<'_>) -> Place {
+    Place { dir, name: name.as_bytes().into() }
+}
+
+/// Gives the entries of a listing the numbers of the frontend.
+struct Listing<'a, 'b> {
+    at: &'a Attempt<'a>,
+    dir: Ino,
+    out: &'a mut DirBuf<'b>,
+}
+
+impl DirSink for Listing<'_, '_> {
+    fn wants_entries(&self) -> bool {
+        self.out.wants_entries()
+    }
+
+    fn fits(&self, name_len: usize) -> bool {
+        self.out.fits(name_len)
+    }
+
+    fn add(&mut self, item: DirItem<'_>, entry: Option<&Entry>) {
+        let name = Name::new(item.name).ok();
+        let known = entry.map(|entry| self.at.learn(name.map(|name| (self.dir, name)), *entry));
+        self.out.push_with(item, || known);
+    }
+}

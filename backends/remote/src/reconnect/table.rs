@@ -1,0 +1,503 @@
+//! The inodes and open files of a frontend, by numbers that stay when the server changes. No I/O.
+//!
+//! A *connection* has a number, from 1 on. What a server gave holds for its connection only; the table says for each
+//! inode and open file in which connection it was found last.
+
+use std::collections::{HashMap, HashSet};
+
+use defuse_fs::{
+    Attr, Caller, Entry, Errno, Fh, File, FileKind, Ino, OpenFlags, PollHandle, Result, Timestamp,
+};
+
+use super::unsynced::{Heard, Unsynced};
+
+/// The number of a connection.
+pub(super) type Epoch = u64;
+
+/// The place of a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) dir: Ino,
+    pub(super) name: Box<[u8]>,
+}
+
+/// The properties by which an inode is recognized on another connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Identity {
+    st_ino: u64,
+    generation: u64,
+    kind: FileKind,
+}
+
+impl Identity {
+    pub(super) fn of(entry: &Entry) -> Identity {
+        let Attr { st_ino, kind, .. } = entry.attr;
+        Identity { st_ino, generation: entry.generation, kind }
+    }
+}
+
+/// An inode of the server, in one connection.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    pub(super) epoch: Epoch,
+    pub(super) ino: Ino,
+    /// The lookups that the server counts.
+    lookups: u64,
+}
+
+struct Inode {
+    /// The lookups that the frontend counts.
+    lookups: u64,
+    /// The names below it and the open files that need it.
+    users: u64,
+    place: Option<Place>,
+    identity: Identity,
+    /// The time of creation, for a file that was opened. `Some(None)`: the file system has none.
+    birth: Option<Option<Timestamp>>,
+    found: Found,
+    /// A later connection does not have it.
+    gone: bool,
+    unsynced: Unsynced,
+}
+
+struct OpenFile {
+    ino: Ino,
+    caller: Caller,
+    flags: OpenFlags,
+    is_dir: bool,
+    epoch: Epoch,
+    fh: Fh,
+    heard: Heard,
+    /// The connection in which it took a lock.
+    locked: Option<Epoch>,
+    gone: bool,
+}
+
+/// The way to an inode that has to be found again.
+pub(super) struct Search {
+    pub(super) ino: Ino,
+    pub(super) place: Place,
+    pub(super) identity: Identity,
+    pub(super) birth: Option<Timestamp>,
+}
+
+/// The state of an inode in a connection.
+pub(super) enum Whereabouts {
+    Known(Ino),
+    Lost(Search),
+}
+
+/// The state of an open file in a connection.
+pub(super) enum Handle {
+    Open(Fh),
+    Closed { caller: Caller, flags: OpenFlags, is_dir: bool },
+}
+
+/// Lookups to return to the server of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Returned {
+    pub(super) epoch: Epoch,
+    pub(super) ino: Ino,
+    pub(super) lookups: u64,
+}
+
+/// An open file that was closed, as the server of a connection knows it.
+pub(super) struct Closed {
+    pub(super) epoch: Epoch,
+    pub(super) file: File,
+    /// Return them after the file.
+    pub(super) returned: Vec<Returned>,
+}
+
+#[derive(Default)]
+pub(super) struct Table {
+    inodes: HashMap<Ino, Inode>,
+    names: HashMap<Ino, HashMap<Box<[u8]>, Ino>>,
+    /// The numbers that the server of the present connection gives, with those of the frontend.
+    numbers: HashMap<Ino, Ino>,
+    epoch: Epoch,
+    files: HashMap<Fh, OpenFile>,
+    last_ino: u64,
+    last_fh: u64,
+    /// Changes of inodes that the frontend has forgotten.
+    forgotten: Unsynced,
+    polled: HashSet<u64>,
+}
+
+impl Table {
+    pub(super) fn new() -> Table {
+        Table { epoch: 1, last_ino: Ino::ROOT.0, ..Table::default() }
+    }
+
+    /// Begins a connection. Returns the handles for which somebody waits, whose files have no waker any more.
+    pub(super) fn begin(&mut self, epoch: Epoch) -> Vec<PollHandle> {
+        self.epoch = epoch;
+        self.numbers.clear();
+        self.polled.drain().map(PollHandle).collect()
+    }
+
+    /// The number for the frontend of an inode of the present connection.
+    pub(super) fn outer(&self, ino: Ino) -> Option<Ino> {
+        if ino == Ino::ROOT { Some(ino) } else { self.numbers.get(&ino).copied() }
+    }
+
+    /// As [`outer`](Table::outer), of the connection `epoch`; `None` if it is not the present one.
+    pub(super) fn outer_in(&self, ino: Ino, epoch: Epoch) -> Option<Ino> {
+        self.outer(ino).filter(|_| epoch == self.epoch)
+    }
+
+    /// The number of inodes, and that of open files.
+    pub(super) fn sizes(&self) -> (usize, usize) {
+        (self.inodes.len(), self.files.len())
+    }
+
+    /// The inode that had this name in an earlier connection, if it was opened.
+    pub(super) fn lost_opened(&self, place: &Place) -> Option<Ino> {
+        let ino = *self.names.get(&place.dir)?.get(&place.name)?;
+        let inode = self.inodes.get(&ino)?;
+        let was_opened = matches!(inode.birth, Some(Some(_)));
+        (inode.found.epoch < self.epoch && !inode.gone && was_opened).then_some(ino)
+    }
+
+    /// All inodes.
+    pub(super) fn all(&self) -> Vec<Ino> {
+        self.inodes.keys().copied().collect()
+    }
+
+    pub(super) fn polls(&mut self, handle: PollHandle) {
+        self.polled.insert(handle.0);
+    }
+
+    // ---- inodes -----------------------------------------------------------------------------
+
+    /// Notes an entry that a server has given, with one lookup of it. Returns its number for the frontend.
+    pub(super) fn learn(&mut self, place: Option<Place>, entry: &Entry, epoch: Epoch) -> Ino {
+        if entry.ino == Ino::ROOT {
+            return Ino::ROOT;
+        }
+        let is_present = epoch == self.epoch;
+        let known = self.numbers.get(&entry.ino).copied().filter(|_| is_present);
+        let ino = known
+            .or_else(|| self.known_at(place.as_ref()?, entry))
+            .unwrap_or_else(|| self.add(entry, epoch));
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.lookups += 1;
+            if inode.found.epoch == epoch {
+                inode.found.lookups += 1;
+            } else if is_present {
+                inode.found = Found { epoch, ino: entry.ino, lookups: 1 };
+            }
+        }
+        if is_present {
+            self.numbers.entry(entry.ino).or_insert(ino);
+        }
+        if let Some(place) = place {
+            self.put(ino, place);
+        }
+        ino
+    }
+
+    /// The inode of an earlier connection that had this name, if `entry` is the same one.
+    fn known_at(&self, place: &Place, entry: &Entry) -> Option<Ino> {
+        let ino = *self.names.get(&place.dir)?.get(&place.name)?;
+        let inode = self.inodes.get(&ino)?;
+        let earlier = inode.found.epoch < self.epoch && !inode.gone;
+        // The birth of an opened file is compared only where it is found again.
+        let same = inode.identity == Identity::of(entry) && !matches!(inode.birth, Some(Some(_)));
+        (earlier && same).then_some(ino)
+    }
+
+    fn add(&mut self, entry: &Entry, epoch: Epoch) -> Ino {
+        self.last_ino += 1;
+        let inode = Inode {
+            lookups: 0,
+            users: 0,
+            place: None,
+            identity: Identity::of(entry),
+            birth: None,
+            found: Found { epoch, ino: entry.ino, lookups: 0 },
+            gone: false,
+            unsynced: Unsynced::default(),
+        };
+        self.inodes.insert(Ino(self.last_ino), inode);
+        Ino(self.last_ino)
+    }
+
+    /// The inode in a connection. Fails with `ESTALE` for an unknown one, and for one that cannot be found again.
+    pub(super) fn whereabouts(&self, ino: Ino, epoch: Epoch) -> Result<Whereabouts> {
+        if ino == Ino::ROOT {
+            return Ok(Whereabouts::Known(ino));
+        }
+        let inode = self.inodes.get(&ino).filter(|inode| !inode.gone).ok_or(Errno::ESTALE)?;
+        if inode.found.epoch == epoch {
+            return Ok(Whereabouts::Known(inode.found.ino));
+        }
+        let place = inode.place.clone().ok_or(Errno::ESTALE)?;
+        let (identity, birth) = (inode.identity, inode.birth.flatten());
+        Ok(Whereabouts::Lost(Search { ino, place, identity, birth }))
+    }
+
+    /// Notes that an inode was found again, with one lookup. Returns the lookups that are too many.
+    pub(super) fn found(&mut self, ino: Ino, inner: Ino, epoch: Epoch) -> Option<Returned> {
+        let superfluous = Some(Returned { epoch, ino: inner, lookups: 1 });
+        let Some(inode) = self.inodes.get_mut(&ino).filter(|_| epoch == self.epoch) else {
+            return superfluous;
+        };
+        if inode.found.epoch == epoch {
+            return superfluous;
+        }
+        inode.found = Found { epoch, ino: inner, lookups: 1 };
+        self.numbers.entry(inner).or_insert(ino);
+        None
+    }
+
+    pub(super) fn is_gone(&mut self, ino: Ino) {
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.gone = true;
+        }
+    }
+
+    /// Returns lookups of the frontend.
+    pub(super) fn forget(&mut self, ino: Ino, lookups: u64) -> Vec<Returned> {
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.lookups = inode.lookups.saturating_sub(lookups);
+        }
+        self.tidy(ino)
+    }
+
+    /// Removes an inode that nobody needs, and then perhaps the directories above it.
+    fn tidy(&mut self, ino: Ino) -> Vec<Returned> {
+        let mut returned = Vec::new();
+        let mut next = Some(ino);
+        while let Some(ino) = next.take() {
+            let unused =
+                self.inodes.get(&ino).is_some_and(|inode| inode.lookups == 0 && inode.users == 0);
+            let Some(inode) = unused.then(|| self.inodes.remove(&ino)).flatten() else { break };
+            if self.numbers.get(&inode.found.ino) == Some(&ino) {
+                self.numbers.remove(&inode.found.ino);
+            }
+            self.forgotten.add(&inode.unsynced);
+            let Found { epoch, ino: inner, lookups } = inode.found;
+            returned.push(Returned { epoch, ino: inner, lookups });
+            if let Some(place) = inode.place {
+                self.clear(&place);
+                next = Some(place.dir);
+            }
+        }
+        returned
+    }
+
+    /// Removes a name and its use of the directory.
+    fn clear(&mut self, place: &Place) {
+        if let Some(names) = self.names.get_mut(&place.dir) {
+            names.remove(&place.name);
+            if names.is_empty() {
+                self.names.remove(&place.dir);
+            }
+        }
+        if let Some(dir) = self.inodes.get_mut(&place.dir) {
+            dir.users = dir.users.saturating_sub(1);
+        }
+    }
+
+    /// Gives an inode a place. One that had the name before has none any more.
+    fn put(&mut self, ino: Ino, place: Place) {
+        if self.inodes.get(&ino).is_none_or(|inode| inode.place.as_ref() == Some(&place)) {
+            return;
+        }
+        // A directory that was forgotten meanwhile cannot be asked.
+        if place.dir != Ino::ROOT && !self.inodes.contains_key(&place.dir) {
+            return;
+        }
+        if let Some(dir) = self.inodes.get_mut(&place.dir) {
+            dir.users += 1;
+        }
+        let (from, before) = (place.clone(), self.take(&place));
+        let names = self.names.entry(from.dir).or_default();
+        names.insert(from.name, ino);
+        let old = self.inodes.get_mut(&ino).and_then(|inode| inode.place.replace(place));
+        if let Some(old) = old {
+            self.clear(&old);
+        }
+        debug_assert_ne!(before, Some(ino));
+    }
+
+    /// Takes a name from the inode that has it.
+    fn take(&mut self, place: &Place) -> Option<Ino> {
+        let ino = *self.names.get(&place.dir)?.get(&place.name)?;
+        self.clear(place);
+        self.inodes.get_mut(&ino)?.place = None;
+        Some(ino)
+    }
+
+    /// Notes that a name does not exist any more.
+    pub(super) fn removed(&mut self, place: &Place) {
+        self.take(place);
+    }
+
+    /// Notes that a name has another place now; with `exchanged` the other one has its.
+    pub(super) fn renamed(&mut self, from: &Place, to: &Place, exchanged: bool) {
+        if from == to {
+            return;
+        }
+        let (moved, other) = (self.take(from), self.take(to));
+        if let Some(moved) = moved {
+            self.put(moved, to.clone());
+        }
+        if let Some(other) = other.filter(|_| exchanged) {
+            self.put(other, from.clone());
+        }
+    }
+
+    // ---- open files -------------------------------------------------------------------------
+
+    pub(super) fn opened(
+        &mut self,
+        file: File,
+        (caller, flags, is_dir): (Caller, OpenFlags, bool),
+        epoch: Epoch,
+    ) -> Fh {
+        self.last_fh += 1;
+        let fh = Fh(self.last_fh);
+        let mut heard = Heard::default();
+        if let Some(inode) = self.inodes.get_mut(&file.ino) {
+            inode.users += 1;
+            heard = inode.unsynced.heard_at_open();
+        }
+        let open = OpenFile {
+            ino: file.ino,
+            caller,
+            flags: again(flags),
+            is_dir,
+            epoch,
+            fh: file.fh,
+            heard,
+            locked: None,
+            gone: false,
+        };
+        self.files.insert(fh, open);
+        fh
+    }
+
+    /// The open file in a connection. Fails with `EBADF` for an unknown one, and with `ESTALE` for one that was not
+    /// found again.
+    pub(super) fn handle(&self, file: File, epoch: Epoch) -> Result<Handle> {
+        let open = self.files.get(&file.fh).filter(|open| open.ino == file.ino);
+        let open = open.ok_or(Errno::EBADF)?;
+        if open.gone {
+            return Err(Errno::ESTALE);
+        }
+        if open.epoch == epoch {
+            return Ok(Handle::Open(open.fh));
+        }
+        let OpenFile { caller, flags, is_dir, .. } = *open;
+        Ok(Handle::Closed { caller, flags, is_dir })
+    }
+
+    /// Notes that a file was opened again. Returns false if it is open in this connection already, or was closed.
+    pub(super) fn reopened(&mut self, fh: Fh, inner: Fh, epoch: Epoch) -> bool {
+        let Some(open) = self.files.get_mut(&fh).filter(|open| open.epoch < epoch) else {
+            return false;
+        };
+        (open.epoch, open.fh) = (epoch, inner);
+        true
+    }
+
+    pub(super) fn file_is_gone(&mut self, fh: Fh) {
+        if let Some(open) = self.files.get_mut(&fh) {
+            open.gone = true;
+        }
+    }
+
+    /// Removes an open file.
+    pub(super) fn closed(&mut self, fh: Fh) -> Option<Closed> {
+        let open = self.files.remove(&fh)?;
+        let inner = match self.inodes.get_mut(&open.ino) {
+            Some(inode) => {
+                inode.users = inode.users.saturating_sub(1);
+                if inode.found.epoch == open.epoch { inode.found.ino } else { open.ino }
+            }
+            None => open.ino,
+        };
+        let returned = self.tidy(open.ino);
+        Some(Closed { epoch: open.epoch, file: File { ino: inner, fh: open.fh }, returned })
+    }
+
+    /// True once after the locks that an open file took were lost.
+    pub(super) fn has_lost_locks(&mut self, fh: Fh, epoch: Epoch) -> bool {
+        let open = self.files.get_mut(&fh);
+        open.is_some_and(|open| open.locked.take_if(|taken| *taken < epoch).is_some())
+    }
+
+    pub(super) fn locked(&mut self, fh: Fh, epoch: Epoch) {
+        if let Some(open) = self.files.get_mut(&fh) {
+            open.locked.get_or_insert(epoch);
+        }
+    }
+
+    /// True if the birth of a file has to be asked for.
+    pub(super) fn lacks_birth(&self, ino: Ino) -> bool {
+        self.inodes.get(&ino).is_some_and(|inode| inode.birth.is_none())
+    }
+
+    pub(super) fn born(&mut self, ino: Ino, birth: Option<Timestamp>) {
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.birth.get_or_insert(birth);
+        }
+    }
+
+    // ---- durability -------------------------------------------------------------------------
+
+    /// Notes a change that the server of a connection has acknowledged.
+    pub(super) fn changed(&mut self, ino: Ino, epoch: Epoch) {
+        match self.inodes.get_mut(&ino) {
+            Some(inode) => inode.unsynced.changed(epoch),
+            None => self.forgotten.changed(epoch),
+        }
+    }
+
+    /// Before fsync(2): the count of changes. Fails with `EIO`, once for each open file, if changes may be lost.
+    pub(super) fn before_sync(&mut self, file: File, epoch: Epoch) -> Result<u64> {
+        let (Some(inode), Some(open)) =
+            (self.inodes.get_mut(&file.ino), self.files.get_mut(&file.fh))
+        else {
+            return Ok(0);
+        };
+        inode.unsynced.before_sync(&mut open.heard, epoch)
+    }
+
+    /// Before flush, which a program also makes by ending a child process: the open file on the present connection,
+    /// if it is open there. Fails with `EIO`, any number of times, if locks or changes may be lost of which the open
+    /// file was not told.
+    pub(super) fn at_flush(&mut self, file: File, epoch: Epoch) -> Result<Option<File>> {
+        let open = self.files.get(&file.fh).ok_or(Errno::EBADF)?;
+        let lost_locks = open.locked.is_some_and(|taken| taken < epoch);
+        let Some(inode) = self.inodes.get_mut(&file.ino) else { return Ok(None) };
+        if lost_locks || inode.unsynced.is_news(open.heard, epoch) {
+            return Err(Errno::EIO);
+        }
+        let is_open = open.epoch == epoch && inode.found.epoch == epoch;
+        Ok(is_open.then_some(File { ino: inode.found.ino, fh: open.fh }))
+    }
+
+    pub(super) fn synced(&mut self, ino: Ino, count: u64) {
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.unsynced.synced(count);
+        }
+    }
+
+    /// Before syncfs(2). Fails with `EIO`, once, if changes of any file may be lost.
+    pub(super) fn before_syncfs(&mut self, epoch: Epoch) -> Result<()> {
+        let mut lost = self.forgotten.lose(epoch);
+        for inode in self.inodes.values_mut() {
+            lost |= inode.unsynced.lose(epoch);
+        }
+        if lost { Err(Errno::EIO) } else { Ok(()) }
+    }
+}
+
+/// The flags of an open file, without what open(2) does once.
+fn again(flags: OpenFlags) -> OpenFlags {
+    let once = OpenFlags::CREAT | OpenFlags::EXCL | OpenFlags::TRUNC;
+    OpenFlags(flags.0 & !once)
+}

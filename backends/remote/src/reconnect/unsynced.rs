@@ -1,0 +1,119 @@
+//! Changes of one inode that a server has acknowledged and not yet made durable.
+
+use defuse_fs::{Errno, Result};
+
+use super::table::Epoch;
+
+/// The changes of an inode. If the connection in which they were acknowledged has ended, they may be lost.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Unsynced {
+    changes: u64,
+    synced: u64,
+    /// The connection of the oldest change that is not durable.
+    since: Epoch,
+    /// How often changes may have been lost.
+    losses: u64,
+    /// Somebody was told of the last loss.
+    told: bool,
+}
+
+/// The losses of which an open file was told.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Heard(u64);
+
+impl Unsynced {
+    pub(super) fn changed(&mut self, epoch: Epoch) {
+        self.since = if self.is_clean() { epoch } else { self.since.min(epoch) };
+        self.changes += 1;
+    }
+
+    fn is_clean(&self) -> bool {
+        self.changes == self.synced
+    }
+
+    /// The losses that a new open file need not be told of: all, unless nobody was told of the last.
+    pub(super) fn heard_at_open(&self) -> Heard {
+        Heard(self.losses - u64::from(self.losses > 0 && !self.told))
+    }
+
+    /// Counts changes of earlier connections as lost. True if there are some.
+    pub(super) fn lose(&mut self, epoch: Epoch) -> bool {
+        let lost = !self.is_clean() && self.since < epoch;
+        if lost {
+            self.synced = self.changes;
+            self.losses += 1;
+            self.told = false;
+        }
+        lost
+    }
+
+    pub(super) fn is_news(&mut self, heard: Heard, epoch: Epoch) -> bool {
+        self.lose(epoch);
+        heard.0 < self.losses
+    }
+
+    pub(super) fn before_sync(&mut self, heard: &mut Heard, epoch: Epoch) -> Result<u64> {
+        if self.is_news(*heard, epoch) {
+            heard.0 = self.losses;
+            self.told = true;
+            return Err(Errno::EIO);
+        }
+        Ok(self.changes)
+    }
+
+    /// The first `count` changes are durable.
+    pub(super) fn synced(&mut self, count: u64) {
+        self.synced = self.synced.max(count);
+    }
+
+    /// Takes over the changes of a forgotten inode.
+    pub(super) fn add(&mut self, other: &Unsynced) {
+        if !other.is_clean() {
+            self.changed(other.since);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_open_file_is_told_once_of_changes_that_may_be_lost() {
+        let mut inode = Unsynced::default();
+        let (mut one, mut two) = (inode.heard_at_open(), inode.heard_at_open());
+        inode.changed(1);
+        let count = inode.before_sync(&mut one, 1).unwrap();
+        // This change comes while the first one becomes durable.
+        inode.changed(1);
+        inode.synced(count);
+        assert_eq!(inode.before_sync(&mut one, 2), Err(Errno::EIO));
+        assert!(inode.before_sync(&mut one, 2).is_ok());
+        assert!(inode.is_news(two, 2));
+        assert_eq!(inode.before_sync(&mut two, 2), Err(Errno::EIO));
+        let mut later = inode.heard_at_open();
+        assert!(inode.before_sync(&mut later, 2).is_ok());
+    }
+
+    #[test]
+    fn durable_changes_are_not_lost() {
+        let mut inode = Unsynced::default();
+        let mut open = inode.heard_at_open();
+        inode.changed(1);
+        let count = inode.before_sync(&mut open, 1).unwrap();
+        inode.synced(count);
+        assert!(inode.before_sync(&mut open, 2).is_ok());
+        // A change of the second connection does not lie in the first one.
+        inode.changed(2);
+        assert!(inode.before_sync(&mut open, 2).is_ok());
+    }
+
+    #[test]
+    fn a_loss_of_which_nobody_was_told_is_told_to_the_next_opener() {
+        let mut inode = Unsynced::default();
+        inode.changed(1);
+        assert!(inode.lose(2));
+        let mut open = inode.heard_at_open();
+        assert_eq!(inode.before_sync(&mut open, 2), Err(Errno::EIO));
+    }
+}

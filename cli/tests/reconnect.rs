@@ -1,0 +1,338 @@
+//! Clients with `reconnect` of a server that is killed at random points.
+//!
+//! `DEFUSE_FULL=1` kills it a thousand times.
+
+mod common;
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{Place, eventually};
+use rustix::io::Errno;
+
+/// The limit for which calls wait. The servers begin much sooner, but the machine may be busy.
+const LIMIT: Duration = Duration::from_secs(50);
+
+fn kills() -> u32 {
+    if std::env::var_os("DEFUSE_FULL").is_some() { 1000 } else { 20 }
+}
+
+/// A server of a source, which can be killed.
+struct Killed<'a> {
+    place: &'a Place,
+    source: String,
+    process: Child,
+}
+
+impl<'a> Killed<'a> {
+    fn start(place: &'a Place, source: String) -> Killed<'a> {
+        let process = Killed::spawn(place, &source);
+        let socket = place.path("socket");
+        eventually("served", || socket.exists());
+        Killed { place, source, process }
+    }
+
+    fn spawn(place: &Place, source: &str) -> Child {
+        let mut command = place.command(&["serve", "--shared", "--foreground", source, "socket"]);
+        command.stderr(Stdio::null()).spawn().unwrap()
+    }
+
+    fn kill(&mut self) {
+        // SIGKILL.
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    fn start_again(&mut self) {
+        self.process = Killed::spawn(self.place, &self.source);
+    }
+}
+
+/// Numbers that differ from call to call, from a seed.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.0 >> 33
+    }
+}
+
+fn data(seed: u64, len: usize) -> Vec<u8> {
+    let mut random = Random(seed);
+    (0..len).map(|_| random.next() as u8).collect()
+}
+
+/// A program that uses the mount, and what it knows to be durable.
+struct Load<'a> {
+    dir: PathBuf,
+    random: Random,
+    ends: &'a AtomicBool,
+    /// The number of files that were made durable, of all programs.
+    count: &'a AtomicU64,
+    /// Durable files, each with the seed and length of its content.
+    durable: Vec<(u64, usize)>,
+    longest: Duration,
+}
+
+impl Load<'_> {
+    /// Makes a call. `None` if it failed as calls may: its answer or its file was lost with a server.
+    fn call<T>(&mut self, what: &str, call: impl FnOnce() -> std::io::Result<T>) -> Option<T> {
+        let begun = Instant::now();
+        let outcome = call();
+        self.longest = self.longest.max(begun.elapsed());
+        match outcome {
+            Ok(value) => Some(value),
+            Err(error) => {
+                let lost = [Errno::IO, Errno::STALE, Errno::NOENT];
+                let errno = Errno::from_io_error(&error);
+                assert!(errno.is_some_and(|errno| lost.contains(&errno)), "{what}: {error}");
+                None
+            }
+        }
+    }
+
+    fn run(&mut self) {
+        // Until its directory is durable, it may be lost.
+        let dir = self.dir.clone();
+        let made = || {
+            if !dir.exists() {
+                fs::create_dir(&dir)?;
+            }
+            File::open(&dir)?.sync_all()?;
+            File::open(dir.parent().unwrap_or(&dir))?.sync_all()
+        };
+        while self.call("a durable directory", made).is_none() {}
+        let log = self.open_log();
+        let mut number = 0;
+        while !self.ends.load(Ordering::Relaxed) {
+            number += 1;
+            self.write_one(number);
+            self.write_log(&log, number);
+            if number.is_multiple_of(8) {
+                self.check_some();
+            }
+        }
+        self.check_log(number);
+    }
+
+    fn path(&self, seed: u64) -> PathBuf {
+        self.dir.join(format!("{seed:x}"))
+    }
+
+    /// Writes a file, and remembers it if it was made durable under its last name.
+    fn write_one(&mut self, number: u64) {
+        let seed = self.random.next() << 16 | number;
+        let bytes = data(seed, 1 + self.random.next() as usize % 40_000);
+        let (path, temporary) = (self.path(seed), self.dir.join("temporary"));
+        let dir = self.dir.clone();
+        let written = self.call("a file", || {
+            let file = File::create(&temporary)?;
+            for (at, part) in bytes.chunks(7000).enumerate() {
+                file.write_all_at(part, at as u64 * 7000)?;
+            }
+            file.sync_all()?;
+            drop(file);
+            fs::rename(&temporary, &path)?;
+            File::open(&dir)?.sync_all()
+        });
+        if written.is_some() {
+            self.durable.push((seed, bytes.len()));
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn check_some(&mut self) {
+        for _ in 0..4 {
+            if self.durable.is_empty() {
+                return;
+            }
+            let (seed, len) = self.durable[self.random.next() as usize % self.durable.len()];
+            let path = self.path(seed);
+            let found = self.call("reading", || fs::read(&path).map_err(durable));
+            assert!(found.is_none_or(|found| found == data(seed, len)), "{path:?} has other data");
+        }
+    }
+
+    /// A file that stays open. It is durable, so that it is found again.
+    fn open_log(&mut self) -> File {
+        let path = self.dir.join("log");
+        loop {
+            let log = self.call("the log", || {
+                let log = OpenOptions::new()
+                    .create(true)
+                    .truncate(false)
+                    .read(true)
+                    .write(true)
+                    .open(&path)?;
+                log.sync_all()?;
+                File::open(path.parent().unwrap())?.sync_all()?;
+                Ok(log)
+            });
+            if let Some(log) = log {
+                return log;
+            }
+        }
+    }
+
+    /// Writes a record at its place until fsync(2) succeeds. The file itself is never lost.
+    fn write_log(&mut self, log: &File, number: u64) {
+        let record = data(number, 512);
+        while self
+            .call("a record", || {
+                log.write_all_at(&record, number * 512).map_err(durable)?;
+                log.sync_data().map_err(durable)
+            })
+            .is_none()
+        {}
+    }
+
+    fn check_log(&mut self, last: u64) {
+        let log = fs::read(self.dir.join("log")).unwrap();
+        for number in 1..=last {
+            let at = number as usize * 512;
+            assert!(log[at..at + 512] == data(number, 512), "record {number} of {last}");
+        }
+    }
+}
+
+/// A durable file is never missing.
+fn durable(error: std::io::Error) -> std::io::Error {
+    assert!(Errno::from_io_error(&error) == Some(Errno::IO), "a durable file: {error}");
+    error
+}
+
+/// Kills the server of `source` at random points while two programs use a mount of it.
+fn kill_under_load(place: &Place, source: String, scheme: &str) {
+    let seed = u64::from(std::process::id()) << 20 | u64::from(kills());
+    println!("seed {seed}");
+    let mut server = Killed::start(place, source);
+    let text = format!("{scheme}:{}", place.path("socket").display());
+    let option = format!("reconnect={}", LIMIT.as_secs());
+    eventually("mounted", || place.run(&["mount", "-o", &option, &text, "mnt"]).code == Some(0));
+    let (ends, count) = (AtomicBool::new(false), AtomicU64::new(0));
+    let loads = std::thread::scope(|scope| {
+        let (ends, count) = (&ends, &count);
+        let programs: Vec<_> = (0..2)
+            .map(|number| {
+                let dir = place.path("mnt").join(format!("program {number}"));
+                let random = Random(seed + number);
+                let (durable, longest) = (Vec::new(), Duration::ZERO);
+                let mut load = Load { dir, random, ends, count, durable, longest };
+                scope.spawn(move || {
+                    load.run();
+                    load
+                })
+            })
+            .collect();
+        let mut random = Random(seed);
+        let mut fails = false;
+        for _ in 0..kills() {
+            std::thread::sleep(Duration::from_micros(random.next() % 200_000));
+            server.kill();
+            std::thread::sleep(Duration::from_micros(random.next() % 20_000));
+            // The next kill comes after something was made durable, or in the start of the server.
+            let (before, early) = (count.load(Ordering::Relaxed), random.next().is_multiple_of(8));
+            server.start_again();
+            let begun = Instant::now();
+            while !early && count.load(Ordering::Relaxed) == before && !fails {
+                std::thread::sleep(Duration::from_millis(1));
+                fails = begun.elapsed() > 2 * LIMIT || programs.iter().any(|one| one.is_finished());
+            }
+        }
+        ends.store(true, Ordering::Relaxed);
+        let loads: Vec<_> = programs.into_iter().map(|program| program.join()).collect();
+        assert!(!fails, "nothing was made durable after a kill");
+        loads.into_iter().map(|load| load.unwrap()).collect::<Vec<_>>()
+    });
+    for load in &loads {
+        assert!(load.longest < 2 * LIMIT, "a call took {:?}", load.longest);
+        assert!(!load.durable.is_empty());
+        for (seed, len) in &load.durable {
+            assert!(fs::read(load.path(*seed)).unwrap() == data(*seed, *len), "{seed:x}");
+        }
+    }
+    let durable: usize = loads.iter().map(|load| load.durable.len()).sum();
+    println!("{} kills, {durable} durable files", kills());
+    place.ok(&["umount", "mnt"]);
+    server.kill();
+}
+
+fn killed_on_uhs(scheme: &str) {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mkfs", "uhs", "image", "--size", "1G"]);
+    kill_under_load(&place, format!("uhs:{}", place.path("image").display()), scheme);
+    place.ok(&["fsck", "image"]);
+}
+
+#[test]
+fn kills_of_a_server_of_uhs_lose_nothing_durable_and_no_client_waits_longer() {
+    killed_on_uhs("shared");
+}
+
+#[test]
+fn kills_of_a_server_of_a_directory_lose_nothing_durable_over_a_socket() {
+    let Some(place) = Place::to_mount() else { return };
+    let source = format!("passthrough:{}", place.path("src").display());
+    kill_under_load(&place, source, "socket");
+}
+
+/// Programs of a run reach the server through the run, which waits for the next one.
+#[test]
+fn a_run_continues_with_the_next_server() {
+    let place = Place::new();
+    let source = format!("passthrough:{}", place.path("src").display());
+    let mut server = Killed::start(&place, source);
+    let mount =
+        format!("/x=shared:{},reconnect={}", place.path("socket").display(), LIMIT.as_secs());
+    let script = "echo one >/x/file; exec 5<>/x/file; echo ready >ready; \
+                  while [ ! -e killed ]; do sleep 0.01; done; read line <&5; echo $line; cat /x/file; mkdir /x/dir";
+    let mut command = place.command(&["run", "--mount", &mount, "--", "sh", "-c", script]);
+    let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let ready = place.path("ready");
+    eventually("ready", || ready.exists());
+    server.kill();
+    fs::write(place.path("killed"), "").unwrap();
+    server.start_again();
+    let said = common::said(run.wait_with_output().unwrap());
+    assert_eq!((said.out.as_str(), said.code), ("one\none\n", Some(0)), "{}", said.err);
+    assert!(Path::new(&place.path("src").join("dir")).is_dir());
+    server.kill();
+}
+
+/// Another user at the same path gets no request.
+#[test]
+fn a_server_of_another_user_is_not_used() {
+    use std::os::unix::process::CommandExt;
+    let Some(place) = Place::to_mount() else { return };
+    let program = place.for_all_users();
+    let source = format!("passthrough:{}", place.path("src").display());
+    let mut server = Killed::start(&place, source.clone());
+    let text = format!("socket:{}", place.path("socket").display());
+    eventually("mounted", || {
+        place.run(&["mount", "-o", "reconnect=1", &text, "mnt"]).code == Some(0)
+    });
+    server.kill();
+    fs::remove_file(place.path("socket")).unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    fs::set_permissions(place.path(""), open).unwrap();
+    let mut other =
+        place.command_of(&program, &["serve", "--admit", "0", "--foreground", "memory:", "socket"]);
+    let mut other = other.uid(65534).gid(65534).stderr(Stdio::null()).spawn().unwrap();
+    eventually("served by another user", || place.path("socket").exists());
+    let refused = fs::write(place.path("mnt").join("secret"), "secret").unwrap_err();
+    assert_eq!(Errno::from_io_error(&refused), Some(Errno::NOTCONN));
+    other.kill().unwrap();
+    other.wait().unwrap();
+    server.start_again();
+    eventually("the first user's server", || {
+        fs::write(place.path("mnt").join("file"), "1").is_ok()
+    });
+    assert_eq!(fs::read(place.path("src").join("file")).unwrap(), b"1");
+    place.ok(&["umount", "mnt"]);
+    server.kill();
+}

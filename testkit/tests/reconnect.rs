@@ -1,0 +1,269 @@
+//! Clients with `reconnect` while a server ends and another one begins at the same path.
+
+#[path = "served/files.rs"]
+mod files;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use defuse_fs::{
+    Context, Errno, Fh, File, FileKind, FileSystem, Ino, InterruptToken, Lock, LockKind, LockOwner,
+    LockRequest, LockType, NewNode, OpenArgs, OpenFlags, ReleaseArgs, RenameFlags, Result,
+};
+use defuse_memory::{Memory, Options};
+use defuse_remote::{LaneUse, Reconnecting, RemoteOptions};
+use defuse_shared::LaneOffers;
+use defuse_socket::{Server, ServerOptions};
+use files::{context, create, name, read, write};
+use tempfile::TempDir;
+
+/// Longer than any test takes.
+const LONG: Duration = Duration::from_secs(120);
+
+/// A server that can end.
+struct Running {
+    server: Arc<Server>,
+    thread: JoinHandle<bool>,
+}
+
+impl Running {
+    fn start(path: &Path, fs: Arc<dyn FileSystem>) -> Running {
+        let lines = Some(Arc::new(LaneOffers::default()) as _);
+        let options = ServerOptions { lines, ..ServerOptions::default() };
+        let server = Arc::new(Server::bind(path, fs, options).unwrap());
+        let running = Arc::clone(&server);
+        Running { server, thread: std::thread::spawn(move || running.run()) }
+    }
+
+    fn end(self) {
+        self.server.shut_down();
+        self.thread.join().unwrap();
+    }
+}
+
+fn memory() -> Arc<Memory> {
+    Arc::new(Memory::new(Options::default()))
+}
+
+/// Runs `test` on clients by messages and by shared memory, with the first server and a function that begins
+/// another one, on the same files or on those that it is given.
+fn each(limit: Duration, test: impl Fn(&Path, Reconnecting, Running, Arc<Memory>)) {
+    for lanes in [LaneUse::Never, LaneUse::Required] {
+        let dir = TempDir::with_prefix("defuse-reconnect-").unwrap();
+        let path = dir.path().join("socket");
+        let fs = memory();
+        let server = Running::start(&path, fs.clone());
+        let options = RemoteOptions { lanes, ..RemoteOptions::default() };
+        let client = Reconnecting::connect(&path, options, limit).unwrap();
+        test(&path, client, server, fs);
+    }
+}
+
+fn fsync(client: &Reconnecting, file: File) -> Result<()> {
+    client.fsync(&context(), file, false)
+}
+
+fn setlk(client: &Reconnecting, file: File, typ: LockType) -> Result<()> {
+    let lock = Lock { typ, start: 0, end: u64::MAX, pid: 1 };
+    let owner = LockOwner(1);
+    let request = LockRequest { kind: LockKind::Flock, owner, lock, wait: false };
+    client.setlk(&context(), file, &request)
+}
+
+fn mkdir(client: &Reconnecting, parent: Ino, text: &str) -> Result<Ino> {
+    let cx = context();
+    let node = NewNode::new(FileKind::Directory, 0o755, cx.caller);
+    client.mkdir(&cx, parent, name(text), &node).map(|entry| entry.ino)
+}
+
+fn lookup(client: &Reconnecting, parent: Ino, text: &str) -> Result<Ino> {
+    client.lookup(&context(), parent, name(text)).map(|entry| entry.ino)
+}
+
+#[test]
+fn open_files_and_directories_are_found_again_by_their_paths() {
+    each(LONG, |path, client, first, fs| {
+        let cx = context();
+        let outer = mkdir(&client, Ino::ROOT, "outer").unwrap();
+        let inner = mkdir(&client, outer, "inner").unwrap();
+        let (entry, file) = create(&client, "file");
+        write(&client, file, 0, b"before").unwrap();
+        fsync(&client, file).unwrap();
+        let to = (inner, name("moved"));
+        client.rename(&cx, (Ino::ROOT, name("file")), to, RenameFlags(0)).unwrap();
+
+        first.end();
+        let second = Running::start(path, fs);
+        assert_eq!(read(&client, file, 0, 100), Ok(b"before".to_vec()));
+        assert_eq!(write(&client, file, 6, b" and after"), Ok(10));
+        assert_eq!(read(&client, file, 0, 100), Ok(b"before and after".to_vec()));
+        // Numbers stay, whichever name is asked first.
+        assert_eq!(lookup(&client, inner, "moved"), Ok(entry.ino));
+        assert_eq!(lookup(&client, Ino::ROOT, "outer"), Ok(outer));
+        assert_eq!(client.getattr(&cx, inner, None).unwrap().kind, FileKind::Directory);
+        assert_eq!(mkdir(&client, inner, "new").map(drop), Ok(()));
+        assert_eq!(fsync(&client, file), Ok(()));
+        client.release(&cx, file, ReleaseArgs::default()).unwrap();
+        assert_eq!(read(&client, file, 0, 1), Err(Errno::EBADF));
+        assert_eq!(client.reconnected(), 1);
+        drop(client);
+        second.end();
+    });
+}
+
+#[test]
+fn a_file_that_is_another_one_or_has_no_name_any_more_is_stale() {
+    each(LONG, |path, client, first, _| {
+        let cx = context();
+        let (entry, file) = create(&client, "same name");
+        let (_, unlinked) = create(&client, "unlinked");
+        client.unlink(&cx, Ino::ROOT, name("unlinked")).unwrap();
+        write(&client, unlinked, 0, b"data").unwrap();
+        fsync(&client, unlinked).unwrap();
+        fsync(&client, file).unwrap();
+
+        first.end();
+        // The other file has the same name and number, but was made later.
+        let other = memory();
+        create(&*other, "same name");
+        let second = Running::start(path, other);
+        assert_eq!(read(&client, file, 0, 1), Err(Errno::ESTALE));
+        assert_eq!(write(&client, file, 0, b"never"), Err(Errno::ESTALE));
+        assert_eq!(read(&client, unlinked, 0, 4), Err(Errno::ESTALE));
+        let found = lookup(&client, Ino::ROOT, "same name").unwrap();
+        assert_ne!(found, entry.ino);
+        assert_eq!(client.getattr(&cx, found, None).unwrap().size, 0);
+        drop(client);
+        second.end();
+    });
+}
+
+/// The second server has no data that the first one had acknowledged and not made durable.
+#[test]
+fn fsync_fails_once_after_changes_that_no_fsync_has_made_durable() {
+    each(LONG, |path, client, first, fs| {
+        let cx = context();
+        let (_, durable) = create(&client, "durable");
+        let (_, lost) = create(&client, "lost");
+        for file in [durable, lost] {
+            write(&client, file, 0, b"data").unwrap();
+            fsync(&client, file).unwrap();
+        }
+        write(&client, lost, 4, b"more").unwrap();
+        first.end();
+        // close(2) waits for no server, and says what it knows.
+        assert_eq!(client.flush(&cx, durable, LockOwner(1)), Ok(()));
+        assert_eq!(client.flush(&cx, lost, LockOwner(1)), Err(Errno::EIO));
+        let second = Running::start(path, fs);
+        assert_eq!(fsync(&client, durable), Ok(()));
+        assert_eq!(fsync(&client, lost), Err(Errno::EIO));
+        assert_eq!(fsync(&client, lost), Ok(()));
+        write(&client, lost, 8, b"again").unwrap();
+        assert_eq!(client.flush(&cx, lost, LockOwner(1)), Ok(()));
+        assert_eq!(fsync(&client, lost), Ok(()));
+        drop(client);
+        second.end();
+    });
+}
+
+#[test]
+fn lost_locks_fail_the_next_call_on_their_open_file_once() {
+    each(LONG, |path, client, first, fs| {
+        let (entry, locked) = create(&client, "locked");
+        let args = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), ..OpenArgs::default() };
+        let fh = client.open(&context(), entry.ino, args).unwrap().fh;
+        let other = File { ino: entry.ino, fh };
+        fsync(&client, locked).unwrap();
+        setlk(&client, locked, LockType::Write).unwrap();
+        first.end();
+        let second = Running::start(path, fs.clone());
+        // An open file without locks has lost none.
+        assert_eq!(read(&client, other, 0, 1), Ok(Vec::new()));
+        assert_eq!(setlk(&client, locked, LockType::Write), Err(Errno::ENOLCK));
+        assert_eq!(setlk(&client, locked, LockType::Write), Ok(()));
+        second.end();
+        let third = Running::start(path, fs);
+        assert_eq!(read(&client, locked, 0, 1), Err(Errno::EIO));
+        assert_eq!(read(&client, locked, 0, 1), Ok(Vec::new()));
+        drop(client);
+        third.end();
+    });
+}
+
+#[test]
+fn without_a_server_calls_end_at_the_limit_and_the_next_server_is_found() {
+    let limit = Duration::from_millis(300);
+    each(limit, |path, client, first, fs| {
+        let (_, file) = create(&client, "file");
+        fsync(&client, file).unwrap();
+        first.end();
+        let begun = Instant::now();
+        assert_eq!(read(&client, file, 0, 1), Err(Errno::ENOTCONN));
+        assert!(begun.elapsed() >= limit);
+        // The others do not wait again.
+        for _ in 0..10 {
+            assert_eq!(read(&client, file, 0, 1), Err(Errno::ENOTCONN));
+        }
+        let second = Running::start(path, fs);
+        let found = || read(&client, file, 0, 1) == Ok(Vec::new());
+        assert!((0..1000).any(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            found()
+        }));
+        drop(client);
+        second.end();
+    });
+}
+
+#[test]
+fn a_waiting_call_ends_with_an_interrupt() {
+    each(LONG, |_, client, first, _| {
+        let (_, file) = create(&client, "file");
+        first.end();
+        let token = InterruptToken::default();
+        let cx = Context::with_interrupt(context().caller, 1, &token);
+        std::thread::scope(|scope| {
+            let call = scope.spawn(|| client.getattr(&cx, file.ino, Some(file.fh)));
+            std::thread::sleep(Duration::from_millis(50));
+            token.trip();
+            assert_eq!(call.join().unwrap().err(), Some(Errno::EINTR));
+        });
+    });
+}
+
+#[test]
+fn forgotten_inodes_and_closed_files_leave_nothing_behind() {
+    each(LONG, |path, client, first, fs| {
+        let cx = context();
+        let known = || format!("{client:?}");
+        let before = known();
+        let mut made = Vec::new();
+        let dir = mkdir(&client, Ino::ROOT, "dir").unwrap();
+        for number in 0..100 {
+            let (entry, file) = create(&client, &format!("file {number}"));
+            let to = (dir, name("target"));
+            client
+                .rename(&cx, (Ino::ROOT, name(&format!("file {number}"))), to, RenameFlags(0))
+                .unwrap();
+            made.push((entry, file));
+        }
+        // The directory is forgotten before what lies in it.
+        client.forget(dir, 1);
+        first.end();
+        let second = Running::start(path, fs);
+        assert!(read(&client, made[99].1, 0, 1).is_ok());
+        for (entry, file) in made {
+            client.release(&cx, file, ReleaseArgs::default()).unwrap();
+            client.forget(entry.ino, 1);
+        }
+        assert_eq!(known(), before);
+        assert_eq!(
+            client.release(&cx, File { ino: dir, fh: Fh(1) }, ReleaseArgs::default()),
+            Err(Errno::EBADF)
+        );
+        drop(client);
+        second.end();
+    });
+}
