@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use defuse_fs::{
-    Attr, Context, CopyRange, Entry, Errno, Fallocate, File, FileKind, Ino, OpenArgs, OpenFlags,
-    Opened, ReadArgs, ReadBuf, Result, SetAttr, SetTime, WriteArgs, WriteBuf,
+    Attr, Context, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, Ino, OpenArgs,
+    OpenFlags, Opened, ReadArgs, ReadBuf, Result, SetAttr, SetTime, WriteArgs, WriteBuf,
 };
 
 use crate::Memory;
 use crate::data::CopyAt;
+use crate::handles::Handle;
 use crate::inode::{Inode, Meta, Refs};
 use crate::names::check_openable;
 use crate::pages::PAGE;
@@ -25,7 +26,7 @@ impl Memory {
     }
 
     pub(crate) fn attr(&self, inode: &Inode) -> Attr {
-        self.attr_of(inode, &read(&inode.meta))
+        self.attr_of(inode, &inode.meta())
     }
 
     fn attr_of(&self, inode: &Inode, meta: &Meta) -> Attr {
@@ -63,7 +64,7 @@ impl Memory {
             data.set_size(size)?;
             inode.publish(data);
         }
-        let mut meta = write(&inode.meta);
+        let mut meta = inode.change_meta();
         if set.size.is_some() {
             meta.modified(now);
         }
@@ -92,8 +93,14 @@ impl Memory {
         Ok(self.attr_of(&inode, &meta))
     }
 
-    pub(crate) fn opened(&self, inode: &Inode) -> Opened {
+    /// The result of opening `inode`, with a new handle unless it is a directory.
+    pub(crate) fn opened(&self, inode: &Arc<Inode>) -> Opened {
+        let fh = match inode.is_dir() {
+            true => Fh(0),
+            false => self.handles.open(Arc::clone(inode)),
+        };
         Opened {
+            fh,
             cache: self.cache_mode(),
             // Flush has no effect other than releasing POSIX locks.
             no_flush: true,
@@ -118,10 +125,10 @@ impl Memory {
         }
         // relatime updates the access time once a day. This happens here, because reads do not read
         // the clock.
-        if read(&inode.meta).atime.secs + DAY_SECS <= self.clock.exact().secs
+        if inode.meta().atime.secs + DAY_SECS <= self.clock.exact().secs
             && !args.flags.has(OpenFlags::NOATIME)
         {
-            write(&inode.meta).atime = self.clock.exact();
+            inode.change_meta().atime = self.clock.exact();
         }
         Ok(self.opened(&inode))
     }
@@ -137,10 +144,10 @@ impl Memory {
         Ok(())
     }
 
-    pub(crate) fn close(&self, ino: Ino) -> Result<()> {
-        let inode = self.table.get(ino.0)?;
+    /// Ends an open file or directory.
+    pub(crate) fn close(&self, inode: &Inode) {
         let mut waiting = Vec::new();
-        self.drop_refs(&inode, |refs| {
+        self.drop_refs(inode, |refs| {
             refs.opens = refs.opens.saturating_sub(1);
             // Without an open file, nobody holds a lock. Linux does not tell a FUSE server that a
             // lock of an open file description (F_OFD_SETLK) ends, so it ends here.
@@ -149,7 +156,6 @@ impl Memory {
             }
         });
         self.locks.refuse(waiting);
-        Ok(())
     }
 
     /// Changes the references of `inode`, and frees it with the last one.
@@ -162,13 +168,13 @@ impl Memory {
 
     /// Updates the access time, as relatime does.
     pub(crate) fn touch_atime(&self, inode: &Inode) {
-        if read(&inode.meta).atime_is_due() {
-            write(&inode.meta).atime = self.clock.exact();
+        if inode.atime_is_due() {
+            inode.change_meta().atime = self.clock.exact();
         }
     }
 
     fn data_changed(&self, inode: &Inode, kill_suidgid: bool) {
-        let mut meta = write(&inode.meta);
+        let mut meta = inode.change_meta();
         // The attributes were read since the last change, so the next reader must see a new time.
         let now = if inode.seen.load(Ordering::Relaxed) {
             inode.seen.store(false, Ordering::Relaxed);
@@ -182,13 +188,26 @@ impl Memory {
         }
     }
 
-    pub(crate) fn read(&self, file: File, args: ReadArgs, out: &mut ReadBuf<'_>) -> Result<()> {
-        let inode = self.table.get(file.ino.0)?;
-        read(inode.data()?).read(args.offset, out)?;
-        if !args.flags.has(OpenFlags::NOATIME) {
-            self.touch_atime(&inode);
+    /// Runs `operation` on the inode of an open file, which is not closed meanwhile. A handle that is not
+    /// known, such as 0, leads to the inode, too.
+    fn with_open<T>(&self, file: File, operation: impl FnOnce(&Inode) -> Result<T>) -> Result<T> {
+        if let Some(Handle(handle)) = self.handles.get(file.fh)
+            && let Some(inode) = &*read(handle)
+            && inode.ino == file.ino.0
+        {
+            return operation(inode);
         }
-        Ok(())
+        operation(&*self.table.get(file.ino.0)?)
+    }
+
+    pub(crate) fn read(&self, file: File, args: ReadArgs, out: &mut ReadBuf<'_>) -> Result<()> {
+        self.with_open(file, |inode| {
+            read(inode.data()?).read(args.offset, out)?;
+            if !args.flags.has(OpenFlags::NOATIME) {
+                self.touch_atime(inode);
+            }
+            Ok(())
+        })
     }
 
     pub(crate) fn write(
@@ -197,19 +216,20 @@ impl Memory {
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
-        let inode = self.table.get(file.ino.0)?;
-        let mut bytes = write(inode.data()?);
-        if data.remaining() == 0 {
-            return Ok(0);
-        }
-        let append = args.flags.has(OpenFlags::APPEND) && !args.from_cache;
-        let offset = if append { bytes.size() } else { args.offset };
-        let result = bytes.write(offset, data);
-        if result.is_ok() {
-            inode.publish(&bytes);
-            self.data_changed(&inode, args.kill_suidgid);
-        }
-        result
+        self.with_open(file, |inode| {
+            let mut bytes = write(inode.data()?);
+            if data.remaining() == 0 {
+                return Ok(0);
+            }
+            let append = args.flags.has(OpenFlags::APPEND) && !args.from_cache;
+            let offset = if append { bytes.size() } else { args.offset };
+            let result = bytes.write(offset, data);
+            if result.is_ok() {
+                inode.publish(&bytes);
+                self.data_changed(inode, args.kill_suidgid);
+            }
+            result
+        })
     }
 
     pub(crate) fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {

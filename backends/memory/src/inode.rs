@@ -1,7 +1,7 @@
 //! One inode: its type, attributes, contents and references.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use defuse_fs::posix::acl::Acl;
 use defuse_fs::posix::without_set_id;
@@ -10,7 +10,7 @@ use defuse_fs::{Errno, FileKind, Result, Timestamp};
 use crate::data::Data;
 use crate::dir::Dir;
 use crate::space::Charge;
-use crate::sync::{Quota, lock};
+use crate::sync::{Quota, lock, read, write};
 use crate::xattr::Xattrs;
 
 /// Maximum number of links to an inode.
@@ -31,7 +31,10 @@ pub(crate) struct Inode {
     pub size: AtomicU64,
     /// Pages in use, outside of the lock for the same reason.
     pub pages: AtomicU64,
-    pub meta: RwLock<Meta>,
+    meta: RwLock<Meta>,
+    /// The rule of `relatime` asks for no new access time. Reads need no lock to know that. Set under a read
+    /// lock of `meta`, and cleared under a write lock.
+    atime_is_current: AtomicBool,
     /// The attributes were returned to a caller since the data last changed. Written under the lock
     /// of `meta`.
     pub seen: AtomicBool,
@@ -110,11 +113,41 @@ impl Inode {
             size: AtomicU64::new(size),
             pages: AtomicU64::new(0),
             meta: RwLock::new(meta),
+            atime_is_current: AtomicBool::new(false),
             seen: AtomicBool::new(false),
             body,
             refs: Mutex::new(refs),
             quota,
         }
+    }
+
+    /// The attributes.
+    pub fn meta(&self) -> RwLockReadGuard<'_, Meta> {
+        read(&self.meta)
+    }
+
+    /// The attributes, to change them.
+    pub fn change_meta(&self) -> RwLockWriteGuard<'_, Meta> {
+        let meta = write(&self.meta);
+        // Another processor may read the flag: it is written only where it changes.
+        if self.atime_is_current.load(Ordering::Relaxed) {
+            self.atime_is_current.store(false, Ordering::Relaxed);
+        }
+        meta
+    }
+
+    /// True if reading updates the access time, by the rule of `relatime`: only if it is not later than
+    /// the last change.
+    pub fn atime_is_due(&self) -> bool {
+        if self.atime_is_current.load(Ordering::Relaxed) {
+            return false;
+        }
+        let meta = self.meta();
+        let due = meta.atime <= meta.mtime || meta.atime <= meta.ctime;
+        if !due {
+            self.atime_is_current.store(true, Ordering::Relaxed);
+        }
+        due
     }
 
     /// Changes the references. Returns true if none is left, and the inode must leave the table.
@@ -207,11 +240,5 @@ impl Meta {
     /// True if everyone may search the directory with these attributes.
     pub fn is_open_to_all(&self) -> bool {
         self.perm & 0o111 == 0o111 && self.access_acl.is_none()
-    }
-
-    /// The rule of `relatime`: reading updates the access time only if it is not later than the
-    /// last change.
-    pub fn atime_is_due(&self) -> bool {
-        self.atime <= self.mtime || self.atime <= self.ctime
     }
 }

@@ -4,9 +4,9 @@
 //! are lost when the process exits. It never exceeds its limits on bytes and inodes. An inode's
 //! space is freed with its last name, lookup count and open file.
 //!
-//! It checks no permission bits, which is the task of the frontend. It keeps no state per open
-//! file: all handles are 0, and reads and writes use the inode number. The exception is an open
-//! directory, for which it records the end of the listing. It stores nothing on disk. The limit in
+//! It checks no permission bits, which is the task of the frontend. The handle of an open file leads
+//! reads and writes to the inode without a search (`handles.rs`); a directory's has the end of the
+//! listing. It stores nothing on disk. The limit in
 //! bytes counts the pages of files. Names, symbolic links, extended attributes and ACLs count as
 //! one page for every 4096 bytes together.
 //!
@@ -22,13 +22,13 @@
 //!
 //! # Lock order
 //!
-//! 1. `Memory::rename`, for a rename between two directories.
+//! 1. `Memory::rename`, for a rename between two directories; or the handle of an open file.
 //! 2. `DirBody::names`: an ancestor before its descendant. Two directories of which neither is an
 //!    ancestor of the other are locked by inode number, and only under 1.
 //! 3. `Body::File`, the data of files: two of them by inode number.
 //! 4. `Inode::meta`, one at a time. For a directory it may be held while no other `meta` is held.
 //! 5. The references of an inode.
-//! 6. The leaves, one at a time: shards of the table, free pages, locks, ends of listings, the
+//! 6. The leaves, one at a time: shards of the table, unused handles, free pages, locks, ends of listings, the
 //!    space of names and attributes.
 //!
 //! No operation holds 2 while it takes 3, so that a long write never delays a lookup.
@@ -42,6 +42,7 @@ mod clock;
 mod data;
 mod dir;
 mod files;
+mod handles;
 mod inode;
 mod kind;
 mod listings;
@@ -124,6 +125,7 @@ fn total_memory() -> Option<u64> {
 /// A file system in memory.
 pub struct Memory {
     table: table::Table,
+    handles: handles::Handles,
     pool: Arc<Pool>,
     small: Arc<space::Small>,
     inodes: Arc<Quota>,
@@ -157,6 +159,7 @@ impl Memory {
         let pool = Arc::new(Pool::new(pages, options.pool as usize / PAGE));
         let memory = Memory {
             table: table::Table::new(),
+            handles: handles::Handles::new(),
             small: Arc::new(space::Small::new(Arc::clone(&pool))),
             pool,
             inodes: Arc::new(Quota::new(options.inodes)),
@@ -452,7 +455,9 @@ impl FileSystem for Memory {
         if let Some(owner) = args.flock_owner {
             self.locks.drop_owner(file.ino.0, LockKind::Flock, owner);
         }
-        self.close(file.ino)
+        let inode = self.handles.close(file).map_or_else(|| self.inode(file.ino), Ok)?;
+        self.close(&inode);
+        Ok(())
     }
 
     /// Nothing is durable, so there is nothing to wait for.
@@ -498,7 +503,8 @@ impl FileSystem for Memory {
 
     fn releasedir(&self, _: &Context<'_>, dir: File) -> Result<()> {
         self.listings.close(dir.fh);
-        self.close(dir.ino)
+        self.close(&*self.inode(dir.ino)?);
+        Ok(())
     }
 
     fn fsyncdir(&self, _: &Context<'_>, dir: File, _: bool) -> Result<()> {

@@ -41,7 +41,7 @@ impl Memory {
             let names = read(&dir.names);
             let child = names.get(name).map(Arc::clone);
             // Under the lock of the names: the permission is that of the moment of the lookup.
-            open_to_all = open_to_all && read(&inode.meta).is_open_to_all();
+            open_to_all = open_to_all && inode.meta().is_open_to_all();
             drop(names);
             match child {
                 Some(child) => inode = child,
@@ -87,7 +87,7 @@ impl Memory {
     ) -> Result<Arc<Inode>> {
         names.check_free(name)?;
         let is_dir = node.kind == FileKind::Directory;
-        if is_dir && read(&dir.meta).nlink >= LINK_MAX {
+        if is_dir && dir.meta().nlink >= LINK_MAX {
             return Err(Errno::EMLINK);
         }
         let inode = self.new_inode(cx, dir, node, target, refs)?;
@@ -109,7 +109,7 @@ impl Memory {
         refs: Refs,
     ) -> Result<Arc<Inode>> {
         let charge = Charge::new(&self.small);
-        let mut meta = new_meta(cx, &read(&dir.meta), node, self.clock.exact(), charge);
+        let mut meta = new_meta(cx, &dir.meta(), node, self.clock.exact(), charge);
         meta.charge.set(meta.bytes())?;
         if let Some((name, value)) = node.security {
             let flags = SetXattrFlags::default();
@@ -148,7 +148,7 @@ impl Memory {
         let mut names = write(&dir.dir()?.names);
         names.check_free(name)?;
         let now = self.clock.exact();
-        let mut meta = write(&inode.meta);
+        let mut meta = inode.change_meta();
         if meta.nlink == 0 && !meta.linkable {
             return Err(Errno::ENOENT);
         }
@@ -202,7 +202,7 @@ impl Memory {
 
     /// Decreases the link count. A removed directory also loses its own `.` entry.
     pub(crate) fn lost_name(&self, inode: &Inode, now: Timestamp) {
-        let mut meta = write(&inode.meta);
+        let mut meta = inode.change_meta();
         meta.nlink = if inode.is_dir() { 0 } else { meta.nlink.saturating_sub(1) };
         meta.ctime = now;
         drop(meta);
@@ -235,7 +235,7 @@ impl Memory {
         read(&dir.dir()?.names).check_alive()?;
         let refs = Refs { lookups: 1, opens: 1, names: 0 };
         let inode = self.new_inode(cx, &dir, node, None, refs)?;
-        write(&inode.meta).linkable = !args.flags.has(OpenFlags::EXCL);
+        inode.change_meta().linkable = !args.flags.has(OpenFlags::EXCL);
         self.table.insert(Arc::clone(&inode));
         Ok((self.entry(&inode), self.opened(&inode)))
     }
@@ -280,7 +280,7 @@ pub(crate) fn check_openable(inode: &Inode, flags: OpenFlags) -> Result<()> {
 /// Updates the attributes of `dir` after a change of its names. Called under their lock.
 pub(crate) fn names_changed(dir: &Inode, names: &Dir, subdirs: i32, now: Timestamp) {
     dir.size.store(names.len() as u64 * ENTRY_SIZE, Ordering::Relaxed);
-    let mut meta = write(&dir.meta);
+    let mut meta = dir.change_meta();
     meta.nlink = meta.nlink.saturating_add_signed(subdirs);
     meta.modified(now);
 }

@@ -10,7 +10,7 @@ use crate::Memory;
 use crate::dir::Dir;
 use crate::inode::{Inode, LINK_MAX, Refs};
 use crate::names::names_changed;
-use crate::sync::{lock, read, write};
+use crate::sync::{lock, write};
 
 /// Source or target of a rename.
 struct RenameSide<'a> {
@@ -109,7 +109,7 @@ impl Memory {
         }
         let across = from.dir.ino != to.dir.ino;
         let replaces_dir = target.as_ref().is_some_and(|target| target.is_dir());
-        if source.is_dir() && across && !replaces_dir && read(&to.dir.meta).nlink >= LINK_MAX {
+        if source.is_dir() && across && !replaces_dir && to.dir.meta().nlink >= LINK_MAX {
             return Err(Errno::EMLINK);
         }
         if target.is_none() {
@@ -148,7 +148,7 @@ impl Memory {
         } else {
             names_changed(to.dir, names.to(), -i32::from(replaces_dir), now);
         }
-        write(&source.meta).ctime = now;
+        source.change_meta().ctime = now;
         if let Some(target) = target {
             self.lost_name(&target, now);
         }
@@ -173,8 +173,8 @@ impl Memory {
         names_changed(to.dir, names.to(), moved, now);
         set_parent(source, to.dir);
         set_parent(target, from.dir);
-        write(&source.meta).ctime = now;
-        write(&target.meta).ctime = now;
+        source.change_meta().ctime = now;
+        target.change_meta().ctime = now;
         Ok(())
     }
 

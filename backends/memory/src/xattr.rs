@@ -8,7 +8,6 @@ use defuse_fs::{Context, Errno, FileKind, Ino, Result, SetXattrFlags, Xattr, Xat
 use crate::Memory;
 use crate::inode::{Inode, Meta, SGID};
 use crate::space::Charge;
-use crate::sync::{read, write};
 
 /// Maximum size of a value in bytes, `XATTR_SIZE_MAX`.
 const VALUE_MAX: usize = 65536;
@@ -119,7 +118,7 @@ impl Memory {
         if name.as_bytes().starts_with(b"user.") && !keeps_user_attributes(&inode) {
             return Err(Errno::EPERM);
         }
-        let meta = &mut *write(&inode.meta);
+        let meta = &mut *inode.change_meta();
         match target {
             Target::Plain => {
                 meta.xattrs.set(&mut meta.charge, name.as_bytes(), value, flags)?;
@@ -142,7 +141,7 @@ impl Memory {
     pub(crate) fn getxattr(&self, ino: Ino, name: XattrName<'_>, room: usize) -> Result<Xattr> {
         let inode = self.table.get(ino.0)?;
         let target = target(&inode, name)?;
-        let meta = read(&inode.meta);
+        let meta = inode.meta();
         let value = match target {
             Target::Plain => meta.xattrs.get(name.as_bytes()).map(<[u8]>::to_vec),
             Target::AccessAcl => meta.access_acl.as_ref().map(Acl::to_bytes),
@@ -154,7 +153,7 @@ impl Memory {
     /// `trusted.` names are listed to root only, xattr(7).
     pub(crate) fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
         let inode = self.table.get(ino.0)?;
-        let meta = read(&inode.meta);
+        let meta = inode.meta();
         let mut names = Vec::new();
         let mut add = |name: &[u8]| {
             names.extend_from_slice(name);
@@ -179,7 +178,7 @@ impl Memory {
     pub(crate) fn removexattr(&self, ino: Ino, name: XattrName<'_>) -> Result<()> {
         let inode = self.table.get(ino.0)?;
         let target = target(&inode, name)?;
-        let meta = &mut *write(&inode.meta);
+        let meta = &mut *inode.change_meta();
         match target {
             Target::Plain if !meta.xattrs.remove(name.as_bytes()) => return Err(Errno::ENODATA),
             Target::Plain => {}

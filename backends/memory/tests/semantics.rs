@@ -4,22 +4,24 @@ mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use common::*;
 use defuse_fs::*;
+use defuse_memory::Memory;
 
 #[test]
 fn an_unlinked_file_lives_while_it_is_open_or_looked_up_and_gives_its_space_back_after() {
     let fs = memory(Some(1 << 20), Some(10));
     let ino = file(&fs, Ino::ROOT, "a");
-    fs.open(&root(), ino, OpenArgs::default()).unwrap();
-    write(&fs, ino, 0, &[1; 5000]).unwrap();
+    let open = open(&fs, ino);
+    write_open(&fs, open, 0, &[1; 5000]).unwrap();
     fs.unlink(&root(), Ino::ROOT, name("a")).unwrap();
     assert_eq!(fs.getattr(&root(), ino, None).unwrap().nlink, 0);
     fs.forget(ino, 1);
-    assert_eq!(read(&fs, ino, 4999, 10).unwrap(), [1]);
+    assert_eq!(read_open(&fs, open, 4999, 10).unwrap(), [1]);
     let before = fs.statfs(&root(), Ino::ROOT).unwrap();
-    fs.release(&root(), handle(ino), ReleaseArgs::default()).unwrap();
+    fs.release(&root(), open, ReleaseArgs::default()).unwrap();
     let after = fs.statfs(&root(), Ino::ROOT).unwrap();
     assert_eq!(after.blocks_free - before.blocks_free, 2);
     assert_eq!((after.files_free - before.files_free, after.files_free), (1, 9));
@@ -28,6 +30,60 @@ fn an_unlinked_file_lives_while_it_is_open_or_looked_up_and_gives_its_space_back
     fs.forget(ino, 100);
     fs.forget(Ino::ROOT, 100);
     assert!(fs.getattr(&root(), Ino::ROOT, None).is_ok());
+}
+
+/// Handles lead to inodes, and are reused.
+#[test]
+fn a_handle_of_a_closed_file_never_leads_to_the_data_of_another_file() {
+    let fs = memory(None, None);
+    let (a, b) = (file(&fs, Ino::ROOT, "a"), file(&fs, Ino::ROOT, "b"));
+    let (first, second) = (open(&fs, a), open(&fs, a));
+    assert_ne!(first.fh, second.fh);
+    write_open(&fs, first, 0, b"a").unwrap();
+    fs.release(&root(), first, ReleaseArgs::default()).unwrap();
+    assert_eq!(read_open(&fs, second, 0, 9).unwrap(), b"a");
+    let reused = open(&fs, b);
+    assert_eq!(reused.fh, first.fh);
+    write_open(&fs, reused, 0, b"b").unwrap();
+    // Operations with the old handle, and a second close, concern the inode that they name.
+    assert_eq!(read_open(&fs, first, 0, 9).unwrap(), b"a");
+    write_open(&fs, first, 1, b"a").unwrap();
+    fs.release(&root(), first, ReleaseArgs::default()).unwrap();
+    assert_eq!(read_open(&fs, second, 0, 9).unwrap(), b"aa");
+    assert_eq!(read_open(&fs, reused, 0, 9).unwrap(), b"b");
+    for wrong in [0, 63, 64, 1 << 20, u64::from(u32::MAX), u64::MAX] {
+        assert_eq!(read_open(&fs, File { ino: b, fh: Fh(wrong) }, 0, 9).unwrap(), b"b");
+    }
+    assert_eq!(read_open(&fs, File { ino: Ino(99), ..reused }, 0, 9), Err(Errno::ESTALE));
+}
+
+/// A flag tells reads without a lock that the access time is current.
+#[test]
+fn every_change_of_a_file_lets_the_next_read_update_its_access_time() {
+    let fs = memory(None, None);
+    let ino = file(&fs, Ino::ROOT, "a");
+    let open = open(&fs, ino);
+    let atime = || fs.getattr(&root(), ino, None).unwrap().atime;
+    type Change = fn(&Memory, File);
+    let changes: [Change; 4] = [
+        |fs, open| assert_eq!(write_open(fs, open, 0, b"x").unwrap(), 1),
+        |fs, open| {
+            let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+            fs.setattr(&root(), open.ino, None, &set).unwrap();
+        },
+        |fs, _| rename(fs, (Ino::ROOT, "a"), (Ino::ROOT, "b"), 0).unwrap(),
+        |fs, open| assert!(fs.link(&root(), open.ino, Ino::ROOT, name("c")).is_ok()),
+    ];
+    for change in changes {
+        change(&fs, open);
+        let before = atime();
+        thread::sleep(Duration::from_millis(2));
+        read_open(&fs, open, 0, 1).unwrap();
+        let after = atime();
+        assert!(after > before);
+        read_open(&fs, open, 0, 1).unwrap();
+        assert_eq!(atime(), after);
+    }
 }
 
 #[test]
@@ -292,9 +348,9 @@ fn a_wait_for_a_lock_blocks_no_thread_and_ends_by_unlock_interrupt_or_close() {
 fn the_last_close_of_a_file_drops_every_lock_on_it() {
     let fs = memory(None, None);
     let ino = file(&fs, Ino::ROOT, "a");
-    fs.open(&root(), ino, OpenArgs::default()).unwrap();
-    fs.setlk(&root(), handle(ino), &lock(1, LockType::Write)).unwrap();
-    fs.release(&root(), handle(ino), ReleaseArgs::default()).unwrap();
+    let open = open(&fs, ino);
+    fs.setlk(&root(), open, &lock(1, LockType::Write)).unwrap();
+    fs.release(&root(), open, ReleaseArgs::default()).unwrap();
     assert_eq!(fs.getlk(&root(), handle(ino), &lock(2, LockType::Write)), Ok(None));
 }
 
@@ -381,11 +437,13 @@ fn threads_that_write_truncate_and_unlink_never_exceed_the_limit_and_give_everyt
                     let text = format!("f{}", (t + i) % 3);
                     let new = node(FileKind::Regular, 0o600);
                     let args = OpenArgs::default();
-                    let Ok((entry, _)) = fs.create(&root(), Ino::ROOT, name(&text), &new, args)
+                    let Ok((entry, opened)) =
+                        fs.create(&root(), Ino::ROOT, name(&text), &new, args)
                     else {
                         continue;
                     };
-                    let _ = write(fs, entry.ino, i * 3777 % 400_000, &[t as u8 + 1; 9000]);
+                    let open = File { ino: entry.ino, fh: opened.fh };
+                    let _ = write_open(fs, open, i * 3777 % 400_000, &[t as u8 + 1; 9000]);
                     let set = SetAttr { size: Some(i * 7919 % 300_000), ..SetAttr::default() };
                     if i % 3 == 0 {
                         fs.setattr(&root(), entry.ino, None, &set).unwrap();
@@ -395,7 +453,7 @@ fn threads_that_write_truncate_and_unlink_never_exceed_the_limit_and_give_everyt
                     }
                     let free = fs.statfs(&root(), Ino::ROOT).unwrap().blocks_free;
                     assert!(free <= PAGES);
-                    fs.release(&root(), handle(entry.ino), ReleaseArgs::default()).unwrap();
+                    fs.release(&root(), open, ReleaseArgs::default()).unwrap();
                     fs.forget(entry.ino, 1);
                 }
             });

@@ -41,20 +41,33 @@ pub fn dir(fs: &Memory, parent: Ino, text: &str) -> Ino {
     fs.mkdir(&root(), parent, name(text), &node(FileKind::Directory, 0o755)).unwrap().ino
 }
 
+/// An inode without an open file.
 pub fn handle(ino: Ino) -> File {
     File { ino, fh: FH }
 }
 
+pub fn open(fs: &Memory, ino: Ino) -> File {
+    File { ino, fh: fs.open(&root(), ino, OpenArgs::default()).unwrap().fh }
+}
+
 pub fn write(fs: &Memory, ino: Ino, offset: u64, bytes: &[u8]) -> Result<usize> {
+    write_open(fs, handle(ino), offset, bytes)
+}
+
+pub fn write_open(fs: &Memory, file: File, offset: u64, bytes: &[u8]) -> Result<usize> {
     let args = WriteArgs { offset, ..WriteArgs::default() };
-    fs.write(&root(), handle(ino), args, &mut WriteBuf::new(&mut SliceSource::new(bytes)))
+    fs.write(&root(), file, args, &mut WriteBuf::new(&mut SliceSource::new(bytes)))
 }
 
 pub fn read(fs: &Memory, ino: Ino, offset: u64, len: usize) -> Result<Vec<u8>> {
+    read_open(fs, handle(ino), offset, len)
+}
+
+pub fn read_open(fs: &Memory, file: File, offset: u64, len: usize) -> Result<Vec<u8>> {
     let mut memory = vec![0xee; len];
     let mut sink = SliceSink::new(&mut memory);
     let mut out = ReadBuf::new(&mut sink, len);
-    fs.read(&root(), handle(ino), ReadArgs { offset, ..ReadArgs::default() }, &mut out)?;
+    fs.read(&root(), file, ReadArgs { offset, ..ReadArgs::default() }, &mut out)?;
     let filled = out.filled();
     memory.truncate(filled);
     Ok(memory)
