@@ -96,24 +96,37 @@ fn a_user_has_exactly_the_native_permissions() {
         let unexplained = pairs.filter(|(native, ours)| reason(target, native, ours).is_none());
         wrong.extend(unexplained.map(|(n, o)| format!("{target}\n  native {n}\n  ours   {o}")));
     };
-    for option in ["passthrough", "no_passthrough", "writeback", "memory"] {
+    let image = place.path().join("image");
+    let mut mkfs = Command::new(program().unwrap());
+    mkfs.args(["mkfs", "uhs", "--size", "256M", "--sparse"]).arg(&image);
+    assert!(mkfs.output().unwrap().status.success());
+    for option in ["passthrough", "no_passthrough", "writeback", "memory", "uhs"] {
         let source = match option {
             "memory" => OsString::from("memory:"),
+            "uhs" => [OsString::from("uhs:"), image.clone().into()].into_iter().collect(),
             _ => [OsString::from("passthrough:"), fresh(option).into()].into_iter().collect(),
         };
-        let args: &[&str] = if option == "memory" { &[] } else { &["-o", option] };
+        let has_options = !["memory", "uhs"].contains(&option);
+        let args: &[&str] = if has_options { &["-o", option] } else { &[] };
         let mount = Mount::new(&source, place.path(), args).unwrap();
         compare(option, &at(mount.path()));
         mount.end().unwrap();
     }
-    for (name, options) in [("run", ""), ("run-backing", ",backing=off"), ("run-memory", "")] {
+    let runs = [
+        ("run", "", &[][..]),
+        ("run-backing", ",backing=off", &[]),
+        ("run-memory", "", &[]),
+        ("run-served", "", &["--fork", "server"]),
+    ];
+    for (name, options, args) in runs {
         let source = match name {
             "run-memory" => "memory:".to_owned(),
             _ => format!("passthrough:{}{options}", fresh(name).display()),
         };
         let mount = format!("/defuse-permissions={source}");
         let mut run = Command::new(program().unwrap());
-        run.args(["run", "--mount", &mount, "-C", "/defuse-permissions", "--", python]);
+        run.args(["run", "--mount", &mount, "-C", "/defuse-permissions"]).args(args);
+        run.args(["--", python]);
         compare(name, &lines(run.args(script).output().unwrap()));
     }
     assert!(wrong.is_empty(), "DEFUSE_SEED={seed}, {} differ:\n{}", wrong.len(), wrong.join("\n"));

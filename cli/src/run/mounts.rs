@@ -116,7 +116,9 @@ pub fn serve(mounts: &mut [MountPlan]) -> Result<Servers> {
     let mut servers = Servers::default();
     for mount in mounts {
         let text = OsStr::from_bytes(&mount.source);
-        let frontend = Frontend { locks: Locks::FileSystem, ..Frontend::default() };
+        // Each program of the run has a cache of its own, and is not told of the changes of the others.
+        let frontend =
+            Frontend { locks: Locks::FileSystem, concurrent: true, ..Frontend::default() };
         let (source, settings) = SOURCES.parse_with_options(text, Settings::of(frontend))?;
         source.kind.check(&settings.options)?;
         let how = (is_in_process(source.kind), !settings.options.is_empty());

@@ -54,3 +54,17 @@ fn processes_of_a_served_directory_exclude_each_other() {
 fn locks_of_a_process_end_with_it_and_its_children_wait_for_their_own() {
     super::same_c("records", include_str!("records.c"), on_every_mount);
 }
+
+/// For a second, a program of a served directory saw what its child had replaced or removed: `[ -e f ]; rm f; [ -e f ]` in a
+/// shell was true twice.
+#[test]
+fn a_program_sees_the_changes_of_its_children_at_once() {
+    let script = r#"
+        for i in 1 2 3; do
+            echo old >f; [ -e f ] && rm f; [ -e f ] && echo "removed and there"; [ -e f ]; touch f
+            [ -e f ] || echo "created and not there"; echo longer >g; [ -s f ]; mv g f
+            [ -s f ] || echo "replaced and empty"; mkdir d; [ -d d ]; rmdir d; [ -d d ] && echo "no directory"
+        done; echo end
+    "#;
+    on_every_mount("changes", &["bash"], script);
+}
