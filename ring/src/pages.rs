@@ -281,6 +281,13 @@ impl PageReader {
         (self.memory.load64(AT_STATE) == state).then_some(len)
     }
 
+    /// Reads a byte of every frame, whether it holds a page or not, as a client may do that wants to take memory.
+    pub fn touch(&self) {
+        for frame in 0..u64::from(self.frames) {
+            self.memory.read(frame_at(frame, self.frames), &mut [0]);
+        }
+    }
+
     fn copy(&self, page: u64, within: usize, out: &mut [u8]) -> Option<()> {
         let head = head_at(page, self.frames);
         let version = self.memory.load64(head);

@@ -269,6 +269,31 @@ fn a_user_takes_no_more_memory_for_heads_than_its_share() {
     assert!(defuse_ring::pages::bytes_of(MOST_FRAMES) < 17 << 20);
 }
 
+/// The kernel gives a frame memory when a client touches it, whether the server has filled it or not.
+#[test]
+fn clients_that_touch_empty_frames_take_a_bounded_multiple_of_the_memory() {
+    let fs = paged(PagedOptions { bytes: LEAST, ..PagedOptions::default() });
+    let files: Vec<File> = (0..64).map(|at| create(&*fs, &format!("file {at}"))).collect();
+    files.iter().for_each(|file| resize(&*fs, *file, 300 << 10));
+    let touch = |uid| {
+        let pages = files.iter().filter_map(|file| fs.pages(file.ino, uid).ok());
+        pages.map(|fd| PageReader::of(fd).unwrap()).inspect(PageReader::touch).collect::<Vec<_>>()
+    };
+    let of_one = touch(1);
+    let taken = fs.bytes_in_use();
+    // They are more than the memory that the server fills, and no more than a user may have.
+    assert!((LEAST + 1..=2 * LEAST).contains(&taken), "{taken}");
+    let of_all: Vec<PageReader> = (2..6).flat_map(touch).collect();
+    assert!(of_one.len() < of_all.len() && fs.bytes_in_use() <= 4 * LEAST, "{}", fs.bytes_in_use());
+    // Others read and write as ever.
+    let own = create(&*fs, "own");
+    write(&*fs, own, 0, b"data");
+    assert_eq!(read(&*fs, own, 0, 4), b"data");
+    // With the last close the server gives everything back. A client that touches it then takes memory of its own.
+    files.iter().for_each(|file| fs.release(&cx(), *file, ReleaseArgs::default()).unwrap());
+    assert_eq!(fs.bytes_in_use(), 0);
+}
+
 /// Pages of files that are several times as long as the memory, each with its number in all words.
 const FILES: usize = 12;
 const FILE_PAGES: u64 = 32;
