@@ -82,18 +82,23 @@ impl From<&Negotiated> for Agreement {
     }
 }
 
-/// Answers questions at `path`, on a new thread.
+/// Listens at `path`.
+pub fn listen(path: &Path) -> io::Result<UnixListener> {
+    // A killed daemon may have left it.
+    let _ = fs::remove_file(path);
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+/// Answers questions at `listener`, on a new thread.
 pub fn serve(
-    path: &Path,
+    listener: UnixListener,
     session: &Session,
     (writable, can_only_be_read): (Switch, bool),
 ) -> io::Result<()> {
     let (statistics, workers) = (session.statistics(), session.workers());
     let agreement = Agreement::from(session.negotiated());
-    // A killed daemon may have left it.
-    let _ = fs::remove_file(path);
-    let listener = UnixListener::bind(path)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
     let answer = move |question: &str| match question {
         "stat" => serde_json::to_string(&statistics.snapshot()).ok(),
         "negotiated" => serde_json::to_string(&agreement).ok(),

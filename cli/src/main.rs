@@ -85,6 +85,8 @@ enum Command {
     Nvme(nvme::NvmeArgs),
     #[command(hide = true)]
     Inside(run::InsideArgs),
+    #[command(hide = true)]
+    Keep,
     List(list::ListArgs),
     Stat(stat::StatArgs),
     Study(study::StudyArgs),
@@ -150,6 +152,7 @@ fn run(command: Command) -> Result {
         Command::Dump(args) => dump::run(&args),
         Command::Nvme(args) => nvme::run(&args),
         Command::Inside(args) => run::inside(&args).map(drop),
+        Command::Keep => sandbox::keeper::run(),
         Command::List(args) => list::run(&args),
         Command::Stat(args) => stat::run(&args),
         Command::Study(args) => study::run(&args),

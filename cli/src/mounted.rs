@@ -1,5 +1,6 @@
 //! A mount from its start to its end.
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -18,8 +19,10 @@ use crate::control;
 use crate::daemon::Ready;
 use crate::error::{Failure, Result};
 use crate::mount::CheckedMount;
+use crate::options::Settings;
 use crate::registry::{self, Entry, Found};
-use crate::sandbox::{self, Needs};
+use crate::sandbox::keeper::{Keeper, Order, Task};
+use crate::sandbox::{self, Extent, Namespaces, Needs};
 use crate::signals;
 use crate::{paths, umount};
 
@@ -71,10 +74,12 @@ fn not_durable(mountpoint: &Path, ended: Ended) -> Result {
 /// Mounts and starts serving. Adds messages for the user to `notes`.
 fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<(Session, Companions)> {
     raise_file_limit();
+    let namespaces = namespaces(plan)?;
     let (fs, writable) = plan.source.open_with_switch(&plan.settings.source)?;
     // From here on a signal must not leave a mount behind.
     let caught = signals::catch().map_err(Failure::failed)?;
-    umount::clear_dead(&plan.mountpoint)?;
+    let at = plan.mountpoint.clone();
+    namespaces.at_home(move || umount::clear_dead(&at))??;
     let mut options = plan.settings.mount.clone();
     if fs.caps().read_only && !options.ro {
         let source = plan.source.text();
@@ -90,20 +95,44 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<(Session, Compa
         let source = source.display();
         notes.push(format!("the source {source} does not allow {taken}: mounted with no{taken}"));
     }
-    let mounted = mount::mount(&plan.mountpoint, &options).map_err(Failure::failed)?;
+    let at = plan.mountpoint.clone();
+    let mounted = namespaces.at_home(move || mount::mount(&at, &options))?;
+    let mounted = mounted.map_err(Failure::failed)?;
     // Others than root unmount with a set-user-id program.
-    let sandboxed = plan.settings.sandbox && !matches!(mounted.how, How::Helper(_));
+    let by_helper = matches!(mounted.how, How::Helper(_));
+    let sandboxed = plan.settings.sandbox != Extent::None && !by_helper;
     if sandboxed {
         sandbox::enter();
     }
     log::info!("mounted {} on {}", plan.source.text().display(), mounted.mountpoint.display());
-    let (session, companions) = serve(plan, (fs, writable), mounted, caught)?;
+    let mountpoint = mounted.mountpoint.clone();
+    let (session, companions) = serve(plan, (fs, writable), (mounted, &namespaces), caught)?;
+    if let Err(failure) = namespaces.confine() {
+        // Nobody would serve it.
+        if let Some(keeper) = &companions.keeper {
+            keeper.order(&Order::Unmount);
+            keeper.order(&Order::Remove);
+        }
+        let _ = mount::unmount(&mountpoint, true);
+        return Err(failure);
+    }
     if sandboxed {
         let needs = needs(&plan.source);
         let rings = needs.rings || session.negotiated().uses(FUSE_OVER_IO_URING);
-        sandbox::filter(Needs { unmounts: true, rings, ..needs });
+        let unmounts = companions.keeper.is_none();
+        sandbox::filter(Needs { unmounts, rings, ..needs });
     }
     Ok((session, companions))
+}
+
+/// A namespace for the daemon, if its mount can be made and removed from there.
+fn namespaces(plan: &CheckedMount) -> Result<Namespaces> {
+    // The parent process mounted, and unmounts.
+    if plan.mountpoint.starts_with("/dev/fd") {
+        return Ok(Namespaces::stay());
+    }
+    let Settings { sandbox, mount, .. } = &plan.settings;
+    Namespaces::leave(&[&plan.source], *sandbox, !mount.nodev)
 }
 
 /// The system calls that serving `source` needs.
@@ -126,58 +155,123 @@ pub fn raise_file_limit() {
 fn serve(
     plan: &CheckedMount,
     (fs, writable): (Arc<dyn FileSystem>, Switch),
-    mounted: Mounted,
+    (mounted, namespaces): (Mounted, &Namespaces),
     caught: Signals,
 ) -> Result<(Session, Companions)> {
     let Mounted { device, mountpoint, .. } = mounted;
     let can_only_be_read = writable.is_none() && fs.caps().read_only;
-    let session = Session::start(device, fs, &plan.settings.session).map_err(|error| {
+    let mut options = plan.settings.session.clone();
+    namespaces.adapt(&mut options);
+    let started = Registration::prepare(plan, &mountpoint, namespaces).and_then(|registration| {
+        let session = Session::start(device, fs, &options).map_err(Failure::failed)?;
+        Ok((registration, session))
+    });
+    let (registration, session) = started.inspect_err(|_| {
         // The mount has no session.
-        let _ = mount::unmount(&mountpoint, true);
-        Failure::failed(error)
+        let _ = namespaces.at_home(move || mount::unmount(&mountpoint, true));
     })?;
     for decision in &session.negotiated().decisions {
         log::debug!("INIT: {decision}");
     }
     let writable = (writable, can_only_be_read);
-    let companions = Companions::start(plan, &session, (mountpoint, writable), caught);
+    let companions =
+        Companions::start(plan, &session, (registration, writable), caught, namespaces);
     Ok((session, companions))
+}
+
+/// The entry of a mount, and the process that removes it, before requests are served.
+struct Registration {
+    mountpoint: PathBuf,
+    connection: Option<u32>,
+    /// The file, and its content.
+    entry: Option<(PathBuf, Entry)>,
+    abort: Option<OwnedFd>,
+    keeper: Option<Arc<Keeper>>,
+}
+
+impl Registration {
+    fn prepare(
+        plan: &CheckedMount,
+        mountpoint: &Path,
+        namespaces: &Namespaces,
+    ) -> Result<Registration> {
+        let mountpoint = mountpoint.to_path_buf();
+        let entry = entry(plan, &mountpoint);
+        let find = move || {
+            let connection = connection_id(&mountpoint);
+            let abort = connection.and_then(signals::open_abort);
+            let entry = connection.and_then(|connection| {
+                let file = registry::place(connection);
+                let file = file.map_err(|failure| log::warn!("{failure}")).ok()?;
+                Some((file, Entry { connection, ..entry }))
+            });
+            Registration { mountpoint, connection, entry, abort, keeper: None }
+        };
+        let found = namespaces.at_home(find)?;
+        let mut task = Task::default().unmount(&found.mountpoint, found.connection);
+        if let Some((file, entry)) = &found.entry {
+            task = task.unregister(file, entry.clone());
+        }
+        let keeper = namespaces.entrust(task.write(plan.args.stats_file.as_deref()))?;
+        Ok(Registration { keeper, ..found })
+    }
+}
+
+fn entry(plan: &CheckedMount, mountpoint: &Path) -> Entry {
+    let source = plan.source.text().to_string_lossy().into_owned();
+    let mut entry = Entry::of_this_process(0, source, mountpoint);
+    entry.fstype = format!("fuse.{}", plan.settings.mount.subtype);
+    entry.options = plan.lists.clone();
+    entry
 }
 
 /// Threads and files beside a session. The session works without them, so a failure is a warning.
 struct Companions {
     registered: Option<Found>,
     stats_file: Option<StatsFile>,
+    keeper: Option<Arc<Keeper>>,
 }
 
 impl Companions {
     fn start(
         plan: &CheckedMount,
         session: &Session,
-        (mountpoint, writable): (PathBuf, (Switch, bool)),
+        (registration, writable): (Registration, (Switch, bool)),
         caught: Signals,
+        namespaces: &Namespaces,
     ) -> Companions {
-        let connection = connection_id(&mountpoint);
-        let registered = connection.and_then(|connection| {
+        let Registration { mountpoint, connection, entry, abort, keeper } = registration;
+        let register = move || {
+            let (file, entry) = entry?;
             // The socket first: a process that finds the entry may connect at once.
-            let found = registry::place(connection).and_then(|file| {
-                listen(&registry::socket_beside(&file), session, writable);
-                register(plan, connection, &mountpoint)
-            });
-            found.map_err(|failure| log::warn!("{failure}")).ok()
-        });
+            let socket = registry::socket_beside(&file);
+            let listener = control::listen(&socket);
+            let no_socket = |error| log::warn!("no control socket {}: {error}", socket.display());
+            let listener = listener.map_err(no_socket).ok();
+            let found = registry::write(&entry);
+            Some((listener, found.map_err(|failure| log::warn!("{failure}")).ok()))
+        };
+        let registered = namespaces.at_home(register).map_err(|failure| log::warn!("{failure}"));
+        let (listener, registered) = registered.ok().flatten().unwrap_or_default();
+        if let Some(listener) = listener
+            && let Err(error) = control::serve(listener, session, writable)
+        {
+            log::warn!("the control socket does not answer: {error}");
+        }
         let stats_file = plan.args.stats_file.as_deref();
-        let stats_file = stats_file.map(|path| StatsFile::start(path, session.statistics()));
+        let stats_file =
+            stats_file.map(|path| StatsFile::start(path, session.statistics(), keeper.clone()));
         let target = signals::Target {
             mountpoint,
             connection,
-            connections: signals::connections(),
+            abort,
+            keeper: keeper.clone(),
             statistics: session.statistics(),
         };
         if let Err(error) = signals::serve(caught, target) {
             log::warn!("signals are not heard: {error}");
         }
-        Companions { registered, stats_file }
+        Companions { registered, stats_file, keeper }
     }
 
     /// Ends them. Leaves a failure in the registry, for the process that unmounts to report.
@@ -186,50 +280,46 @@ impl Companions {
             file.end();
         }
         // Last, because other processes take it for the end.
-        if let Some(found) = self.registered {
-            match failure {
-                Some(failure) => found.leave_failure(&failure.to_string()),
-                None => found.remove(),
+        match (self.keeper, self.registered, failure) {
+            (Some(keeper), registered, failure) => {
+                match failure {
+                    Some(failure) if registered.is_some() => {
+                        keeper.order(&Order::Leave(failure.to_string()));
+                    }
+                    _ => keeper.order(&Order::Remove),
+                }
+                keeper.end();
             }
+            (None, Some(found), Some(failure)) => found.leave_failure(&failure.to_string()),
+            (None, Some(found), None) => found.remove(),
+            (None, None, _) => {}
         }
     }
-}
-
-fn listen(socket: &Path, session: &Session, writable: (Switch, bool)) {
-    if let Err(error) = control::serve(socket, session, writable) {
-        log::warn!("no control socket {}: {error}", socket.display());
-    }
-}
-
-fn register(plan: &CheckedMount, connection: u32, mountpoint: &Path) -> Result<Found> {
-    let source = plan.source.text().to_string_lossy().into_owned();
-    let mut entry = Entry::of_this_process(connection, source, mountpoint);
-    entry.fstype = format!("fuse.{}", plan.settings.mount.subtype);
-    entry.options = plan.lists.clone();
-    registry::write(&entry)
 }
 
 /// A file with the statistics, at most [`STATS_EVERY`] old.
 struct StatsFile {
     path: PathBuf,
+    keeper: Option<Arc<Keeper>>,
     statistics: Statistics,
     end: mpsc::Sender<()>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl StatsFile {
-    fn start(path: &Path, statistics: Statistics) -> StatsFile {
+    fn start(path: &Path, statistics: Statistics, keeper: Option<Arc<Keeper>>) -> StatsFile {
         let (end, ended) = mpsc::channel();
         let (file, source) = (path.to_path_buf(), statistics.clone());
+        let by = keeper.clone();
         let run = move || {
-            write_stats(&file, &source);
+            write_stats(&file, &source, by.as_deref());
             while ended.recv_timeout(STATS_EVERY) == Err(RecvTimeoutError::Timeout) {
-                write_stats(&file, &source);
+                write_stats(&file, &source, by.as_deref());
             }
         };
         let thread = thread::Builder::new().name("defuse-stats".to_owned()).spawn(run);
         let thread = thread.map_err(|error| log::warn!("no statistics file: {error}")).ok();
-        StatsFile { path: path.to_path_buf(), statistics, end, thread }
+        StatsFile { path: path.to_path_buf(), keeper, statistics, end, thread }
     }
 
     fn end(self) {
@@ -237,14 +327,19 @@ impl StatsFile {
         if let Some(thread) = self.thread {
             let _ = thread.join();
         }
-        write_stats(&self.path, &self.statistics);
+        write_stats(&self.path, &self.statistics, self.keeper.as_deref());
     }
 }
 
-fn write_stats(path: &Path, statistics: &Statistics) {
-    let written = serde_json::to_vec(&statistics.snapshot())
-        .map_err(std::io::Error::from)
-        .and_then(|text| paths::write_atomically(path, &text));
+fn write_stats(path: &Path, statistics: &Statistics, keeper: Option<&Keeper>) {
+    let text = serde_json::to_string(&statistics.snapshot()).map_err(std::io::Error::from);
+    let written = text.and_then(|text| match keeper {
+        Some(keeper) => {
+            keeper.order(&Order::Statistics(text));
+            Ok(())
+        }
+        None => paths::write_atomically(path, text.as_bytes()),
+    });
     if let Err(error) = written {
         log::warn!("cannot write statistics to {}: {error}", path.display());
     }

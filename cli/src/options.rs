@@ -14,6 +14,7 @@ use defuse_fuse::mount::MountOptions;
 use defuse_fuse::{IoUring, SessionOptions, ThreadPolicy, negotiate};
 
 use crate::error::{Failure, Result};
+use crate::sandbox::Extent;
 use crate::sources::SOURCES;
 
 /// All settings that options change.
@@ -25,8 +26,8 @@ pub struct Settings {
     pub session: SessionOptions,
     /// The settings of the source.
     pub source: defuse_compose::Settings,
-    /// The daemon drops the privileges that it does not need.
-    pub sandbox: bool,
+    /// The extent to which the daemon gives up what it does not need.
+    pub sandbox: Extent,
     /// The kernel checks permissions; `None` without such an option.
     pub default_permissions: Option<bool>,
 }
@@ -53,7 +54,7 @@ impl Profile {
         };
         let source = defuse_compose::Settings::of(frontend);
         let mount = MountOptions::default();
-        Settings { mount, session, source, default_permissions: None, sandbox: true }
+        Settings { mount, session, source, default_permissions: None, sandbox: Extent::Usual }
     }
 }
 

@@ -104,8 +104,12 @@ pub fn run(mountpoint: &Path, wanted: &[String], fake: bool) -> Result {
 
 /// The present flags of a mount.
 fn flags_of(mount: &MountEntry) -> MountFlags {
-    let names = mount.mount_options.split(',').chain(mount.super_options.split(','));
-    let set = names.filter_map(|name| FLAGS.iter().find(|(flag, ..)| *flag == name));
+    flags_of_mount(&mount.mount_options) | flags_of_mount(&mount.super_options)
+}
+
+/// The flags in a list of mountinfo.
+pub fn flags_of_mount(list: &str) -> MountFlags {
+    let set = list.split(',').filter_map(|name| FLAGS.iter().find(|(flag, ..)| *flag == name));
     set.fold(MountFlags::empty(), |flags, (.., set)| flags | *set)
 }
 

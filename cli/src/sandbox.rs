@@ -1,16 +1,165 @@
-//! The sandbox of a daemon: after mounting, it drops privileges and system calls that no request needs.
+//! The sandbox of a daemon: after mounting, it drops privileges, system calls and files that no request needs.
 //!
 //! A bug in the daemon then gives an attacker no more than the file system and the mount need.
 //! `-o no_sandbox` keeps everything.
 
 mod filter;
+mod home;
+pub mod keeper;
+mod root;
+
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::path::PathBuf;
+use std::sync::Arc;
 
 pub use filter::Needs;
-
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, remove_capability_from_bounding_set,
     set_capabilities, set_no_new_privs,
 };
+
+use crate::error::{Failure, Result};
+use defuse_compose::Source;
+use defuse_fs::source::Files;
+use defuse_fuse::{GroupSource, SessionOptions};
+use home::Home;
+use keeper::{Keeper, Task};
+use root::Served;
+
+/// The extent of a sandbox (`-o sandbox=`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Extent {
+    /// No sandbox.
+    None,
+    /// Privileges and system calls are dropped. The daemon stays in the mount namespace of its user.
+    Privileges,
+    /// In addition, a mount namespace of its own, where that changes nothing for users.
+    #[default]
+    Usual,
+    /// In addition, a mount namespace of its own, also where later mounts are then not served.
+    Namespace,
+}
+
+/// The mount namespaces of a daemon that starts: its own, if it has one, and that of its user.
+pub struct Namespaces {
+    home: Home,
+    /// `None` if the daemon stays in the namespace of its user.
+    own: Option<Own>,
+}
+
+struct Own {
+    keeper: Arc<Keeper>,
+    served: Vec<Served>,
+    directories: Vec<PathBuf>,
+}
+
+impl Namespaces {
+    /// The daemon stays in the namespace of its user.
+    pub fn stay() -> Namespaces {
+        Namespaces { home: Home::here(), own: None }
+    }
+
+    /// Gives this process, which has one thread, a namespace of its own for serving `sources`, unless they
+    /// need that of the user. The log then has the reason. With `devices`, device nodes can be opened.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the kernel refuses, and if [`Extent::Namespace`] is impossible.
+    pub fn leave(sources: &[&Source], extent: Extent, devices: bool) -> Result<Namespaces> {
+        let held = capabilities(None).map(|held| held.effective).unwrap_or(CapabilitySet::empty());
+        let may = held.contains(CapabilitySet::SYS_ADMIN) && rustix::process::geteuid().is_root();
+        let forced = extent == Extent::Namespace;
+        if matches!(extent, Extent::None | Extent::Privileges) || !(may || forced) {
+            return Ok(Namespaces::stay());
+        }
+        let directories = sources.iter().filter(|one| one.kind.about().files == Files::InDirectory);
+        let directories = directories.filter_map(|one| root::resolved(one.rest.as_ref()));
+        let directories: Vec<_> = directories.collect();
+        let unfit = match sources.iter().find(|one| opens_any(one)) {
+            _ if !may => Some("only root may leave it".to_owned()),
+            Some(one) => {
+                Some(format!("sources of type {} open files later", one.kind.about().name))
+            }
+            None => root::unfit(&directories, forced),
+        };
+        match unfit {
+            Some(reason) if forced => {
+                return Err(Failure::Failed(format!(
+                    "there can be no mount namespace for the daemon: {reason}; leave sandbox=namespace out"
+                )));
+            }
+            Some(reason) => {
+                log::info!("the daemon stays in the mount namespace of its user: {reason}");
+                return Ok(Namespaces::stay());
+            }
+            None => {}
+        }
+        let failed = |step: &'static str| {
+            move |error: std::io::Error| {
+                Failure::Failed(format!(
+                    "no mount namespace for the daemon ({step}): {error}; mount with -o \
+                     sandbox=privileges to do without"
+                ))
+            }
+        };
+        let keeper = Arc::new(Keeper::start().map_err(failed("keeper"))?);
+        let home = Home::stay().map_err(failed("thread"))?;
+        root::leave().map_err(|errno| failed("unshare")(errno.into()))?;
+        let cover = |path: &PathBuf| root::cover(path, devices);
+        let served = directories.iter().map(cover).collect::<rustix::io::Result<Vec<_>>>();
+        let served = served.map_err(|errno| failed("copy of the source")(errno.into()))?;
+        Ok(Namespaces { home, own: Some(Own { keeper, served, directories }) })
+    }
+
+    /// Runs `job` in the namespace of the user.
+    ///
+    /// # Errors
+    ///
+    /// See [`Home::run`].
+    pub fn at_home<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T> {
+        self.home.run(job)
+    }
+
+    /// Changes `options` of a session so that it works in the own namespace.
+    pub fn adapt(&self, options: &mut SessionOptions) {
+        let Some(own) = &self.own else { return };
+        options.groups = Some(GroupSource(own.keeper.groups()));
+        // Open for the life of the process, and opened again at each look.
+        if let Ok(file) = std::fs::File::open(&options.memory_pressure) {
+            options.memory_pressure = format!("/proc/self/fd/{}", file.as_raw_fd()).into();
+            let _ = file.into_raw_fd();
+        }
+    }
+
+    /// Tells the keeper all that it may act on. Comes before requests are served. Returns the keeper, if there
+    /// is one.
+    pub fn entrust(&self, task: Task) -> Result<Option<Arc<Keeper>>> {
+        let Some(own) = &self.own else { return Ok(None) };
+        own.keeper.begin(&task.hold(&own.directories))?;
+        Ok(Some(Arc::clone(&own.keeper)))
+    }
+
+    /// From now on nothing else than the source can be reached, neither by this thread nor by others.
+    pub fn confine(self) -> Result {
+        let Namespaces { home, own } = self;
+        drop(home);
+        let Some(own) = own else { return Ok(()) };
+        root::confine(&own.served).map_err(|errno| {
+            Failure::Failed(format!(
+                "no root directory for the daemon: {errno}; mount with -o sandbox=privileges to do without"
+            ))
+        })
+    }
+}
+
+/// True for a source that opens files outside of a directory after it is open.
+fn opens_any(source: &Source) -> bool {
+    // A controller is driven through files in /sys and /dev.
+    source.kind.about().files == Files::Any || defuse_block::driver_of(&source.rest).is_some()
+}
 
 /// The capabilities that stay: to act on files as any user (a directory), to register backing files,
 /// unmount and abort the connection (`CAP_SYS_ADMIN`), to lock the memory of rings, and to assume and drop
@@ -35,10 +184,17 @@ const KEPT: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::MAC_OVERRIDE)
     .union(CapabilitySet::MAC_ADMIN);
 
+/// The capabilities of the keeper: to unmount, and to remove files in directories of users.
+const KEPT_OF_KEEPER: CapabilitySet = CapabilitySet::SYS_ADMIN.union(CapabilitySet::DAC_OVERRIDE);
+
 /// Drops all other capabilities, for this thread and those that it starts. Executed programs gain no
 /// privileges (`no_new_privs`, prctl(2)) and have no capabilities (the bounding set, capabilities(7)). A
 /// failure is a warning.
 pub fn enter() {
+    keep_only(KEPT);
+}
+
+fn keep_only(kept: CapabilitySet) {
     let given_up = set_no_new_privs(true).and_then(|()| {
         let caps = capabilities(None)?;
         // The first unknown capability ends the set.
@@ -48,12 +204,12 @@ pub fn enter() {
                 break;
             }
         }
-        let kept = CapabilitySets {
-            effective: caps.effective & KEPT,
-            permitted: caps.permitted & KEPT,
+        let rest = CapabilitySets {
+            effective: caps.effective & kept,
+            permitted: caps.permitted & kept,
             inheritable: CapabilitySet::empty(),
         };
-        set_capabilities(None, kept)
+        set_capabilities(None, rest)
     });
     if let Err(errno) = given_up {
         log::warn!("not all privileges were dropped: {errno}");

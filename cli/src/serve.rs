@@ -14,6 +14,7 @@ use defuse_socket::ServerOptions;
 
 use crate::error::Result;
 use crate::options::{self, Profile, Settings};
+use crate::sandbox::Extent;
 use crate::serving::{self, Offer, ProcessArgs};
 use crate::sources::SOURCES;
 use crate::{daemon, images, mounted, paths};
@@ -105,8 +106,12 @@ pub fn run(mut args: ServeArgs) -> Result {
         return daemon::start(&args.to_command_line());
     }
     let ready = args.process.begin()?;
-    match args.process.start_log().and_then(|()| open(&source, &settings)) {
-        Ok(fs) => {
+    let opened = args.process.start_log().and_then(|()| {
+        let namespaces = serving::namespaces(&[&source], settings.sandbox, args.dead_after)?;
+        Ok((namespaces, open(&source, &settings)?))
+    });
+    match opened {
+        Ok((namespaces, fs)) => {
             let text = source.text().to_string_lossy().into_owned();
             let offer = Offer {
                 text: text.clone(),
@@ -119,9 +124,9 @@ pub fn run(mut args: ServeArgs) -> Result {
                 max_connections_of_user: args.max_connections_of_user,
                 dead_after: args.dead_after,
                 session: settings.session.clone(),
-                sandbox: settings.sandbox.then(|| mounted::needs(&source)),
+                sandbox: (settings.sandbox != Extent::None).then(|| mounted::needs(&source)),
             };
-            serving::run(offer, ready, || mounted::make_durable(&*fs, &text))
+            serving::run(offer, namespaces, ready, || mounted::make_durable(&*fs, &text))
         }
         Err(failure) => {
             ready.tell(Err(&failure));

@@ -51,8 +51,18 @@ impl Drop for Registered {
     }
 }
 
-/// Registers that this process serves `source` at `socket`.
-pub fn register(source: String, socket: &Path, devices: Vec<Device>) -> Result<Registered> {
+/// The path for the entry of this process. Creates the directory.
+pub fn place() -> Result<PathBuf> {
+    Ok(registry::made_dir()?.join(format!("{PREFIX}{}.json", std::process::id())))
+}
+
+/// Registers in `file` that this process serves `source` at `socket`.
+pub fn register(
+    file: PathBuf,
+    source: String,
+    socket: &Path,
+    devices: Vec<Device>,
+) -> Result<Registered> {
     let pid = std::process::id();
     let server = Server {
         socket: socket.to_string_lossy().into_owned(),
@@ -63,7 +73,6 @@ pub fn register(source: String, socket: &Path, devices: Vec<Device>) -> Result<R
         version: env!("CARGO_PKG_VERSION").to_owned(),
         devices,
     };
-    let file = registry::made_dir()?.join(format!("{PREFIX}{pid}.json"));
     let failed = |error: &dyn std::fmt::Display| {
         Failure::Failed(format!("cannot register the server in {}: {error}", file.display()))
     };

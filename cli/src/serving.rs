@@ -8,6 +8,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use defuse_compose::Source;
 use defuse_fs::FileSystem;
 use defuse_fuse::SessionOptions;
 use defuse_shared::{LaneOffers, Paged, PagedOptions, Versioned};
@@ -17,8 +18,9 @@ use signal_hook::consts::SIGUSR1;
 
 use crate::daemon::Ready;
 use crate::error::{Failure, Result};
-use crate::sandbox::{self, Needs};
-use crate::servers::{self, Device};
+use crate::sandbox::keeper::{Keeper, Order, Task};
+use crate::sandbox::{self, Extent, Namespaces, Needs};
+use crate::servers::{self, Device, Registered};
 use crate::{daemon, signals, terminal};
 
 /// Time limit of the end after SIGTERM. The connections may take eight seconds.
@@ -122,19 +124,45 @@ pub struct Offer {
     pub sandbox: Option<Needs>,
 }
 
+/// The namespaces of a server of `sources`. Comes before they are opened.
+///
+/// # Errors
+///
+/// See [`Namespaces::leave`].
+pub fn namespaces(
+    sources: &[&Source],
+    extent: Extent,
+    dead_after: Option<Duration>,
+) -> Result<Namespaces> {
+    if dead_after.is_some() && extent == Extent::Usual {
+        log::info!("the daemon stays in the mount namespace of its user: it looks at processes");
+        return Ok(Namespaces::stay());
+    }
+    Namespaces::leave(sources, extent, false)
+}
+
 /// Serves until SIGTERM, and then runs `settle`, which makes everything durable.
-pub fn run(offer: Offer, ready: Ready, settle: impl FnOnce() -> Result) -> Result {
-    let (text, socket, devices) = (offer.text.clone(), offer.socket.clone(), offer.devices.clone());
-    match listen(offer) {
-        Ok(Listening { server, settling }) => {
-            // The server works without an entry.
-            let registered = servers::register(text.clone(), &socket, devices);
-            let _registered = registered.map_err(|failure| log::warn!("{failure}"));
+pub fn run(
+    offer: Offer,
+    namespaces: Namespaces,
+    ready: Ready,
+    settle: impl FnOnce() -> Result,
+) -> Result {
+    let (text, socket) = (offer.text.clone(), offer.socket.clone());
+    match listen(offer, namespaces) {
+        Ok(Listening { server, settling, keeper, registered }) => {
             ready.tell(Ok(&[]));
             server.run();
             log::info!("{} has ended", socket.display());
             let _settling = lock(&settling);
-            patiently(&text, SETTLE_PATIENCE, |waits| log::warn!("{waits}"), settle)
+            let say = |waits| log::warn!("{waits}");
+            let outcome = patiently(&text, SETTLE_PATIENCE, say, settle);
+            drop(registered);
+            if let Some(keeper) = keeper {
+                keeper.order(&Order::Remove);
+                keeper.end();
+            }
+            outcome
         }
         Err(failure) => {
             ready.tell(Err(&failure));
@@ -148,9 +176,11 @@ struct Listening {
     server: Arc<Server>,
     /// Locked while the file system makes everything durable, however long that takes.
     settling: Arc<Mutex<()>>,
+    keeper: Option<Arc<Keeper>>,
+    registered: Option<Registered>,
 }
 
-fn listen(offer: Offer) -> Result<Listening> {
+fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
     if offer.sandbox.is_some() {
         sandbox::enter();
     }
@@ -167,8 +197,10 @@ fn listen(offer: Offer) -> Result<Listening> {
     let max_connections = offer.max_connections;
     let max_connections_of_user =
         offer.max_connections_of_user.unwrap_or(max_connections / 2).max(1);
+    let mut session = offer.session;
+    namespaces.adapt(&mut session);
     let options = ServerOptions {
-        session: offer.session,
+        session,
         admission,
         max_connections,
         max_connections_of_user,
@@ -179,8 +211,12 @@ fn listen(offer: Offer) -> Result<Listening> {
         ..ServerOptions::default()
     };
     let mut caught = signals::catch().map_err(Failure::failed)?;
-    let server = Server::bind(&offer.socket, fs, options).map_err(Failure::failed)?;
-    let server = Arc::new(server);
+    let (socket, entry) = (offer.socket.clone(), servers::place());
+    let entry = entry.map_err(|failure| log::warn!("{failure}")).ok();
+    let files: Vec<_> = entry.iter().cloned().chain([socket.clone()]).collect();
+    let keeper = namespaces.entrust(Task::default().remove(&files))?;
+    let bind = move || Server::bind(&socket, fs, options);
+    let server = Arc::new(namespaces.at_home(bind)?.map_err(Failure::failed)?);
     log::info!("{} is served at {}", offer.text, offer.socket.display());
     let served = Arc::downgrade(&server);
     let settling = Arc::new(Mutex::new(()));
@@ -199,10 +235,16 @@ fn listen(offer: Offer) -> Result<Listening> {
     };
     let thread = std::thread::Builder::new().name("defuse-signals".to_owned());
     thread.spawn(listen).map_err(Failure::failed)?;
+    // The server works without an entry.
+    let (text, socket, devices) = (offer.text, offer.socket, offer.devices);
+    let register = move || entry.map(|file| servers::register(file, text, &socket, devices));
+    let registered = namespaces.at_home(register)?.transpose();
+    let registered = registered.map_err(|failure| log::warn!("{failure}")).ok().flatten();
+    namespaces.confine()?;
     if let Some(needs) = offer.sandbox {
         sandbox::filter(needs);
     }
-    Ok(Listening { server, settling })
+    Ok(Listening { server, settling, keeper, registered })
 }
 
 /// Runs `settle`, which has all the time that it needs. After `patience`, `say` learns once what this process waits

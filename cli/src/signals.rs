@@ -2,7 +2,8 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::{fs, io, thread};
+use std::sync::Arc;
+use std::{io, thread};
 
 use defuse_fuse::Statistics;
 use defuse_fuse::mount::{UnmountError, connection_id, unmount};
@@ -10,6 +11,8 @@ use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
+
+use crate::sandbox::keeper::{Keeper, Notes, Order};
 
 /// Catches the signals from now on; [`serve`] handles them.
 pub fn catch() -> io::Result<Signals> {
@@ -22,8 +25,10 @@ pub struct Target {
     pub mountpoint: PathBuf,
     /// The connection, if known.
     pub connection: Option<u32>,
-    /// The kernel's list of connections, if it must be opened in advance.
-    pub connections: Option<OwnedFd>,
+    /// The file that aborts the connection.
+    pub abort: Option<OwnedFd>,
+    /// The process that unmounts, if this one is in a namespace of its own.
+    pub keeper: Option<Arc<Keeper>>,
     /// The statistics of the session.
     pub statistics: Statistics,
 }
@@ -35,7 +40,7 @@ pub fn serve(mut signals: Signals, target: Target) -> io::Result<()> {
         for signal in signals.forever() {
             match signal {
                 SIGUSR1 => log::info!("statistics: {}", target.statistics.snapshot()),
-                _ if ending => abort(target.connection, target.connections.as_ref()),
+                _ if ending => abort(target.connection, target.abort.as_ref()),
                 _ => {
                     ending = true;
                     begin_to_end(&target);
@@ -50,50 +55,51 @@ pub fn serve(mut signals: Signals, target: Target) -> io::Result<()> {
 /// be handled even if that never ends.
 fn begin_to_end(target: &Target) {
     let (mountpoint, connection) = (target.mountpoint.clone(), target.connection);
-    let run = move || unmount_or_detach(&mountpoint, connection);
+    let keeper = target.keeper.clone();
+    let run = move || match keeper {
+        Some(keeper) => keeper.order(&Order::Unmount),
+        None => unmount_or_detach(&mountpoint, connection).log(),
+    };
     if let Err(error) = thread::Builder::new().name("defuse-unmount".to_owned()).spawn(run) {
         log::error!("cannot unmount {}: {error}", target.mountpoint.display());
     }
 }
 
-fn unmount_or_detach(mountpoint: &Path, connection: Option<u32>) {
-    let shown = mountpoint.display();
+/// Unmounts `mountpoint` if it still has this connection, or detaches it if it is in use. Returns lines for
+/// the log.
+pub fn unmount_or_detach(mountpoint: &Path, connection: Option<u32>) -> Notes {
+    use log::Level::{Error, Info, Warn};
+    let (shown, mut notes) = (mountpoint.display(), Notes::default());
     if connection.is_some() && connection_id(mountpoint) != connection {
-        log::info!(
-            "{shown} is not mounted any more, but files are open; signal again to cut them off"
-        );
-        return;
+        let next = "is not mounted any more, but files are open; signal again to cut them off";
+        notes.add(Info, format!("{shown} {next}"));
+        return notes;
     }
     match unmount(mountpoint, false) {
-        Ok(()) => log::info!("unmounted {shown}"),
+        Ok(()) => notes.add(Info, format!("unmounted {shown}")),
         Err(UnmountError::Busy { .. }) => {
-            log::warn!(
-                "{shown} is in use: detached until its last file is closed; signal again to cut it off"
-            );
+            let next =
+                "is in use: detached until its last file is closed; signal again to cut it off";
+            notes.add(Warn, format!("{shown} {next}"));
             if let Err(error) = unmount(mountpoint, true) {
-                log::error!("{error}");
+                notes.add(Error, error);
             }
         }
-        Err(error) => log::error!("{error}"),
+        Err(error) => notes.add(Error, error),
     }
+    notes
 }
 
 /// Aborts the connection. All waiting requests fail with ECONNABORTED.
-fn abort(connection: Option<u32>, connections: Option<&OwnedFd>) {
+fn abort(connection: Option<u32>, file: Option<&OwnedFd>) {
     log::warn!("second signal: the connection is aborted");
-    let Some(number) = connection else {
-        log::error!("the number of the connection is unknown; exiting now");
+    let Some((number, file)) = connection.zip(file) else {
+        // The kernel ends the connection with the last descriptor of the device.
+        log::error!("fusectl does not show the connection; exiting now");
         std::process::exit(1);
     };
-    let file = format!("{number}/abort");
-    let mounted = Path::new(CONNECTIONS).join(&file);
-    let aborted = fs::write(mounted, "1").or_else(|error| match connections {
-        Some(root) => abort_unmounted(root, &file),
-        None => Err(error),
-    });
-    if let Err(error) = aborted {
-        // The kernel ends the connection with the last descriptor of the device.
-        log::error!("fusectl cannot abort connection {number}: {error}; exiting now");
+    if let Err(errno) = rustix::io::write(file, b"1") {
+        log::error!("fusectl cannot abort connection {number}: {errno}; exiting now");
         std::process::exit(1);
     }
 }
@@ -101,22 +107,18 @@ fn abort(connection: Option<u32>, connections: Option<&OwnedFd>) {
 /// The mount point of fusectl.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
 
-/// A replacement of [`CONNECTIONS`] if fusectl is not mounted, as in many containers: root may open a
-/// detached instance of fusectl. This must happen before the sandbox refuses to mount.
-pub fn connections() -> Option<OwnedFd> {
-    if fs::read_dir(CONNECTIONS).is_ok_and(|mut all| all.next().is_some()) {
-        return None;
-    }
-    let open = || {
+/// Opens the file that aborts a connection. If fusectl is not mounted, as in many containers, root may open a
+/// detached instance of it. This must happen before the sandbox refuses to mount.
+pub fn open_abort(connection: u32) -> Option<OwnedFd> {
+    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
+    let mounted =
+        rustix::fs::open(format!("{CONNECTIONS}/{connection}/abort"), flags, Mode::empty());
+    let detached = || {
         let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
         fsconfig_create(&context)?;
-        fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())
+        let all = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty())?;
+        rustix::fs::openat(all, format!("{connection}/abort"), flags, Mode::empty())
     };
-    open().map_err(|errno| log::debug!("fusectl is not available: {errno}")).ok()
-}
-
-fn abort_unmounted(connections: &OwnedFd, file: &str) -> io::Result<()> {
-    let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-    let abort = rustix::fs::openat(connections, file, flags, Mode::empty())?;
-    rustix::io::write(abort, b"1").map(drop).map_err(Into::into)
+    let opened = mounted.or_else(|_| detached());
+    opened.map_err(|errno| log::debug!("fusectl is not available: {errno}")).ok()
 }

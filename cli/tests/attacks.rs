@@ -4,6 +4,8 @@ mod common;
 
 #[path = "attacks/filter.rs"]
 mod filter;
+#[path = "attacks/namespace.rs"]
+mod namespace;
 #[path = "attacks/run.rs"]
 mod run;
 #[path = "attacks/sandbox.rs"]

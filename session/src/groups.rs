@@ -5,7 +5,7 @@ use std::fs;
 use defuse_fs::{Caller, Errno, Groups, Result};
 
 /// Reads them in `/proc/PID/status`, proc_pid_status(5): a request of the kernel names one group.
-pub(crate) struct OfProcesses;
+pub struct OfProcesses;
 
 impl Groups for OfProcesses {
     fn groups_of(&self, caller: Caller) -> Result<Vec<u32>> {

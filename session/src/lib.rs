@@ -31,10 +31,11 @@ pub use defuse_wire::abi;
 pub use dispatch::{ClientHooks, SharedMemory};
 #[cfg(fuzzing)]
 pub use fuzzed::dispatch as fuzz_dispatch;
+pub use groups::OfProcesses;
 #[cfg(fuzzing)]
 pub use handler::{Answer, Handler};
 pub use init::{Decision, InitError, Negotiated, negotiate};
-pub use options::{IoUring, SessionOptions, ThreadPolicy};
+pub use options::{GroupSource, IoUring, SessionOptions, ThreadPolicy};
 pub use session::{Ended, ResizeError, Session, StartError, Statistics, Workers};
 pub use transport::dev::SpliceLimits;
 pub use transport::{Line, Lines, Port, ReplyPort};

@@ -1,7 +1,11 @@
 //! The options of a session. The file system declares its own properties (`Caps`).
 
+use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
+
+use defuse_fs::Groups;
 
 use crate::transport::dev::SpliceLimits;
 
@@ -101,8 +105,27 @@ pub struct SessionOptions {
     /// `memory.pressure` of a control group. Caches are released while some task waits for memory for
     /// 10 % of the time.
     pub memory_pressure: PathBuf,
+    /// The groups of callers. `None`: from `/proc/PID/status`, which a program in a namespace of its own
+    /// may not see. Of no meaning for clients of a socket.
+    pub groups: Option<GroupSource>,
     /// INIT capabilities not to use, as a mask of the `FUSE_*` bits of [`defuse_wire::abi`].
     pub disabled: u64,
+}
+
+/// A source of the supplementary groups of callers. Two are equal if they are the same object.
+#[derive(Clone)]
+pub struct GroupSource(pub Arc<dyn Groups>);
+
+impl fmt::Debug for GroupSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GroupSource")
+    }
+}
+
+impl PartialEq for GroupSource {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
 }
 
 impl Default for SessionOptions {
@@ -131,6 +154,7 @@ impl Default for SessionOptions {
             negative_timeout: None,
             request_timeout: None,
             memory_pressure: "/proc/pressure/memory".into(),
+            groups: None,
             disabled: 0,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use defuse_fs::source::{About, Description, Opt, Rest, Sharing, Value};
+use defuse_fs::source::{About, Description, Files, Opt, Rest, Sharing, Value};
 
 use crate::Example;
 
@@ -16,6 +16,7 @@ pub static KIND: Description<usize> = Description {
         sharing: Sharing::NeedsServer,
         rings: false,
         network: false,
+        files: Files::None,
     },
     options: &[Opt::new(
         "files",

@@ -7,7 +7,7 @@ use std::time::Duration;
 use defuse_fs::FileSystem;
 use defuse_fs::source::Value::{Choice, Number, Seconds};
 use defuse_fs::source::{
-    About, Description, Error, Frontend, Locks, Opt, Rest, Result, Sharing, Threads,
+    About, Description, Error, Files, Frontend, Locks, Opt, Rest, Result, Sharing, Threads,
 };
 
 use crate::address::Address;
@@ -23,6 +23,7 @@ pub static KIND: Description<Options> = Description {
         sharing: Sharing::NeedsServer,
         rings: false,
         network: true,
+        files: Files::Any,
     },
     options: OPTIONS,
     defaults,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use defuse_fs::FileSystem;
 use defuse_fs::source::Value::{Number, Octal, Size};
-use defuse_fs::source::{About, Description, Frontend, Opt, Rest, Result, Sharing};
+use defuse_fs::source::{About, Description, Files, Frontend, Opt, Rest, Result, Sharing};
 
 use crate::{Memory, Options};
 
@@ -19,6 +19,7 @@ pub static KIND: Description<Options> = Description {
         sharing: Sharing::NeedsServer,
         rings: false,
         network: false,
+        files: Files::None,
     },
     options: OPTIONS,
     defaults,

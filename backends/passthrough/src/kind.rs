@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::source::Value::{Choice, Flag, Number};
-use defuse_fs::source::{About, Description, Error, Frontend, Opt, Rest, Result, Sharing, Threads};
+use defuse_fs::source::{
+    About, Description, Error, Files, Frontend, Opt, Rest, Result, Sharing, Threads,
+};
 use defuse_fs::{CacheMode, FileSystem};
 
 use crate::{Credentials, FileHandles, Options, Passthrough};
@@ -21,6 +23,7 @@ pub static KIND: Description<Options> = Description {
         sharing: Sharing::InDirectory,
         rings: false,
         network: false,
+        files: Files::InDirectory,
     },
     options: OPTIONS,
     defaults,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::FileSystem;
-use defuse_fs::source::{About, Description, Error, Opt, Rest, Result, Sharing, Value};
+use defuse_fs::source::{About, Description, Error, Files, Opt, Rest, Result, Sharing, Value};
 
 use crate::{LaneUse, Program, Reconnecting, Remote, RemoteOptions};
 
@@ -34,6 +34,8 @@ pub static SOCKET: Description<ServerSettings> = Description {
         sharing: Sharing::Remote,
         rings: false,
         network: false,
+        // With `reconnect` it connects again, by the path.
+        files: Files::Any,
     },
     options: OPTIONS,
     defaults: |_| ServerSettings::default(),
@@ -51,6 +53,8 @@ pub static SHARED: Description<ServerSettings> = Description {
         sharing: Sharing::Remote,
         rings: false,
         network: false,
+        // With `reconnect` it connects again, by the path.
+        files: Files::Any,
     },
     options: OPTIONS,
     defaults: |_| ServerSettings {
@@ -71,6 +75,7 @@ pub static PROGRAM: Description<RemoteOptions> = Description {
         sharing: Sharing::NeedsServer,
         rings: false,
         network: false,
+        files: Files::Any,
     },
     options: &[],
     defaults: |_| RemoteOptions::default(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use defuse_fs::FileSystem;
 use defuse_fs::source::Value::{Choice, Flag, Number, Seconds, Size};
-use defuse_fs::source::{About, Description, Error, Opt, Rest, Result, Sharing, Word};
+use defuse_fs::source::{About, Description, Error, Files, Opt, Rest, Result, Sharing, Word};
 
 use crate::engine::MOST_QUEUES;
 use crate::format::BLOCK;
@@ -23,6 +23,7 @@ pub static KIND: Description<Options> = Description {
         sharing: Sharing::NeedsServer,
         rings: true,
         network: false,
+        files: Files::None,
     },
     options: OPTIONS,
     defaults: |frontend| Options { read_only: frontend.read_only, ..Options::default() },

@@ -12,7 +12,7 @@ use defuse_fs::{Caller, FileSystem};
 use rustix::process::{getegid, geteuid};
 
 use crate::error::{Failure, Result};
-use crate::sandbox::Needs;
+use crate::sandbox::{Extent, Needs};
 use crate::servers::Device;
 use crate::serving::{self, Offer, ProcessArgs};
 use crate::{daemon, mounted, paths};
@@ -78,10 +78,16 @@ pub fn run(mut args: ManagerArgs) -> Result {
         return daemon::start(&args.to_command_line());
     }
     let ready = args.process.begin()?;
-    match args.process.start_log().and_then(|()| open(&config)) {
-        Ok(fs) => {
+    let opened = args.process.start_log().and_then(|()| {
+        let sources: Vec<_> = config.devices.iter().map(|device| &device.source).collect();
+        let extent = Extent::Usual;
+        let namespaces = serving::namespaces(&sources, extent, config.dead_after)?;
+        Ok((namespaces, open(&config)?))
+    });
+    match opened {
+        Ok((namespaces, fs)) => {
             let offer = offer(&args, &config, Arc::clone(&fs));
-            serving::run(offer, ready, || settle(&config, fs.members()))
+            serving::run(offer, namespaces, ready, || settle(&config, fs.members()))
         }
         Err(failure) => {
             ready.tell(Err(&failure));

@@ -9,6 +9,7 @@ use defuse_fuse::{IoUring, SpliceLimits, ThreadPolicy};
 
 use super::{Settings, unknown};
 use crate::error::{Failure, Result};
+use crate::sandbox::Extent;
 
 /// The part that an option configures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,9 +109,13 @@ pub const OPTIONS: &[Opt] = &[
         "the kernel checks permissions by mode and ACL (default, but for a root's own mount)"),
     session("no_default_permissions", Flag(|s| s.default_permissions = Some(false)),
         "only the file system itself checks permissions"),
-    session("sandbox", Flag(|s| s.sandbox = true),
-        "the daemon drops privileges and system calls that it does not need (default)"),
-    session("no_sandbox", Flag(|s| s.sandbox = false), "the daemon keeps all privileges and system calls"),
+    session("sandbox", Choice(&[
+            ("", |s| s.sandbox = Extent::Usual),
+            ("privileges", |s| s.sandbox = Extent::Privileges),
+            ("namespace", |s| s.sandbox = Extent::Namespace),
+        ]),
+        "the daemon drops privileges, system calls and files that it does not need (default)"),
+    session("no_sandbox", Flag(|s| s.sandbox = Extent::None), "the daemon keeps all privileges and system calls"),
     session("workers", Text("N|paper[:MAX]|merged[:MAX]", WORKERS, set_workers),
         "most worker threads (default: by processors and file system), and the policy"),
     session("max_write", Size(4096, 1 << 20, |s, n| s.session.max_write = n as usize),

@@ -132,6 +132,81 @@ pub fn install(needs: Needs) -> Result<(), String> {
     Ok(())
 }
 
+/// The only calls of a keeper: to read orders and the list of mounts, to unmount, to write and remove files, and
+/// what memory, threads and the C library need for that.
+const OF_KEEPER: &[i64] = &[
+    libc::SYS_read,
+    libc::SYS_write,
+    libc::SYS_close,
+    libc::SYS_lseek,
+    libc::SYS_recvfrom,
+    libc::SYS_sendto,
+    libc::SYS_openat,
+    libc::SYS_newfstatat,
+    libc::SYS_fstat,
+    libc::SYS_statx,
+    libc::SYS_readlinkat,
+    libc::SYS_fcntl,
+    libc::SYS_fchmod,
+    libc::SYS_unlinkat,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
+    libc::SYS_umount2,
+    libc::SYS_brk,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_mprotect,
+    libc::SYS_madvise,
+    libc::SYS_futex,
+    libc::SYS_rseq,
+    libc::SYS_set_robust_list,
+    libc::SYS_sigaltstack,
+    libc::SYS_rt_sigprocmask,
+    libc::SYS_rt_sigaction,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_restart_syscall,
+    libc::SYS_sched_yield,
+    libc::SYS_sched_getaffinity,
+    libc::SYS_clock_gettime,
+    libc::SYS_getrandom,
+    libc::SYS_getpid,
+    libc::SYS_gettid,
+    libc::SYS_tgkill,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+];
+
+/// Those of them that only x86-64 has.
+#[cfg(target_arch = "x86_64")]
+const OF_KEEPER_HERE: &[i64] = &[
+    libc::SYS_open,
+    libc::SYS_stat,
+    libc::SYS_lstat,
+    libc::SYS_readlink,
+    libc::SYS_unlink,
+    libc::SYS_rename,
+    libc::SYS_arch_prctl,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const OF_KEEPER_HERE: &[i64] = &[];
+
+/// Refuses all calls to all threads of this process but those of a keeper.
+///
+/// # Errors
+///
+/// As for [`install`].
+pub fn install_for_keeper() -> Result<(), String> {
+    let target = TargetArch::try_from(std::env::consts::ARCH).map_err(|error| error.to_string())?;
+    let allowed: Rules =
+        OF_KEEPER.iter().chain(OF_KEEPER_HERE).map(|number| (*number, Vec::new())).collect();
+    let refuse = SeccompAction::Errno(libc::EPERM as u32);
+    let filter = SeccompFilter::new(allowed, refuse, SeccompAction::Allow, target);
+    let program: Result<BpfProgram, _> = filter.and_then(TryInto::try_into);
+    let program = program.map_err(|error| error.to_string())?;
+    apply_filter_all_threads(&program).map_err(|error| error.to_string())
+}
+
 /// The refused calls. Each is refused if one of its conditions holds, or always if it has none.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 

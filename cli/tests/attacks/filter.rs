@@ -12,7 +12,7 @@ use std::net::{TcpListener, UdpSocket};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
 
-use installed::{Needs, install};
+use installed::{Needs, install, install_for_keeper};
 
 /// Set if the test runs in a process of its own, because a filter cannot be removed.
 const CHILD: &str = "DEFUSE_TEST_FILTERED";
@@ -174,6 +174,29 @@ fn a_compromised_daemon_cannot_execute_trace_mount_or_reach_the_network() {
     for number in [39, 520] {
         assert_eq!(errno_of(0x4000_0000 | number, [0; 3]), libc::EPERM);
     }
+}
+
+// The process that stays in the namespace of the user has more rights than the daemon.
+#[test]
+fn the_keeper_makes_no_system_calls_but_those_of_its_orders() {
+    let name = "filter::the_keeper_makes_no_system_calls_but_those_of_its_orders";
+    if !in_a_process_of_its_own(name) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    install_for_keeper().unwrap();
+    let allowed = ["umount2"];
+    for (name, number, args) in REFUSED {
+        let refused = errno_of(*number, *args) == libc::EPERM;
+        assert!(refused || allowed.contains(name), "{name}");
+    }
+    for number in [libc::SYS_socket, libc::SYS_connect, libc::SYS_ioctl, libc::SYS_kill] {
+        assert_eq!(errno_of(number, [0; 3]), libc::EPERM, "{number}");
+    }
+    let file = dir.path().join("file");
+    fs::write(&file, "x").unwrap();
+    fs::rename(&file, dir.path().join("other")).unwrap();
+    assert!(!file.exists());
 }
 
 // GlusterFS connects again when a server was away.

@@ -7,6 +7,7 @@
 pub mod mount;
 
 pub use defuse_session::{
-    Decision, Ended, InitError, IoUring, Negotiated, ResizeError, Session, SessionOptions,
-    SpliceLimits, StartError, Statistics, ThreadPolicy, Workers, abi, negotiate,
+    Decision, Ended, GroupSource, InitError, IoUring, Negotiated, OfProcesses, ResizeError,
+    Session, SessionOptions, SpliceLimits, StartError, Statistics, ThreadPolicy, Workers, abi,
+    negotiate,
 };

@@ -19,7 +19,8 @@ mod unmount;
 pub use check::resolve;
 pub use error::{MountError, UnmountError};
 pub use info::{
-    Liveness, MountEntry, connection_id, fuse_mounts, is_dead_mount, liveness, parse_mountinfo,
+    Liveness, MountEntry, all_mounts, connection_id, fuse_mounts, is_dead_mount, liveness,
+    parse_mountinfo,
 };
 pub use options::{Applied, MountOptions, OptionError, RootKind, mount_option_names};
 pub use unmount::{abort, unmount};

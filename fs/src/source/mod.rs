@@ -40,6 +40,19 @@ pub struct About {
     pub rings: bool,
     /// The file system connects to other machines, also after it is open: a sandbox must permit sockets.
     pub network: bool,
+    /// The files that the file system opens by their names after it is open: a sandbox must leave them visible.
+    pub files: Files,
+}
+
+/// Files that a file system opens by their names after it is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Files {
+    /// None: it has the descriptors that it needs.
+    None,
+    /// Those in the directory that the text after the colon names, from descriptors in it.
+    InDirectory,
+    /// Any: a library that it uses opens configurations and logs, or another program serves it.
+    Any,
 }
 
 /// The meaning of the text after the colon of a source.
@@ -270,6 +283,7 @@ mod tests {
             sharing: Sharing::NeedsServer,
             rings: false,
             network: false,
+            files: Files::None,
         },
         options: &[
             Opt::new("size", Value::Size(1, 1 << 40, |s: &mut Settings, n| s.size = n), "bytes"),

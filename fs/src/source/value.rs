@@ -19,7 +19,7 @@ pub enum Value<S: 'static> {
     Octal(u32, fn(&mut S, u32)),
     /// Seconds, see [`seconds`].
     Seconds(fn(&mut S, Duration)),
-    /// One of these words.
+    /// One of these words. If the empty word is among them, the option may come without `=`.
     Choice(&'static [Word<S>]),
     /// Text in a form of its own, with its description for an error message. The function returns `None`
     /// for any other form.
@@ -38,7 +38,8 @@ impl<S> Value<S> {
             Octal(..) => Some("OCTAL".to_owned()),
             Seconds(_) => Some("SECS".to_owned()),
             Choice(words) => {
-                Some(words.iter().map(|(word, _)| *word).collect::<Vec<_>>().join("|"))
+                let words = words.iter().map(|(word, _)| *word).filter(|word| !word.is_empty());
+                Some(words.collect::<Vec<_>>().join("|"))
             }
             Text(form, ..) => Some((*form).to_owned()),
         }
@@ -67,6 +68,9 @@ impl<S> Value<S> {
             (Flag(set), None) => {
                 set(settings);
                 return Ok(());
+            }
+            (Choice(words), None) if words.iter().any(|(word, _)| word.is_empty()) => {
+                return self.apply(settings, name, Some(""));
             }
             (Flag(_), Some(_)) => {
                 return Err(Error::Usage(format!(

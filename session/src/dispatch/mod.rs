@@ -152,7 +152,11 @@ impl Dispatcher {
         let file_attr_most = if writeback { Duration::from_secs(1) } else { Duration::MAX };
         let acls_ignored = options.default_permissions && !negotiated.uses(abi::FUSE_POSIX_ACL);
         let (device, groups, memory) = match peer {
-            Peer::Kernel(device) => (Some(device), Arc::new(OfProcesses) as Arc<dyn Groups>, None),
+            Peer::Kernel(device) => {
+                let other = options.groups.as_ref().map(|source| Arc::clone(&source.0));
+                let groups = other.unwrap_or_else(|| Arc::new(OfProcesses));
+                (Some(device), groups, None)
+            }
             Peer::Client(ClientHooks { memory, groups }) => {
                 (None, groups.unwrap_or_else(|| Arc::new(Unknown)), memory)
             }

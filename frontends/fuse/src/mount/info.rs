@@ -28,6 +28,8 @@ pub struct MountEntry {
     pub mount_point: PathBuf,
     /// Options of the mount.
     pub mount_options: String,
+    /// Mounts below it appear in copies of it, in other namespaces (mount_namespaces(7), shared subtrees).
+    pub shared: bool,
     /// The type, such as `fuse.defuse`.
     pub fstype: String,
     /// The source, FUSE's `fsname`.
@@ -60,15 +62,19 @@ pub enum Liveness {
 
 /// All FUSE mounts that this process can see, in the order of mountinfo.
 pub fn fuse_mounts() -> io::Result<Vec<MountEntry>> {
-    let mut mounts = parse_mountinfo(&fs::read("/proc/self/mountinfo")?);
+    let mut mounts = all_mounts()?;
     mounts.retain(MountEntry::is_fuse);
     Ok(mounts)
 }
 
+/// All mounts of any type that the calling thread can see, in the order of mountinfo.
+pub fn all_mounts() -> io::Result<Vec<MountEntry>> {
+    Ok(parse_mountinfo(&fs::read("/proc/thread-self/mountinfo")?))
+}
+
 /// The topmost mount on this path, of any type.
 pub(super) fn mount_at(path: &Path) -> io::Result<Option<MountEntry>> {
-    let mounts = parse_mountinfo(&fs::read("/proc/self/mountinfo")?);
-    Ok(mounts.into_iter().rfind(|mount| mount.mount_point == path))
+    Ok(all_mounts()?.into_iter().rfind(|mount| mount.mount_point == path))
 }
 
 /// The number of the FUSE connection mounted there, as in `/sys/fs/fuse/connections`. Sends no
@@ -125,7 +131,11 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
     let mount_point = PathBuf::from(unescape(next()?));
     let mount_options = text(next()?);
     // Optional fields are terminated by a hyphen.
-    fields.by_ref().find(|field| *field == b"-")?;
+    let mut shared = false;
+    fields
+        .by_ref()
+        .inspect(|field| shared |= field.starts_with(b"shared:"))
+        .find(|field| *field == b"-")?;
     let mut next = || fields.next();
     Some(MountEntry {
         mount_id,
@@ -134,6 +144,7 @@ fn parse_line(line: &[u8]) -> Option<MountEntry> {
         minor: minor.parse().ok()?,
         mount_point,
         mount_options,
+        shared,
         fstype: text(next()?),
         source: unescape(next()?),
         super_options: text(next()?),
@@ -192,6 +203,8 @@ nonsense
             (fuse.source.to_str(), fuse.super_options.as_str()),
             (Some("my disk"), "rw,user_id=0")
         );
+        let shared: Vec<_> = mounts.iter().map(|mount| mount.shared).collect();
+        assert_eq!(shared, [false, true, false, false]);
         let is_fuse: Vec<_> = mounts.iter().map(MountEntry::is_fuse).collect();
         assert_eq!(is_fuse, [false, true, false, true]);
     }

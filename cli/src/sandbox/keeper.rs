@@ -1,0 +1,321 @@
+//! The keeper of a daemon: a process that stays in the mount namespace of the user, where the daemon, in a
+//! namespace of its own, cannot reach anything.
+//!
+//! It unmounts, removes what the daemon registered, writes the file of statistics, and tells the groups of
+//! processes. The paths come once, before any request is served; what comes later are orders without paths.
+//! If the daemon is killed, the keeper ends and leaves everything as it is: the next command clears it away.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use defuse_fs::{Caller, Errno, Groups};
+use defuse_fuse::OfProcesses;
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{DumpableBehavior, set_dumpable_behavior};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::filter;
+use crate::error::{Failure, Result};
+use crate::registry::{Entry, Found, State};
+use crate::{paths, signals};
+
+/// Maximum length of a message in bytes. The longest is a snapshot of all counters.
+const MESSAGE_MAX: u64 = 16 << 20;
+/// In place of a number of groups: the process does not exist.
+const NO_PROCESS: u32 = u32::MAX;
+/// Maximum number of groups of a process, as in the kernel (`NGROUPS_MAX`).
+const GROUPS_MAX: u32 = 65536;
+
+/// All that a keeper may act on. Paths are bytes, because JSON has no others than UTF-8.
+#[derive(Default, Serialize, Deserialize)]
+pub struct Task {
+    mount: Option<(Vec<u8>, Option<u32>)>,
+    entry: Option<(Vec<u8>, Entry)>,
+    files: Vec<Vec<u8>>,
+    stats_file: Option<Vec<u8>>,
+    held: Vec<Vec<u8>>,
+}
+
+impl Task {
+    /// Unmount `mountpoint`, if it still has this connection.
+    pub fn unmount(mut self, mountpoint: &Path, connection: Option<u32>) -> Task {
+        self.mount = Some((bytes(mountpoint), connection));
+        self
+    }
+
+    /// Remove `entry` and the socket beside it, or record a failure there.
+    pub fn unregister(mut self, file: &Path, entry: Entry) -> Task {
+        self.entry = Some((bytes(file), entry));
+        self
+    }
+
+    /// Remove these files.
+    pub fn remove(mut self, files: &[PathBuf]) -> Task {
+        self.files = files.iter().map(|file| bytes(file)).collect();
+        self
+    }
+
+    /// Replace this file.
+    pub fn write(mut self, stats_file: Option<&Path>) -> Task {
+        self.stats_file = stats_file.map(bytes);
+        self
+    }
+
+    /// Keep these directories busy: their file systems are in use, which the namespace of the user does not
+    /// show otherwise.
+    pub fn hold(mut self, directories: &[PathBuf]) -> Task {
+        self.held = directories.iter().map(|path| bytes(path)).collect();
+        self
+    }
+}
+
+/// An order to the keeper.
+#[derive(Serialize, Deserialize)]
+pub enum Order {
+    /// Unmount, or detach if that is in use.
+    Unmount,
+    /// The daemon ends: remove what it registered.
+    Remove,
+    /// The same, but record this failure for the command that unmounts.
+    Leave(String),
+    /// Write these statistics to their file.
+    Statistics(String),
+}
+
+/// The keeper, as the daemon has it.
+pub struct Keeper {
+    orders: Mutex<BufReader<UnixStream>>,
+    groups: Arc<GroupsOfKeeper>,
+    process: Mutex<Option<Child>>,
+}
+
+impl Keeper {
+    /// Starts the process in the namespace of this thread. It executes the program again, so that it has
+    /// neither memory nor addresses in common with the daemon.
+    pub fn start() -> io::Result<Keeper> {
+        let (ours, theirs) = UnixStream::pair()?;
+        let (asks, answers) = UnixStream::pair()?;
+        let process = Command::new("/proc/self/exe")
+            .args(["keep"])
+            .env_clear()
+            .current_dir("/")
+            .stdin(OwnedFd::from(theirs))
+            .stdout(OwnedFd::from(answers))
+            .stderr(Stdio::null())
+            .spawn()?;
+        Ok(Keeper {
+            orders: Mutex::new(BufReader::new(ours)),
+            groups: Arc::new(GroupsOfKeeper(Mutex::new(asks))),
+            process: Mutex::new(Some(process)),
+        })
+    }
+
+    /// Tells it all that it may act on, once, and waits until it has given up everything else.
+    pub fn begin(&self, task: &Task) -> Result {
+        self.ask(task).map(|_| ()).map_err(|error| {
+            Failure::Failed(format!("the process that unmounts did not start: {error}"))
+        })
+    }
+
+    /// Carries out `order`. What there is to say about it goes to the log.
+    pub fn order(&self, order: &Order) {
+        match self.ask(order) {
+            Ok(notes) => notes.log(),
+            Err(error) => log::error!(
+                "the process that unmounts and removes files does not answer ({error}): use `defuse umount`"
+            ),
+        }
+    }
+
+    /// The groups of processes.
+    pub fn groups(&self) -> Arc<dyn Groups> {
+        Arc::clone(&self.groups) as Arc<dyn Groups>
+    }
+
+    /// Ends it, and waits for that: until then it keeps directories busy.
+    pub fn end(&self) {
+        let orders = lock(&self.orders);
+        let _ = orders.get_ref().shutdown(std::net::Shutdown::Both);
+        if let Some(mut process) = lock(&self.process).take() {
+            let _ = process.wait();
+        }
+    }
+
+    fn ask(&self, message: &impl Serialize) -> io::Result<Notes> {
+        let mut orders = lock(&self.orders);
+        send(orders.get_mut(), message)?;
+        receive(&mut orders)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+}
+
+/// Lines for the log of the daemon, with their levels.
+#[derive(Default, Serialize, Deserialize)]
+pub struct Notes(Vec<(String, String)>);
+
+impl Notes {
+    /// Adds a line.
+    pub fn add(&mut self, level: log::Level, text: impl fmt::Display) {
+        self.0.push((level.to_string(), text.to_string()));
+    }
+
+    /// Writes them to the log.
+    pub fn log(&self) {
+        for (level, text) in &self.0 {
+            log::log!(level.parse().unwrap_or(log::Level::Error), "{text}");
+        }
+    }
+}
+
+/// The groups of processes, from the keeper: the directory /proc of the daemon has no other processes.
+struct GroupsOfKeeper(Mutex<UnixStream>);
+
+impl Groups for GroupsOfKeeper {
+    fn groups_of(&self, caller: Caller) -> defuse_fs::Result<Vec<u32>> {
+        let mut socket = lock(&self.0);
+        socket.write_all(&caller.pid.to_ne_bytes())?;
+        match read_number(&mut socket)? {
+            count @ 0..=GROUPS_MAX => (0..count).map(|_| Ok(read_number(&mut socket)?)).collect(),
+            _ => Err(Errno::ESRCH),
+        }
+    }
+}
+
+/// The process of the keeper, which the program starts as `defuse keep`: orders come from the standard input,
+/// and process numbers from the standard output.
+pub fn run() -> Result {
+    let mut orders = BufReader::new(stream(rustix::stdio::stdin())?);
+    let groups = stream(rustix::stdio::stdout())?;
+    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    null.and_then(|null| {
+        rustix::stdio::dup2_stdin(&null).and_then(|()| rustix::stdio::dup2_stdout(&null))
+    })
+    .map_err(Failure::failed)?;
+    // Shown by ps(1).
+    let _ = rustix::thread::set_name(c"defuse-keeper");
+    // A terminal or a service manager signals all processes; this one ends after the daemon.
+    let _ = rustix::process::setsid();
+    let _caught = signals::catch().map_err(Failure::failed)?;
+    let Some(task) = receive::<Task>(&mut orders).map_err(Failure::failed)? else { return Ok(()) };
+    let held = task.held.iter().map(|path| {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        rustix::fs::open(path_of(path), flags, Mode::empty())
+    });
+    let _held: Vec<_> = held.collect();
+    give_up(groups)?;
+    send(orders.get_mut(), &Notes::default()).map_err(Failure::failed)?;
+    while let Some(order) = receive(&mut orders).map_err(Failure::failed)? {
+        let notes = carry_out(&task, order);
+        send(orders.get_mut(), &notes).map_err(Failure::failed)?;
+    }
+    Ok(())
+}
+
+/// Drops what orders do not need. A thread answers about groups, because unmounting can wait for a request of
+/// which the daemon asks for the groups.
+fn give_up(groups: UnixStream) -> Result {
+    super::keep_only(super::KEPT_OF_KEEPER);
+    // The daemon has the same user. Without this it could enter the namespace by /proc/PID.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(Failure::failed)?;
+    let answer = move || drop(tell_groups(groups));
+    std::thread::Builder::new()
+        .name("defuse-groups".to_owned())
+        .spawn(answer)
+        .map_err(Failure::failed)?;
+    if let Err(error) = filter::install_for_keeper() {
+        log::warn!("no system calls are refused (seccomp): {error}");
+    }
+    Ok(())
+}
+
+fn carry_out(task: &Task, order: Order) -> Notes {
+    let mut notes = Notes::default();
+    match (order, &task.mount, &task.entry, &task.stats_file) {
+        (Order::Unmount, Some((mountpoint, connection)), ..) => {
+            return signals::unmount_or_detach(&path_of(mountpoint), *connection);
+        }
+        (Order::Remove, _, entry, _) => {
+            if let Some((file, entry)) = entry {
+                found(file, entry).remove();
+            }
+            for file in &task.files {
+                // It may be gone.
+                let _ = std::fs::remove_file(path_of(file));
+            }
+        }
+        (Order::Leave(failure), _, Some((file, entry)), _) => {
+            found(file, entry).leave_failure(&failure)
+        }
+        (Order::Statistics(text), .., Some(file)) => {
+            if let Err(error) = paths::write_atomically(&path_of(file), text.as_bytes()) {
+                let path = path_of(file);
+                let text = format!("cannot write statistics to {}: {error}", path.display());
+                notes.add(log::Level::Warn, text);
+            }
+        }
+        _ => notes.add(log::Level::Error, "an order without an object"),
+    }
+    notes
+}
+
+fn found(file: &[u8], entry: &Entry) -> Found {
+    Found { entry: entry.clone(), state: State::Serving, file: path_of(file), mounted: None }
+}
+
+fn tell_groups(mut socket: UnixStream) -> io::Result<()> {
+    loop {
+        let caller = Caller { pid: read_number(&mut socket)?, ..Caller::default() };
+        let answer = match OfProcesses.groups_of(caller) {
+            Ok(groups) if groups.len() <= GROUPS_MAX as usize => {
+                std::iter::once(groups.len() as u32)
+                    .chain(groups)
+                    .flat_map(u32::to_ne_bytes)
+                    .collect()
+            }
+            _ => NO_PROCESS.to_ne_bytes().to_vec(),
+        };
+        socket.write_all(&answer)?;
+    }
+}
+
+fn read_number(socket: &mut UnixStream) -> io::Result<u32> {
+    let mut number = [0; 4];
+    socket.read_exact(&mut number)?;
+    Ok(u32::from_ne_bytes(number))
+}
+
+/// A message is a line of JSON.
+fn send(socket: &mut UnixStream, message: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    socket.write_all(&line)
+}
+
+/// The next message; `None` if the other process has ended.
+fn receive<T: DeserializeOwned>(socket: &mut BufReader<UnixStream>) -> io::Result<Option<T>> {
+    let mut line = Vec::new();
+    socket.take(MESSAGE_MAX).read_until(b'\n', &mut line)?;
+    if line.is_empty() { Ok(None) } else { Ok(Some(serde_json::from_slice(&line)?)) }
+}
+
+fn stream(standard: rustix::fd::BorrowedFd<'_>) -> Result<UnixStream> {
+    rustix::io::fcntl_dupfd_cloexec(standard, 3).map(UnixStream::from).map_err(Failure::failed)
+}
+
+fn bytes(path: &Path) -> Vec<u8> {
+    path.as_os_str().as_bytes().to_vec()
+}
+
+fn path_of(bytes: &[u8]) -> PathBuf {
+    OsString::from_vec(bytes.to_vec()).into()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
