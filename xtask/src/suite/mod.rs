@@ -247,7 +247,7 @@ mod tests {
         let verdict = |outcome: &Outcome, parts: &Parts| {
             [false, true].map(|strict| passes(std::iter::once(outcome), parts, strict))
         };
-        let mut parts = Parts::default();
+        let mut parts = Parts::silent();
         parts.begin("test");
         let (passed, failed) = (Outcome::Passed, Outcome::Failed("no".to_owned()));
         assert_eq!(verdict(&passed, &parts), [true, true]);
