@@ -63,7 +63,8 @@ pub(crate) fn run(shared: &Arc<Shared>) {
             std::thread::park();
             continue;
         }
-        std::thread::sleep(TICK);
+        // The end of the session does not wait for the time. A bell that rang just before makes one look early.
+        std::thread::park_timeout(TICK);
         watch.tick(shared);
         if watch.quiet > QUIET_TICKS {
             watch = Watch::default();
