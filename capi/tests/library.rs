@@ -148,11 +148,13 @@ fn the_tours_in_c_and_in_rust_print_the_same() {
     ];
     assert_eq!(shown, expected);
     assert!(statistics.len() == 4 && statistics[2].contains("\"bytes\":262144"), "{statistics:?}");
-    let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["run", "--offline", "--quiet", "--package", "defuse-testkit", "--example"]);
+    // With a test, dependencies have the features of `cargo test --workspace`: its build is taken.
+    let tour = ["--workspace", "--example", "direct_tour", "--test", "header"];
+    run(Command::new(env!("CARGO")).args(["build", "--offline", "--quiet"]).args(tour));
+    let made = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("debug/examples/direct_tour");
     let again = dir.path().join("again");
     std::fs::create_dir(&again).unwrap();
-    let (shown, statistics) = toured(cargo.args(["direct_tour", "--"]).arg(&again));
+    let (shown, statistics) = toured(Command::new(made).arg(&again));
     assert_eq!(shown, expected);
     assert!(statistics.len() == 4 && statistics[2].contains("262144 bytes"), "{statistics:?}");
 }

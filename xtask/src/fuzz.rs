@@ -1,9 +1,12 @@
 //! `cargo xtask fuzz`: runs libFuzzer on stable Rust. `fuzz/README.md` describes the manual steps.
 
-use std::path::PathBuf;
-use std::process::Command;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::command;
 use crate::packages::{self, Tool};
@@ -37,12 +40,53 @@ pub fn run(args: &FuzzArgs) -> Result<()> {
         bail!("there is no fuzz target {}: known are {}", args.target, known.join(", "));
     }
     packages::provide(TOOLS);
-    fuzz(&args.target, args.seconds, &args.options)
+    let programs = build(std::slice::from_ref(&args.target))?;
+    command::run(fuzzer(&programs, &args.target, args.seconds)?.args(&args.options))
 }
 
-/// Fuzzes every target for `seconds` each.
+/// Fuzzes every target for `seconds` each. A fuzzer has one thread: as many run at a time as there
+/// are processors.
+///
+/// # Errors
+///
+/// Fails with the names of the targets that failed; the others run, too.
 pub fn all(seconds: u32) -> Result<()> {
-    targets()?.iter().try_for_each(|target| fuzz(target, seconds, &[]))
+    let targets = targets()?;
+    let programs = build(&targets)?;
+    let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let failed = in_lanes(&targets, processors, |target| {
+        println!("fuzzing {target} for {seconds} s");
+        let output = fuzzer(&programs, target, seconds)?.stdin(Stdio::null()).output()?;
+        // One call for all of it, so that the words of two fuzzers do not mix.
+        let said = [output.stdout, output.stderr].concat();
+        print!("{target}:\n{}", String::from_utf8_lossy(&said));
+        ensure!(output.status.success(), "ended with {}", output.status);
+        Ok(())
+    });
+    ensure!(failed.is_empty(), "{}", failed.join("; "));
+    Ok(())
+}
+
+/// Calls `work` for all names, `lanes` at a time. Returns the errors, each with its name.
+fn in_lanes(
+    names: &[String],
+    lanes: usize,
+    work: impl Fn(&str) -> Result<()> + Sync,
+) -> Vec<String> {
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..lanes.min(names.len()) {
+            scope.spawn(|| {
+                while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(error) = work(name) {
+                        let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                        failed.push(format!("{name}: {error:#}"));
+                    }
+                }
+            });
+        }
+    });
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The names of the targets.
@@ -62,33 +106,38 @@ fn dir() -> PathBuf {
     command::root().join("fuzz")
 }
 
-fn fuzz(target: &str, seconds: u32, options: &[String]) -> Result<()> {
+/// Builds targets, and returns the directory of their programs.
+fn build(targets: &[String]) -> Result<PathBuf> {
     let triple = host()?;
     let mut build = command::cargo();
     // The target triple is given even for this machine, so that the flags do not apply to build
     // scripts.
-    build.args(["build", "--release", "--bin", target, "--target", &triple]);
+    build.args(["build", "--release", "--target", &triple]);
+    build.args(targets.iter().flat_map(|target| ["--bin", target]));
     build.env("RUSTFLAGS", RUSTFLAGS).env("CARGO_TARGET_DIR", dir().join("target"));
     command::run(build.current_dir(dir()))?;
-    let program = dir().join("target").join(triple).join("release").join(target);
+    Ok(dir().join("target").join(triple).join("release"))
+}
+
+/// The command that fuzzes a target.
+fn fuzzer(programs: &Path, target: &str, seconds: u32) -> Result<Command> {
     let (corpus, seeds) = (dir().join("corpus").join(target), dir().join("seeds").join(target));
     let artifacts = dir().join("artifacts");
     for made in [&corpus, &artifacts] {
         std::fs::create_dir_all(made).with_context(|| made.display().to_string())?;
     }
-    println!("fuzzing {target} for {seconds} s");
-    let mut fuzzer = Command::new(program);
+    let mut fuzzer = Command::new(programs.join(target));
     fuzzer.arg(format!("-max_total_time={seconds}")).args([
         "-max_len=1024",
         "-print_final_stats=1",
         "-verbosity=0",
     ]);
-    fuzzer.arg(format!("-artifact_prefix={}/{target}-", artifacts.display())).args(options);
-    fuzzer.arg(corpus);
+    fuzzer.arg(format!("-artifact_prefix={}/{target}-", artifacts.display())).arg(corpus);
     if seeds.is_dir() {
         fuzzer.arg(seeds);
     }
-    command::run(fuzzer.current_dir(dir()))
+    fuzzer.current_dir(dir());
+    Ok(fuzzer)
 }
 
 /// The target triple of this machine.
@@ -108,6 +157,23 @@ mod tests {
         let readme = std::fs::read_to_string(dir().join("README.md")).unwrap();
         let missing = RUSTFLAGS.split_whitespace().find(|flag| !readme.contains(flag));
         assert_eq!(missing, None);
+    }
+
+    /// The barrier opens only for two at a time.
+    #[test]
+    fn work_in_lanes_runs_side_by_side_and_all_of_it_although_some_fails() {
+        let names = ["a", "b", "c", "d"].map(str::to_owned);
+        let both = std::sync::Barrier::new(2);
+        let done = Mutex::new(Vec::new());
+        let mut failed = in_lanes(&names, 2, |name| {
+            both.wait();
+            done.lock().unwrap().push(name.to_owned());
+            ensure!(!["a", "d"].contains(&name), "no");
+            Ok(())
+        });
+        failed.sort();
+        assert_eq!(failed, ["a: no", "d: no"]);
+        assert_eq!(done.into_inner().unwrap().len(), names.len());
     }
 
     #[test]

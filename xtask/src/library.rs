@@ -38,9 +38,17 @@ pub fn run(args: &LibraryArgs) -> Result<()> {
         None => target.join("libdefuse"),
     };
     let mut cargo = command::cargo();
-    cargo.args(["build", "--package", "defuse-capi", "--lib"]);
-    let profile = if args.debug { "debug" } else { "release" };
-    command::run(if args.debug { &mut cargo } else { cargo.arg("--release") })?;
+    let profile = if args.debug {
+        // With the workspace and one of its tests, dependencies have the features that they have in
+        // `cargo test --workspace`, so that its build is taken. The package alone would be built
+        // anew with all below it.
+        cargo.args(["build", "--workspace", "--lib", "--test", "header"]);
+        "debug"
+    } else {
+        cargo.args(["build", "--package", "defuse-capi", "--lib", "--release"]);
+        "release"
+    };
+    command::run(&mut cargo)?;
     let built = target.join(profile).join("libdefuse.a");
     install(&built, &prefix, &Installation::new(&prefix, None))?;
     println!("installed libdefuse {VERSION} to {}", prefix.display());

@@ -53,9 +53,10 @@ pub fn test(parts: &mut Parts) -> Result<()> {
         parts.not_here(&format!("FUSE over io_uring: {PARAMETER} cannot be set (Linux 6.14)"));
         return Ok(());
     }
-    let session = ["test", "--package", "defuse-fuse", "--test", "session"];
+    // All of the workspace, so that dependencies have the features that they have in step `test`,
+    // whose build is taken then. A package alone would be built anew with all below it.
+    let session = ["test", "--workspace", "--test", "session"];
     parts.run_tests(command::cargo().args(session))?;
-    let mounted =
-        ["test", "--package", "defuse-testkit", "--test", "mounted_posix", "--test", "faults"];
+    let mounted = ["test", "--workspace", "--test", "mounted_posix", "--test", "faults"];
     parts.run_tests(command::cargo().args(mounted).env("DEFUSE_TRANSPORT", "io_uring"))
 }

@@ -12,7 +12,10 @@ pub fn test(parts: &mut Parts) -> Result<()> {
         parts.skip("only root can create the ext4 below, and change users");
         return Ok(());
     }
-    command::run(command::cargo().args(["build", "--package", "defuse"]))?;
+    // With a test of its package, the program has the features that it has in step `test`, whose
+    // build is taken then.
+    let program = ["build", "--workspace", "--bin", "defuse", "--test", "messages"];
+    command::run(command::cargo().args(program))?;
     let program = command::target_dir()?.join("debug/defuse");
     let runner = ["run", "--release", "--package", "defuse-testkit", "--bin", "conformance", "--"];
     let suites = ["posix", "pjdfstest", "file", "tree"].into_iter().flat_map(|s| ["--suite", s]);
