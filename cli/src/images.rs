@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use defuse_fs::source::{Image, Watch, bytes};
 use indicatif::{ProgressBar, ProgressStyle};
+use signal_hook::consts::SIGINT;
+use signal_hook::flag;
 
 use crate::error::{Failure, Result};
 use crate::sources::SOURCES;
@@ -33,7 +35,8 @@ pub fn size(text: &str) -> std::result::Result<u64, String> {
     bytes(text).ok_or_else(|| "write bytes, or a number with K, M, G or T".to_owned())
 }
 
-/// Shows on a terminal how far work is, and ends it after Ctrl-C.
+/// Shows on a terminal how far work is, and ends it after Ctrl-C. A second Ctrl-C kills the program, as
+/// work looks for the first only at its next step.
 pub struct Progress {
     /// `None` without a terminal.
     bar: Option<ProgressBar>,
@@ -44,7 +47,9 @@ impl Progress {
     /// Catches SIGINT from now on.
     pub fn new() -> Result<Progress> {
         let interrupted = Arc::new(AtomicBool::new(false));
-        signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&interrupted))
+        // In this order, so that the first signal does not find the flag set.
+        flag::register_conditional_default(SIGINT, Arc::clone(&interrupted))
+            .and_then(|_| flag::register(SIGINT, Arc::clone(&interrupted)))
             .map_err(|error| Failure::Failed(format!("cannot catch SIGINT: {error}")))?;
         let bar = || {
             let bar = ProgressBar::new(0);

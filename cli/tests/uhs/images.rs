@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::mem::MaybeUninit;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -45,6 +46,33 @@ fn ctrl_c_ends_mkfs_and_removes_the_new_image() {
     assert_eq!(said.code, Some(130), "{}", said.err);
     assert!(said.err.contains("tmpfs/img: interrupted"), "{}", said.err);
     assert!(!image.exists());
+}
+
+/// `dump` waits in a write to a pipe that nobody reads, where it looks for no interrupt.
+#[test]
+fn a_second_ctrl_c_kills_at_once() {
+    let Some(place) = with_image() else { return };
+    place.ok(&["mount", "uhs:img", "mnt"]);
+    // Its names alone fill a pipe.
+    let name = |n| place.path("mnt").join(format!("{}{n}", "n".repeat(200)));
+    let file = File::create(name(0)).unwrap();
+    (1..1000).for_each(|n| fs::hard_link(name(0), name(n)).unwrap());
+    let ino = file.metadata().unwrap().ino().to_string();
+    drop(file);
+    place.ok(&["umount", "mnt"]);
+    let mut child =
+        place.command(&["dump", "img", "--inode", &ino]).stdout(Stdio::piped()).spawn().unwrap();
+    let pid = Pid::from_child(&child);
+    let waits = || fs::read_to_string(format!("/proc/{}/wchan", child.id())).unwrap();
+    eventually("the pipe is full", || waits().contains("pipe_write"));
+    let mut ended = None;
+    kill_process(pid, Signal::INT).unwrap();
+    eventually("the second signal ends it", || {
+        let _ = kill_process(pid, Signal::INT);
+        ended = child.try_wait().unwrap();
+        ended.is_some()
+    });
+    assert_eq!(ended.unwrap().signal(), Some(Signal::INT.as_raw()));
 }
 
 /// A stranger who may rename the image could else show one file to the checks, and another one to what
