@@ -51,11 +51,15 @@ pub fn line(command: &Command) -> String {
     text
 }
 
+/// Cargo's description of the project and its packages.
+pub fn metadata() -> Result<serde_json::Value> {
+    let arguments = ["metadata", "--no-deps", "--format-version=1", "--offline"];
+    Ok(serde_json::from_str(&output(cargo().args(arguments))?)?)
+}
+
 /// The directory of cargo's build results.
 pub fn target_dir() -> Result<PathBuf> {
-    let arguments = ["metadata", "--no-deps", "--format-version=1", "--offline"];
-    let text = output(cargo().args(arguments))?;
-    let metadata: serde_json::Value = serde_json::from_str(&text)?;
+    let metadata = metadata()?;
     let dir = metadata["target_directory"].as_str().context("cargo names no target directory")?;
     Ok(dir.into())
 }

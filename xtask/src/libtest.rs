@@ -10,6 +10,9 @@ use std::collections::VecDeque;
 /// Lines kept of the output of one failed test: its last ones.
 const KEPT: usize = 40;
 
+/// The beginning of the last line of a test program.
+const LAST: &str = "test result: ";
+
 /// A failed test, with the last lines of its output.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Failed {
@@ -99,7 +102,7 @@ impl Reader {
         } else if line == "failures:" {
             self.within = Within::Failures;
             self.test.clear();
-        } else if let Some(counts) = line.strip_prefix("test result: ") {
+        } else if let Some(counts) = line.strip_prefix(LAST) {
             self.within = Within::Progress;
             self.test.clear();
             self.run += count(counts, "passed") + count(counts, "failed");
@@ -120,6 +123,11 @@ impl Reader {
         let test = self.test.clone();
         self.missing.push(Missing { test, why: why.to_owned(), can_be_had });
     }
+}
+
+/// True for the last line of a test program.
+pub fn ends_program(line: &str) -> bool {
+    line.starts_with(LAST)
 }
 
 /// The number before a word, as in `2 passed; 1 failed`.

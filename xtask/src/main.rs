@@ -19,6 +19,7 @@ mod fresh;
 mod fuzz;
 mod gluster;
 mod install;
+mod lanes;
 mod library;
 mod libtest;
 mod packages;

@@ -1,15 +1,16 @@
 //! Records what a test run has to tell at its end: the parts that it left out, the tests that
 //! failed, and those that passed only at the second attempt.
 
+use std::any::Any;
 use std::io::{BufRead, BufReader, Write, pipe};
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::command;
-use crate::libtest::{Failed, Reader};
+use crate::libtest::{self, Failed, Reader};
 
 /// Time to wait for output of processes that outlive cargo.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -87,8 +88,40 @@ impl Parts {
     ///
     /// Fails if tests fail twice, or if the failure is not that of a test.
     pub fn run_tests(&mut self, cargo: &mut Command) -> Result<()> {
-        let named = command::line(cargo);
-        let (status, read) = self.attempt(cargo.args(["--", "--show-output"]))?;
+        self.run_side_by_side(std::slice::from_mut(cargo))
+    }
+
+    /// [`run_tests`](Self::run_tests) for several commands at a time. The output is shown a test
+    /// program at a time, so that those of two commands do not mix. Second attempts begin when all
+    /// commands have ended.
+    ///
+    /// # Errors
+    ///
+    /// As for one command, with the failures of all.
+    pub fn run_side_by_side(&mut self, commands: &mut [Command]) -> Result<()> {
+        let show = self.show(if commands.len() > 1 { Show::Programs } else { Show::Lines });
+        for cargo in &mut *commands {
+            cargo.args(["--", "--show-output"]);
+        }
+        let attempts: Vec<Result<Attempt>> = std::thread::scope(|scope| {
+            let run = |cargo| move || attempt(cargo, show);
+            let started: Vec<_> =
+                commands.iter_mut().map(|cargo| scope.spawn(run(cargo))).collect();
+            started.into_iter().map(|lane| lane.join().map_err(panicked)?).collect()
+        });
+        let mut failed = Vec::new();
+        for (cargo, attempt) in commands.iter().zip(attempts) {
+            if let Err(error) = self.judge(cargo, attempt?) {
+                failed.push(format!("{error:#}"));
+            }
+        }
+        ensure!(failed.is_empty(), "{}", failed.join("; "));
+        Ok(())
+    }
+
+    /// Records the result of a command, after second attempts of what failed.
+    fn judge(&mut self, cargo: &Command, attempt: Attempt) -> Result<()> {
+        let Attempt { status, read } = self.note_missing(attempt);
         if status.success() {
             return Ok(());
         }
@@ -99,10 +132,11 @@ impl Parts {
         let step = self.step;
         let failures = read.failed.into_iter();
         self.failures.extend(failures.map(|test| Failure { step, test, passed_later }));
-        if !passed_later {
-            bail!("`{named}` ended with {status}");
+        match &*read.targets {
+            _ if passed_later => Ok(()),
+            [] => bail!("`{}` ended with {status}", command::line(cargo)),
+            targets => bail!("tests failed twice: {}", targets.join(", ")),
         }
-        Ok(())
     }
 
     /// Runs the failed tests of a target once more. All its tests run if it ended without a word
@@ -123,51 +157,31 @@ impl Parts {
             }
             cargo
         };
-        let (status, read) = self.attempt(&mut again(failed))?;
+        let mut once_more = |names: &[Failed]| {
+            let attempt = attempt(&mut again(names), self.show(Show::Lines))?;
+            Ok::<_, anyhow::Error>(self.note_missing(attempt))
+        };
+        let Attempt { status, read } = once_more(failed)?;
         if read.run > 0 || failed.is_empty() {
             return Ok(status.success());
         }
-        Ok(self.attempt(&mut again(&[]))?.0.success())
+        Ok(once_more(&[])?.status.success())
     }
 
-    /// Runs cargo once and reads its output.
-    fn attempt(&mut self, cargo: &mut Command) -> Result<(ExitStatus, Reader)> {
-        // One pipe for both, so that the lines of cargo stand between those of its tests.
-        let (output, input) = pipe().context("a pipe")?;
-        let named = command::line(cargo);
-        cargo.stdout(input.try_clone().context("a pipe")?).stderr(input);
-        let mut child = cargo.spawn().with_context(|| format!("cannot start {named}"))?;
-        // The command has the other end open.
-        cargo.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
-        let (lines, received) = channel();
-        std::thread::spawn(move || {
-            let mut output = BufReader::new(output);
-            let mut line = Vec::new();
-            while output.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
-                if lines.send(std::mem::take(&mut line)).is_err() {
-                    break;
-                }
-            }
-        });
-        let mut ended = None;
-        let mut reader = Reader::default();
-        while let Some(line) = next_line(&received, || {
-            ended = ended.or(child.try_wait().ok().flatten());
-            ended.is_some()
-        }) {
-            if reader.read(String::from_utf8_lossy(&line).trim_end()) && !self.silent {
-                std::io::stdout().write_all(&line)?;
-            }
-        }
-        let status = child.wait()?;
-        for part in std::mem::take(&mut reader.missing) {
+    fn show(&self, wanted: Show) -> Show {
+        if self.silent { Show::Nothing } else { wanted }
+    }
+
+    /// Records the parts that the tests of an attempt left out.
+    fn note_missing(&mut self, mut attempt: Attempt) -> Attempt {
+        for part in std::mem::take(&mut attempt.read.missing) {
             let place = match &*part.test {
                 "" => self.step.to_owned(),
                 test => format!("{}: {test}", self.step),
             };
             self.note(place, &part.why, part.can_be_had);
         }
-        Ok((status, reader))
+        attempt
     }
 
     fn note(&mut self, place: String, why: &str, can_be_had: bool) {
@@ -186,6 +200,64 @@ impl Parts {
     pub fn left_out(&self, can_be_had: bool) -> Vec<&LeftOut> {
         self.left_out.iter().filter(|part| part.can_be_had == can_be_had).collect()
     }
+}
+
+/// The part of the output that is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Show {
+    Nothing,
+    /// Each line at once.
+    Lines,
+    /// The lines of a test program together, at its end.
+    Programs,
+}
+
+/// The result of one command.
+struct Attempt {
+    status: ExitStatus,
+    read: Reader,
+}
+
+/// Runs cargo once and reads its output.
+fn attempt(cargo: &mut Command, show: Show) -> Result<Attempt> {
+    // One pipe for both, so that the lines of cargo stand between those of its tests.
+    let (output, input) = pipe().context("a pipe")?;
+    let named = command::line(cargo);
+    cargo.stdout(input.try_clone().context("a pipe")?).stderr(input);
+    let mut child = cargo.spawn().with_context(|| format!("cannot start {named}"))?;
+    // The command has the other end open.
+    cargo.stdout(Stdio::null()).stderr(Stdio::null());
+    let (lines, received) = channel();
+    std::thread::spawn(move || {
+        let mut output = BufReader::new(output);
+        let mut line = Vec::new();
+        while output.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+            if lines.send(std::mem::take(&mut line)).is_err() {
+                break;
+            }
+        }
+    });
+    let mut ended = None;
+    let mut read = Reader::default();
+    let mut said = Vec::new();
+    while let Some(line) = next_line(&received, || {
+        ended = ended.or(child.try_wait().ok().flatten());
+        ended.is_some()
+    }) {
+        let text = String::from_utf8_lossy(&line);
+        if read.read(text.trim_end()) && show != Show::Nothing {
+            said.extend_from_slice(&line);
+        }
+        if show == Show::Lines || libtest::ends_program(&text) {
+            std::io::stdout().write_all(&std::mem::take(&mut said))?;
+        }
+    }
+    std::io::stdout().write_all(&said)?;
+    Ok(Attempt { status: child.wait()?, read })
+}
+
+fn panicked(_: Box<dyn Any + Send>) -> anyhow::Error {
+    anyhow!("the thread of a command panicked")
 }
 
 /// The next line, or `None` at the end. The end is also reached if a process left behind by the

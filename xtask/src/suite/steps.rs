@@ -5,12 +5,12 @@ use anyhow::{Result, ensure};
 use crate::apt::Apt;
 use crate::packages::Tool;
 use crate::parts::Parts;
-use crate::{apt, bpf, demo, fresh, fuzz, rings, runs};
+use crate::{apt, bpf, demo, fresh, fuzz, lanes, rings, runs};
 
 /// When a step runs without being named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
-    /// Always. Together these decide whether a change lands, within a quarter of an hour.
+    /// Always. Together these decide whether a change lands.
     Always,
     /// With `--full`.
     Full,
@@ -49,13 +49,22 @@ const fn cargo(
     Step { name, what, when: When::Always, tools, env: &[], run: Run::Cargo(arguments) }
 }
 
-const fn full(
+const fn call(
     name: &'static str,
     what: &'static str,
     tools: &'static [Tool],
     call: fn(&mut Parts) -> Result<()>,
 ) -> Step {
-    Step { name, what, when: When::Full, tools, env: &[], run: Run::Call(call) }
+    Step { name, what, when: When::Always, tools, env: &[], run: Run::Call(call) }
+}
+
+const fn full(
+    name: &'static str,
+    what: &'static str,
+    tools: &'static [Tool],
+    action: fn(&mut Parts) -> Result<()>,
+) -> Step {
+    Step { when: When::Full, ..call(name, what, tools, action) }
 }
 
 /// Tools that tests use if installed, and otherwise leave out the parts that need them.
@@ -144,38 +153,24 @@ pub const STEPS: &[Step] = &[
         &[Tool::component("clippy", "cargo-clippy")],
         &["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"],
     ),
-    Step {
-        when: When::Always,
-        ..full(
-            "packages",
-            "every package in the tables is available in this release",
-            &[],
-            check_packages,
-        )
-    },
+    call(
+        "packages",
+        "every package in the tables is available in this release",
+        &[],
+        check_packages,
+    ),
     Step {
         env: &[("RUSTDOCFLAGS", "-Dwarnings")],
         ..cargo("doc", "documentation without warnings", &[], &["doc", "--workspace", "--no-deps"])
     },
-    cargo(
-        "test",
-        "the tests of all crates",
+    call("test", "the tests of all crates", TEST_TOOLS, lanes::test),
+    call("rings", "the tests that mount, over io_uring", TEST_TOOLS, rings::test),
+    call(
+        "run",
+        "the POSIX suites and the exercisers on programs without a mount",
         TEST_TOOLS,
-        &["test", "--workspace", "--no-fail-fast"],
+        runs::test,
     ),
-    Step {
-        when: When::Always,
-        ..full("rings", "the tests that mount, over io_uring", TEST_TOOLS, rings::test)
-    },
-    Step {
-        when: When::Always,
-        ..full(
-            "run",
-            "the POSIX suites and the exercisers on programs without a mount",
-            TEST_TOOLS,
-            runs::test,
-        )
-    },
     cargo(
         "shuttle",
         "the worker pool under the schedules of shuttle",
@@ -188,10 +183,7 @@ pub const STEPS: &[Step] = &[
         &[],
         &["test", "--package", "defuse-uhs", "--features", "shuttle", "--lib", "group::"],
     ),
-    Step {
-        when: When::Always,
-        ..full("fuzz", "20 s of every fuzz target", fuzz::TOOLS, |_| fuzz::all(20))
-    },
+    call("fuzz", "20 s of every fuzz target", fuzz::TOOLS, |_| fuzz::all(20)),
     full("fuzz-long", "ten minutes of every fuzz target", fuzz::TOOLS, |_| fuzz::all(600)),
     Step {
         when: When::Full,

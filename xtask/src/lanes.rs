@@ -1,0 +1,75 @@
+//! The tests of all crates, in two lanes side by side: programs that mostly wait, and the others.
+//! A test program runs its own tests one after the other if they share mounts or processors.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::command;
+use crate::parts::Parts;
+
+/// Test programs that wait for mounts, servers and other programs more than they compute. Each
+/// works in directories of its own, and expects no absolute time.
+const WAITING: &[&str] = &[
+    "attacks",
+    "direct_differential",
+    "direct_document",
+    "direct_faults",
+    "exercises",
+    "gluster",
+    "lanes_posix",
+    "mounted_posix",
+    "permissions",
+    "run_suites",
+];
+
+/// Runs them, and then the examples of the documentation.
+pub fn test(parts: &mut Parts) -> Result<()> {
+    let all = ["test", "--workspace", "--no-fail-fast"];
+    // At first the build, for which one lane would wait for the other.
+    command::run(command::cargo().args(all).arg("--no-run"))?;
+    let programs = programs()?;
+    let unknown = WAITING.iter().find(|name| !programs.iter().any(|program| program == *name));
+    ensure!(unknown.is_none(), "there is no test program {}", unknown.unwrap_or(&""));
+    let (waiting, others): (Vec<_>, Vec<_>) =
+        programs.iter().partition(|program| WAITING.contains(&program.as_str()));
+    let lane = |programs: &[&String]| {
+        let mut cargo = command::cargo();
+        cargo.args(all).args(programs.iter().flat_map(|program| ["--test", program]));
+        cargo
+    };
+    let mut busy = lane(&others);
+    busy.args(["--lib", "--bins"]);
+    parts.run_side_by_side(&mut [busy, lane(&waiting)])?;
+    parts.run_tests(command::cargo().args(all).arg("--doc"))
+}
+
+/// The names of all test programs that need no feature which is off by default.
+fn programs() -> Result<Vec<String>> {
+    let metadata = command::metadata()?;
+    let packages = metadata["packages"].as_array().context("cargo names no packages")?;
+    let targets = packages.iter().filter_map(|package| package["targets"].as_array()).flatten();
+    let is_test = |target: &&Value| {
+        let kinds = target["kind"].as_array();
+        kinds.is_some_and(|kinds| kinds.iter().any(|kind| kind == "test"))
+            && target["required-features"].as_array().is_none_or(Vec::is_empty)
+    };
+    let names = targets.filter(is_test).filter_map(|target| target["name"].as_str());
+    let mut names: Vec<String> = names.map(str::to_owned).collect();
+    names.sort_unstable();
+    names.dedup();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_test_program_is_in_one_lane() {
+        let programs = programs().unwrap();
+        assert!(WAITING.iter().all(|name| programs.iter().any(|program| program == name)));
+        assert!(programs.iter().any(|program| program == "session"));
+        // It needs a feature: cargo would refuse it.
+        assert!(!programs.iter().any(|program| program == "shuttle"));
+    }
+}
