@@ -1,14 +1,18 @@
 //! The mount namespace of a daemon, in case it is compromised, and what users see of it: nothing.
 
 use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
-use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags, mount_change, unmount};
+use rustix::mount::{
+    MountFlags, MountPropagationFlags, UnmountFlags, mount_bind_recursive, mount_change, unmount,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
-use super::common::{Place, Tmpfs, eventually};
+use super::common::{Place, Tmpfs, eventually, said};
+use super::users::as_user;
 
 /// A file of the machine that no daemon here serves.
 const FOREIGN: &str = "etc/passwd";
@@ -238,6 +242,87 @@ fn a_daemon_in_its_own_namespace_ends_as_one_without() {
     assert_eq!(busy, Err(rustix::io::Errno::BUSY));
     place.ok(&["umount", "mnt"]);
     unmount(source.path(), UnmountFlags::empty()).unwrap();
+}
+
+/// Set-group-id without execution by the group stays if a member of the group writes. The daemon sees no
+/// processes, so that only its keeper can know the supplementary groups of one.
+#[test]
+fn a_daemon_in_its_own_namespace_learns_the_groups_of_processes_from_its_keeper() {
+    const GROUP: u32 = 54_321;
+    const USER: u32 = 54_322;
+    let Some(place) = Place::to_mount() else { return };
+    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    place.ok(&["mount", "memory:", "mnt", "-o", "allow_other"]);
+    assert!(has_own_namespace(place.pid().as_raw_nonzero().get()));
+    for (groups, mode) in [(&[7, GROUP][..], 0o2666), (&[7][..], 0o666)] {
+        let file = place.path("mnt/file");
+        fs::write(&file, "old").unwrap();
+        std::os::unix::fs::chown(&file, Some(0), Some(GROUP)).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o2666)).unwrap();
+        as_user(USER, groups, || fs::write(&file, "new").unwrap());
+        assert_eq!(fs::metadata(&file).unwrap().mode() & 0o7777, mode, "{groups:?}");
+        fs::remove_file(&file).unwrap();
+    }
+    place.ok(&["umount", "mnt"]);
+}
+
+/// The directories of the machine that a program needs, where they are no links.
+const BOUND: &[&str] = &["usr", "lib", "lib64", "proc", "dev", "sys"];
+
+/// A root directory of chroot(1) that is no mount, with [`BOUND`] in it.
+struct Jail(PathBuf);
+
+impl Jail {
+    fn new(place: &Place) -> Jail {
+        let jail = Jail(place.path("jail"));
+        fs::create_dir(&jail.0).unwrap();
+        for entry in fs::read_dir("/").unwrap().map(Result::unwrap) {
+            let (from, to) = (entry.path(), jail.0.join(entry.file_name()));
+            if let Ok(target) = fs::read_link(&from) {
+                symlink(target, to).unwrap();
+            } else if BOUND.iter().any(|name| entry.file_name() == *name) {
+                fs::create_dir(&to).unwrap();
+                mount_bind_recursive(&from, &to).unwrap();
+                // An unmount in the jail is none of the machine.
+                let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+                mount_change(&to, private).unwrap();
+            }
+        }
+        fs::create_dir(jail.0.join("mnt")).unwrap();
+        fs::rename(place.for_all_users(), jail.0.join("defuse")).unwrap();
+        jail
+    }
+}
+
+impl Drop for Jail {
+    fn drop(&mut self) {
+        for entry in fs::read_dir(&self.0).unwrap().flatten() {
+            let _ = unmount(entry.path(), UnmountFlags::DETACH);
+        }
+    }
+}
+
+/// pivot_root(2) needs a root directory that is a mount.
+#[test]
+fn a_daemon_in_a_root_directory_that_is_no_mount_stays_and_says_so() {
+    let Some(place) = Place::to_mount() else { return };
+    let jail = Jail::new(&place);
+    let defuse = |arguments: &[&str]| {
+        let mut chroot = place.command_of(Path::new("chroot"), &[]);
+        chroot.arg(&jail.0).arg("/defuse").args(arguments).env("DEFUSE_RUNTIME_DIR", "/run");
+        said(chroot.output().unwrap())
+    };
+    let mounted = defuse(&["mount", "memory:", "/mnt", "--log-file", "/log"]);
+    assert_eq!(mounted.code, Some(0), "{}", mounted.err);
+    let log = fs::read_to_string(jail.0.join("log")).unwrap();
+    fs::write(jail.0.join("mnt/file"), "x").unwrap();
+    let unmounted = defuse(&["umount", "/mnt"]);
+    assert_eq!(unmounted.code, Some(0), "{}", unmounted.err);
+    let why = "the root directory is no mount of its own";
+    assert!(log.contains("stays in the mount namespace") && log.contains(why), "{log}");
+    let refused = defuse(&["mount", "memory:", "/mnt", "-o", "sandbox=namespace"]);
+    assert_eq!(refused.code, Some(1));
+    assert!(refused.err.contains(why), "{}", refused.err);
 }
 
 // A namespace has a copy of each mount, and a copy of a FUSE mount keeps its connection.
