@@ -48,15 +48,20 @@ fn programs() -> Result<Vec<String>> {
     let metadata = command::metadata()?;
     let packages = metadata["packages"].as_array().context("cargo names no packages")?;
     let targets = packages.iter().filter_map(|package| package["targets"].as_array()).flatten();
-    let is_test = |target: &&Value| {
+    let tests = targets.filter(|target| {
         let kinds = target["kind"].as_array();
         kinds.is_some_and(|kinds| kinds.iter().any(|kind| kind == "test"))
-            && target["required-features"].as_array().is_none_or(Vec::is_empty)
-    };
-    let names = targets.filter(is_test).filter_map(|target| target["name"].as_str());
-    let mut names: Vec<String> = names.map(str::to_owned).collect();
+    });
+    let needs_nothing =
+        |target: &&Value| target["required-features"].as_array().is_none_or(Vec::is_empty);
+    let (names, left_out): (Vec<_>, Vec<_>) = tests.partition(needs_nothing);
+    let name = |target: &Value| target["name"].as_str().map(str::to_owned);
+    let mut names: Vec<String> = names.into_iter().filter_map(name).collect();
     names.sort_unstable();
     names.dedup();
+    // Cargo takes a name for all programs that have it, and refuses it if one of them needs a feature.
+    let shared = left_out.into_iter().filter_map(name).find(|name| names.contains(name));
+    ensure!(shared.is_none(), "two test programs are called {}", shared.unwrap_or_default());
     Ok(names)
 }
 

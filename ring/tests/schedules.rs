@@ -1,7 +1,7 @@
 //! The lanes under a checker that tries interleavings: clients that sleep for their replies, and a server
 //! that sleeps for their bells. A wake-up that is lost is a deadlock, which the checker reports.
 //!
-//! `cargo test -p defuse-ring --test shuttle`
+//! `cargo test -p defuse-ring --test schedules`
 
 use std::collections::HashMap;
 use std::time::Duration;
