@@ -11,6 +11,7 @@ use crate::parts::Parts;
 /// works in directories of its own, and expects no absolute time.
 const WAITING: &[&str] = &[
     "attacks",
+    "conformance",
     "direct_differential",
     "direct_document",
     "direct_faults",

@@ -151,9 +151,12 @@ impl Parts {
                 cargo.current_dir(dir);
             }
             cargo.envs(like.get_envs().filter_map(|(name, value)| Some((name, value?))));
-            cargo.arg("test").args(target.split_whitespace()).args(["--", "--show-output"]);
-            if !names.is_empty() {
-                cargo.arg("--exact").args(names.iter().map(|test| &test.name));
+            cargo.arg("test");
+            if names.is_empty() {
+                cargo.args(target.split_whitespace()).args(["--", "--show-output"]);
+            } else {
+                cargo.args(in_same_build(like, target)).args(["--", "--show-output", "--exact"]);
+                cargo.args(names.iter().map(|test| &test.name));
             }
             cargo
         };
@@ -254,6 +257,19 @@ fn attempt(cargo: &mut Command, show: Show) -> Result<Attempt> {
     }
     std::io::stdout().write_all(&said)?;
     Ok(Attempt { status: child.wait()?, read })
+}
+
+/// The arguments of a target, as cargo names it, for which cargo builds nothing that it has not built for
+/// `like`. The dependencies of one package have other features than those of all packages together.
+fn in_same_build<'a>(like: &Command, target: &'a str) -> Vec<&'a str> {
+    let words = target.split_whitespace();
+    if !like.get_args().any(|word| word == "--workspace") {
+        return words.collect();
+    }
+    let mut words = words.skip_while(|word| *word == "-p" || *word == "--package");
+    // Its name.
+    words.next();
+    std::iter::once("--workspace").chain(words).collect()
 }
 
 fn panicked(_: Box<dyn Any + Send>) -> anyhow::Error {

@@ -183,7 +183,7 @@ pub const STEPS: &[Step] = &[
         &[],
         &["test", "--package", "defuse-uhs", "--features", "shuttle", "--lib", "group::"],
     ),
-    call("fuzz", "20 s of every fuzz target", fuzz::TOOLS, |_| fuzz::all(20)),
+    call("fuzz", "12 s of every fuzz target", fuzz::TOOLS, |_| fuzz::all(12)),
     full("fuzz-long", "ten minutes of every fuzz target", fuzz::TOOLS, |_| fuzz::all(600)),
     Step {
         when: When::Full,
