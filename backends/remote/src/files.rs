@@ -164,8 +164,7 @@ impl Shared {
             return Ok(());
         }
         self.pages.closed(defuse_fs::Fh(args.fh));
-        let mut request = Request::new(opcode, cx, ino).with(args);
-        self.connection.ask_later(request.finish(0), &[], Box::new(|_| ())).map(drop)
+        self.send_release(ino, Request::new(opcode, cx, ino).with(args))
     }
 
     pub(super) fn fsync(

@@ -1,7 +1,13 @@
 //! Returned lookups. Nobody waits for them, so that they are sent in batches.
+//!
+//! A server may forget an inode with its last lookup, and a program with several threads may handle FORGET
+//! before an earlier RELEASE. So the lookups of an inode stay here until its RELEASE is answered, as in the
+//! kernel, where an open file holds the inode (`fuse_release_end` in fs/fuse/file.c). libfuse ends a program
+//! that gets RELEASE for an inode that is forgotten ("node not found").
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use defuse_fs::{Caller, Ino};
 use zerocopy::IntoBytes;
@@ -15,10 +21,16 @@ const BATCH: usize = 64;
 /// The number of requests without a reply. No other request uses it.
 const UNANSWERED: u64 = 2;
 
+/// The time that a returned lookup that must be sent at once waits for the answer to RELEASE. Without an
+/// answer it is sent later.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
+
 /// Lookups that were returned and not yet sent.
 #[derive(Default)]
 pub(super) struct Forgets {
     items: Mutex<Vec<ForgetOne>>,
+    /// The inodes of the RELEASE and RELEASEDIR requests without an answer. Locked after `items`.
+    releasing: Mutex<Vec<Ino>>,
     /// A name was removed: the next returned lookup may be the last reference to the file.
     soon: AtomicBool,
 }
@@ -34,7 +46,29 @@ impl Forgets {
             Some(item) => item.nlookup = item.nlookup.saturating_add(lookups),
             None => items.push(ForgetOne { nodeid: ino.0, nlookup: lookups }),
         }
-        items.len() >= BATCH || self.soon.swap(false, Ordering::Relaxed)
+        // Items that wait for an answer may be more than a batch.
+        items.len() % BATCH == 0 || self.soon.load(Ordering::Relaxed)
+    }
+
+    /// Keeps the lookups of `ino` until [`released`](Self::released).
+    pub(super) fn releases(&self, ino: Ino) {
+        lock(&self.releasing).push(ino);
+    }
+
+    /// One RELEASE of `ino` was answered.
+    pub(super) fn released(&self, ino: Ino) {
+        let mut releasing = lock(&self.releasing);
+        if let Some(at) = releasing.iter().position(|other| *other == ino) {
+            releasing.swap_remove(at);
+        }
+    }
+
+    fn is_releasing(&self, ino: Ino) -> bool {
+        lock(&self.releasing).contains(&ino)
+    }
+
+    fn must_be_sent_soon(&self) -> bool {
+        self.soon.load(Ordering::Relaxed)
     }
 
     /// Makes the next returned lookup be sent at once.
@@ -42,20 +76,51 @@ impl Forgets {
         self.soon.store(true, Ordering::Relaxed);
     }
 
+    /// The lookups that may be sent.
     fn take(&self) -> Vec<ForgetOne> {
-        std::mem::take(&mut *lock(&self.items))
+        let mut items = lock(&self.items);
+        let releasing = lock(&self.releasing);
+        let waits = |item: &ForgetOne| releasing.contains(&Ino(item.nodeid));
+        let (later, now): (Vec<_>, Vec<_>) = items.drain(..).partition(waits);
+        *items = later;
+        self.soon.store(self.soon.load(Ordering::Relaxed) && !items.is_empty(), Ordering::Relaxed);
+        now
     }
 }
 
 impl Shared {
     pub(super) fn forget(&self, ino: Ino, lookups: u64) {
         if self.forgets.add(ino, lookups) {
+            if self.forgets.must_be_sent_soon() {
+                self.wait_for_release(ino);
+            }
             self.send_forgets();
         }
     }
 
+    fn wait_for_release(&self, ino: Ino) {
+        let begun = Instant::now();
+        while self.forgets.is_releasing(ino)
+            && !self.connection.is_dead()
+            && begun.elapsed() < RELEASE_PATIENCE
+        {
+            self.connection.wait_readable();
+            self.connection.drain();
+        }
+    }
+
+    /// Sends RELEASE or RELEASEDIR of `ino`, and does not wait for the answer.
+    pub(super) fn send_release(&self, ino: Ino, mut request: Request) -> defuse_fs::Result<()> {
+        self.forgets.releases(ino);
+        let forgets = Arc::clone(&self.forgets);
+        let answered = Box::new(move |_: defuse_fs::Result<&[u8]>| forgets.released(ino));
+        let sent = self.connection.ask_later(request.finish(0), &[], answered);
+        sent.map(drop).inspect_err(|_| self.forgets.released(ino))
+    }
+
     /// Sends the batch.
     pub(super) fn send_forgets(&self) {
+        self.connection.drain();
         let items = self.forgets.take();
         if items.is_empty() {
             return;
@@ -100,11 +165,30 @@ mod tests {
     }
 
     #[test]
+    fn lookups_of_an_inode_wait_until_its_release_is_answered() {
+        let forgets = Forgets::default();
+        forgets.releases(Ino(2));
+        forgets.releases(Ino(2));
+        forgets.hurry();
+        assert!(forgets.add(Ino(2), 1) && forgets.add(Ino(3), 1));
+        assert_eq!(forgets.take(), [ForgetOne { nodeid: 3, nlookup: 1 }]);
+        forgets.released(Ino(2));
+        assert_eq!(forgets.take(), []);
+        forgets.released(Ino(2));
+        // What waited is still to be sent soon.
+        assert!(forgets.add(Ino(4), 1));
+        let numbers: Vec<_> = forgets.take().iter().map(|item| item.nodeid).collect();
+        assert_eq!(numbers, [2, 4]);
+        assert!(!forgets.add(Ino(5), 1));
+    }
+
+    #[test]
     fn after_a_name_was_removed_the_next_lookup_is_returned_at_once() {
         let forgets = Forgets::default();
         assert!(!forgets.add(Ino(2), 1));
         forgets.hurry();
         assert!(forgets.add(Ino(3), 1));
+        assert_eq!(forgets.take().len(), 2);
         assert!(!forgets.add(Ino(4), 1));
     }
 }

@@ -163,7 +163,7 @@ struct Shared {
     caps: Caps,
     /// Opcodes that the server has answered with `ENOSYS`, by their numbers.
     missing: AtomicU64,
-    forgets: Forgets,
+    forgets: Arc<Forgets>,
     pages: pages::FilePages,
     paths: paths::Paths,
     notices: Arc<Notices>,
@@ -428,7 +428,7 @@ impl Remote {
             caps: agreement.caps(),
             agreement,
             missing: AtomicU64::new(0),
-            forgets: Forgets::default(),
+            forgets: Arc::default(),
             pages: pages::FilePages::default(),
             paths: paths::Paths::default(),
             notices,
