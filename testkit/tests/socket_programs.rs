@@ -343,8 +343,17 @@ fn shows(client: &Remote, example: &str, start: &str, content: Option<&str>) {
     let entry = client.lookup(&context(), Ino::ROOT, Name::new(name).unwrap()).unwrap();
     assert_eq!(entry.attr.kind, FileKind::Regular, "{example}");
     if let Some(content) = content {
-        let seen = read(client, entry.ino, entry.attr.size.max(1));
-        let seen = String::from_utf8_lossy(&seen);
+        let mut tries = 0;
+        // A thread of `poll` fills its files, and may begin after the first read.
+        let seen = loop {
+            let seen = read(client, entry.ino, entry.attr.size.max(1));
+            let seen = String::from_utf8_lossy(&seen).into_owned();
+            tries += 1;
+            if seen.starts_with(content) || tries == 40 {
+                break seen;
+            }
+            std::thread::sleep(Duration::from_millis(300));
+        };
         assert!(seen.starts_with(content), "{example}: {seen:?}");
     }
     client.forget(entry.ino, 1);

@@ -47,7 +47,7 @@ impl Forgets {
             None => items.push(ForgetOne { nodeid: ino.0, nlookup: lookups }),
         }
         // Items that wait for an answer may be more than a batch.
-        items.len() % BATCH == 0 || self.soon.load(Ordering::Relaxed)
+        items.len().is_multiple_of(BATCH) || self.soon.load(Ordering::Relaxed)
     }
 
     /// Keeps the lookups of `ino` until [`released`](Self::released).
