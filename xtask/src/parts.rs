@@ -316,7 +316,12 @@ mod tests {
         std::fs::write(dir.path().join("lib.rs"), "").unwrap();
         let cargo = |fail: bool| {
             let mut cargo = command::cargo();
-            cargo.current_dir(dir.path()).args(["test", "--offline", "--no-fail-fast"]);
+            cargo.current_dir(dir.path()).args([
+                "test",
+                "--offline",
+                "--workspace",
+                "--no-fail-fast",
+            ]);
             cargo.env("CARGO_TARGET_DIR", dir.path().join("target")).env_remove("FAIL");
             if fail {
                 cargo.env("FAIL", "");

@@ -164,7 +164,15 @@ impl Shared {
             return Ok(());
         }
         self.pages.closed(defuse_fs::Fh(args.fh));
-        self.send_release(ino, Request::new(opcode, cx, ino).with(args))
+        let request = Request::new(opcode, cx, ino).with(args);
+        if !self.forgets.is_hurried() {
+            return self.send_release(ino, request);
+        }
+        // The lookup that is returned next must not wait for the answer.
+        match self.ask(cx, request, decode::nothing) {
+            Err(Errno::ENOTCONN) => Err(Errno::ENOTCONN),
+            _ => Ok(()),
+        }
     }
 
     pub(super) fn fsync(

@@ -7,7 +7,6 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use defuse_fs::{Caller, Ino};
 use zerocopy::IntoBytes;
@@ -21,15 +20,12 @@ const BATCH: usize = 64;
 /// The number of requests without a reply. No other request uses it.
 const UNANSWERED: u64 = 2;
 
-/// The time that a returned lookup that must be sent at once waits for the answer to RELEASE. Without an
-/// answer it is sent later.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(1);
-
 /// Lookups that were returned and not yet sent.
 #[derive(Default)]
 pub(super) struct Forgets {
     items: Mutex<Vec<ForgetOne>>,
-    /// The inodes of the RELEASE and RELEASEDIR requests without an answer. Locked after `items`.
+    /// The inodes of the RELEASE and RELEASEDIR requests without an answer, as many as a connection has
+    /// slots at most. Locked after `items`.
     releasing: Mutex<Vec<Ino>>,
     /// A name was removed: the next returned lookup may be the last reference to the file.
     soon: AtomicBool,
@@ -63,11 +59,8 @@ impl Forgets {
         }
     }
 
-    fn is_releasing(&self, ino: Ino) -> bool {
-        lock(&self.releasing).contains(&ino)
-    }
-
-    fn must_be_sent_soon(&self) -> bool {
+    /// True if the next returned lookup is sent at once.
+    pub(super) fn is_hurried(&self) -> bool {
         self.soon.load(Ordering::Relaxed)
     }
 
@@ -91,21 +84,7 @@ impl Forgets {
 impl Shared {
     pub(super) fn forget(&self, ino: Ino, lookups: u64) {
         if self.forgets.add(ino, lookups) {
-            if self.forgets.must_be_sent_soon() {
-                self.wait_for_release(ino);
-            }
             self.send_forgets();
-        }
-    }
-
-    fn wait_for_release(&self, ino: Ino) {
-        let begun = Instant::now();
-        while self.forgets.is_releasing(ino)
-            && !self.connection.is_dead()
-            && begun.elapsed() < RELEASE_PATIENCE
-        {
-            self.connection.wait_readable();
-            self.connection.drain();
         }
     }
 
@@ -120,7 +99,6 @@ impl Shared {
 
     /// Sends the batch.
     pub(super) fn send_forgets(&self) {
-        self.connection.drain();
         let items = self.forgets.take();
         if items.is_empty() {
             return;
