@@ -2,6 +2,7 @@
 //! at once, and crashes. One set of servers serves all parts, which run one after another.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
@@ -32,7 +33,10 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
         let mount = mount(&servers, volume, place.path());
         timed(&format!("posix cases on {volume}"), || posix_cases(mount.path(), volume));
         match volume {
-            "dist" => timed("git", || git_keeps_a_repository(mount.path())),
+            "dist" => {
+                timed("git", || git_keeps_a_repository(mount.path()));
+                timed("appends", || appends_follow_the_writes_before_them(mount.path()));
+            }
             _ => timed("sqlite3", || sqlite_commits(mount.path())),
         }
         timed("exercisers", || random_operations_match_their_model(mount.path(), volume));
@@ -137,6 +141,22 @@ fn git_keeps_a_repository(dir: &Path) {
         git add .; git commit -qm one; echo x >>d1/f; git rm -q d2/f; git commit -qam two
         git gc -q; git fsck --strict; git checkout -q HEAD~1; cat d1/f d2/f; git status --porcelain";
     assert_eq!(shell(dir, script), "1\n2\n");
+}
+
+/// GlusterFS's client acknowledges writes early, and sends an append without waiting for them: a few of a hundred
+/// appends were at a wrong place.
+fn appends_follow_the_writes_before_them(dir: &Path) {
+    for number in 0..300 {
+        let path = dir.join(format!("append-{number}"));
+        let file = fs::File::create_new(&path).unwrap();
+        let mut end = fs::File::options().append(true).open(&path).unwrap();
+        file.write_all_at(b"start", 0).unwrap();
+        end.write_all(b" one").unwrap();
+        file.write_all_at(b" two", 9).unwrap();
+        end.write_all(b" three").unwrap();
+        let text = String::from_utf8(fs::read(&path).unwrap()).unwrap();
+        assert_eq!(text, "start one two three", "after {number} files");
+    }
 }
 
 fn sqlite_commits(dir: &Path) {

@@ -1,6 +1,6 @@
 //! Open files, their data, and changes of attributes.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use defuse_fs::posix::without_set_id;
@@ -15,6 +15,14 @@ use crate::gluster::{Acting, Gluster, OpenFile, Opened as Open, PlainMode};
 use crate::transfer;
 use crate::upcalls::Mark;
 use crate::volume::{no_stat, set};
+use crate::writes::At;
+
+/// The place of a write on the servers.
+struct Target {
+    handle: Arc<Handle>,
+    offset: u64,
+    at: At,
+}
 
 /// The flags of open(2) that the servers know.
 pub(crate) fn open_flags(flags: OpenFlags) -> i32 {
@@ -31,7 +39,7 @@ impl Gluster {
             flags: args.flags,
             handle: Arc::new(handle),
             plain: Mutex::default(),
-            dirty: AtomicBool::new(false),
+            writes: Arc::default(),
             plain_mode: PlainMode::default(),
         };
         Ok(self.opened_file(file))
@@ -47,9 +55,9 @@ impl Gluster {
     pub(crate) fn flush_file(&self, file: &OpenFile, owner: LockOwner) -> Result<()> {
         if self.locks.drop_owner(file.ino, owner)? {
             // The end of the owner's handle was a flush.
-            file.dirty.store(false, Ordering::Release);
+            file.writes.take_unflushed();
         }
-        if file.dirty.swap(false, Ordering::AcqRel) {
+        if file.writes.take_unflushed() {
             // The end of another handle is the only flush that libgfapi has.
             file.handle.duplicate()?.close()?;
         }
@@ -92,14 +100,14 @@ impl Gluster {
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
-        let (handle, offset) = self.target(file, args)?;
+        let Target { handle, offset, at } = self.target(file, args)?;
         self.before_write(cx, file, args)?;
-        file.dirty.store(true, Ordering::Release);
         let len = data.remaining();
         if let Some(bytes) = data.borrow()
             && bytes.len() == len
         {
             let count = handle.write(bytes, offset)?;
+            file.writes.add(at);
             data.skip(count)?;
             return Ok(count);
         }
@@ -118,15 +126,25 @@ impl Gluster {
         }
         let written = written.and_then(|_: usize| handle.write(&room[..filled], offset));
         self.pool.give(room);
+        if written.is_ok() {
+            file.writes.add(at);
+        }
         written
     }
 
-    /// The handle and the offset of a write. The flags of an open file may have changed since it was opened
-    /// on the servers, where only `O_APPEND` matters.
-    fn target(&self, file: &OpenFile, args: WriteArgs) -> Result<(Arc<Handle>, u64)> {
+    /// The target of a write. The flags of an open file may have changed since it was opened on the servers, where
+    /// only `O_APPEND` matters.
+    fn target(&self, file: &OpenFile, args: WriteArgs) -> Result<Target> {
+        let placed = |handle: &Arc<Handle>, offset| {
+            Ok(Target { handle: Arc::clone(handle), offset, at: At::Offset })
+        };
         let appends = args.flags.has(OpenFlags::APPEND) && !args.from_cache;
         match (appends, file.flags.has(OpenFlags::APPEND)) {
-            (true, false) => Ok((Arc::clone(&file.handle), file.handle.stat()?.st_size as u64)),
+            (true, false) => placed(&file.handle, file.handle.stat()?.st_size as u64),
+            (true, true) => {
+                self.wait_for_placed_writes(file)?;
+                Ok(Target { at: At::End, ..placed(&file.handle, args.offset)? })
+            }
             (false, true) => {
                 let mut plain = file.plain.lock().unwrap_or_else(PoisonError::into_inner);
                 let handle = match &*plain {
@@ -136,11 +154,26 @@ impl Gluster {
                         Arc::new(self.volume.open(&self.object(file.ino)?, flags)?)
                     }
                 };
-                *plain = Some(Arc::clone(&handle));
-                Ok((handle, args.offset))
+                placed(plain.insert(handle), args.offset)
             }
-            _ => Ok((Arc::clone(&file.handle), args.offset)),
+            (false, false) => placed(&file.handle, args.offset),
         }
+    }
+
+    /// Waits until the servers have all writes at offsets, before one at the end of the file. GlusterFS's client sends
+    /// both at the same time, so that the end may be that before the others.
+    fn wait_for_placed_writes(&self, file: &OpenFile) -> Result<()> {
+        let open = self.nodes.open_files(file.ino);
+        let writes =
+            open.into_iter().filter_map(|fh| Some(Arc::clone(&self.file(fh).ok()?.writes)));
+        let held_back: Vec<_> =
+            writes.filter_map(|writes| writes.held_back().map(|placed| (writes, placed))).collect();
+        if !held_back.is_empty() {
+            // The client answers with the size after all writes.
+            file.handle.stat()?;
+            held_back.iter().for_each(|(writes, placed)| writes.are_on_servers(*placed));
+        }
+        Ok(())
     }
 
     /// Starts a transfer, which a thread of libgfapi finishes.
@@ -164,9 +197,9 @@ impl Gluster {
             IoOp::Write { args, .. } => {
                 let ready = io.with_context(|cx| self.before_write(cx, &file, args));
                 match ready.and_then(|()| self.target(&file, args)) {
-                    Ok(target) => {
-                        file.dirty.store(true, Ordering::Release);
-                        transfer::write(io, target, &self.pool, on);
+                    Ok(Target { handle, offset, at }) => {
+                        let writes = (Arc::clone(&file.writes), at);
+                        transfer::write(io, (handle, offset), writes, &self.pool, on);
                     }
                     Err(errno) => io.finish(Err(errno)),
                 }

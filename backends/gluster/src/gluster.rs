@@ -1,7 +1,7 @@
 //! The file system: its state, and the user that a call acts as.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use crate::recent::Recent;
 use crate::transfer::{AnswerOn, Pool};
 use crate::upcalls::{Asks, Child, Mark, Teller, Watch};
 use crate::volume::{Gfid, Kept, Object, Volume};
+use crate::writes::Writes;
 use crate::{Options, connect};
 
 /// Time for which the groups of a process are not asked for again.
@@ -106,8 +107,8 @@ pub(crate) struct OpenFile {
     pub handle: Arc<Handle>,
     /// A handle without `O_APPEND`, for a file whose flags were changed.
     pub plain: Mutex<Option<Arc<Handle>>>,
-    /// Written since the last flush.
-    pub dirty: AtomicBool,
+    /// The writes that this client has acknowledged.
+    pub writes: Arc<Writes>,
     /// The file had no set-user-id and no set-group-id to drop at this time.
     pub plain_mode: PlainMode,
 }

@@ -26,6 +26,7 @@ mod recent;
 mod transfer;
 mod upcalls;
 mod volume;
+mod writes;
 mod xattrs;
 
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Operations on names.
 
 use std::ffi::{CStr, CString};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 use defuse_fs::{Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, Opened, Result};
@@ -98,7 +98,7 @@ impl Gluster {
             flags: args.flags,
             handle: Arc::new(handle),
             plain: Mutex::default(),
-            dirty: AtomicBool::new(false),
+            writes: Arc::default(),
             plain_mode: PlainMode::default(),
         };
         file.plain_mode.saw(stat.st_mode, changes);

@@ -189,6 +189,11 @@ impl Nodes {
         let _ = self.with(ino, |node| node.open.retain(|&open| open != fh));
     }
 
+    /// The open files of an inode.
+    pub fn open_files(&self, ino: Ino) -> Vec<Fh> {
+        self.with(ino, |node| node.open.clone()).unwrap_or_default()
+    }
+
     /// An open file of the inode.
     pub fn any_open(&self, ino: Ino) -> Option<Fh> {
         self.with(ino, |node| node.open.last().copied()).ok().flatten()

@@ -10,6 +10,7 @@ use defuse_fs::{Errno, Io, Result};
 use crate::ffi::{GlfsFd, GlfsStat, IoCallback};
 use crate::file::{Handle, as_callback, position};
 use crate::volume::{check, last};
+use crate::writes::{At, Writes};
 
 /// Bytes of buffers that are kept for reuse.
 const KEPT: usize = 16 << 20;
@@ -65,12 +66,16 @@ enum Memory {
     Pooled(Vec<u8>),
 }
 
+/// The writes of an open file, and the place of this one.
+type Counted = (Arc<Writes>, At);
+
 /// A transfer in flight, which owns everything that libgfapi uses.
 struct Transfer {
     io: Io,
     handle: Arc<Handle>,
     pool: Arc<Pool>,
     memory: Memory,
+    write: Option<Counted>,
     answer_on: AnswerOn,
 }
 
@@ -84,7 +89,7 @@ pub fn read(mut io: Io, file: (Arc<Handle>, u64), len: usize, pool: &Arc<Pool>, 
     assert!(room.len() >= len, "{} bytes of room for {len}", room.len());
     let start_of_room: *mut u8 = room.as_mut_ptr();
     let memory = if is_given { Memory::Room(room) } else { Memory::Pooled(room) };
-    start(io, file.0, (memory, pool, on), |handle, done, data| {
+    start(io, (file.0, None), (memory, pool, on), |handle, done, data| {
         let read = handle.volume().library().glfs_pread_async;
         // SAFETY: the room has at least `len` bytes, and belongs to the transfer until its end.
         unsafe { read(handle.raw(), start_of_room.cast(), len, offset, 0, done, data) }
@@ -92,7 +97,13 @@ pub fn read(mut io: Io, file: (Arc<Handle>, u64), len: usize, pool: &Arc<Pool>, 
 }
 
 /// Starts a write of all data at `offset`.
-pub fn write(mut io: Io, file: (Arc<Handle>, u64), pool: &Arc<Pool>, on: AnswerOn) {
+pub fn write(
+    mut io: Io,
+    file: (Arc<Handle>, u64),
+    writes: Counted,
+    pool: &Arc<Pool>,
+    on: AnswerOn,
+) {
     let Ok(offset) = position(file.1) else { return io.finish(Err(Errno::EINVAL)) };
     let mut data = Vec::new();
     // libgfapi copies the data before the call returns, so that lent memory is used without a copy of ours.
@@ -119,7 +130,7 @@ pub fn write(mut io: Io, file: (Arc<Handle>, u64), pool: &Arc<Pool>, on: AnswerO
     if let Err(errno) = taken {
         return io.finish(Err(errno));
     }
-    start(io, file.0, (Memory::None, pool, on), |handle, done, data| {
+    start(io, (file.0, Some(writes)), (Memory::None, pool, on), |handle, done, data| {
         let write = handle.volume().library().glfs_pwrite_async;
         let Ok(len) = i32::try_from(lent.1) else { return -1 };
         // SAFETY: lent memory is valid until the operation ends, which is after this call; the pooled one
@@ -133,7 +144,7 @@ pub fn write(mut io: Io, file: (Arc<Handle>, u64), pool: &Arc<Pool>, on: AnswerO
 
 /// Starts a sync.
 pub fn sync(io: Io, handle: Arc<Handle>, datasync: bool, pool: &Arc<Pool>, on: AnswerOn) {
-    start(io, handle, (Memory::None, pool, on), |handle, done, data| {
+    start(io, (handle, None), (Memory::None, pool, on), |handle, done, data| {
         let library = handle.volume().library();
         let sync = if datasync { library.glfs_fdatasync_async } else { library.glfs_fsync_async };
         // SAFETY: the handle is open until the end of the transfer.
@@ -143,12 +154,12 @@ pub fn sync(io: Io, handle: Arc<Handle>, datasync: bool, pool: &Arc<Pool>, on: A
 
 fn start(
     io: Io,
-    handle: Arc<Handle>,
+    (handle, write): (Arc<Handle>, Option<Counted>),
     (memory, pool, answer_on): (Memory, &Arc<Pool>, AnswerOn),
     submit: impl FnOnce(&Handle, IoCallback, *mut c_void) -> i32,
 ) {
     let open = Arc::clone(&handle);
-    let transfer = Transfer { io, handle, pool: Arc::clone(pool), memory, answer_on };
+    let transfer = Transfer { io, handle, pool: Arc::clone(pool), memory, write, answer_on };
     let transfer = Box::into_raw(Box::new(transfer));
     // From here on the transfer belongs to its callback.
     let submitted = check(submit(&open, done, transfer.cast()));
@@ -182,7 +193,12 @@ unsafe extern "C" fn done(
 
 impl Transfer {
     fn finish(self, result: Result<usize>) {
-        let Transfer { mut io, handle, pool, memory, .. } = self;
+        let Transfer { mut io, handle, pool, memory, write, .. } = self;
+        if let Some((writes, at)) = write
+            && result.is_ok()
+        {
+            writes.add(at);
+        }
         // Before the answer, after which the frontend may release the file: that waits for no close here.
         drop(handle);
         match memory {

@@ -1,0 +1,80 @@
+//! Writes that GlusterFS's client has acknowledged, but the servers may not have yet (its `write-behind`).
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// The acknowledged writes of an open file.
+#[derive(Debug, Default)]
+pub struct Writes {
+    /// There are some since the last flush.
+    unflushed: AtomicBool,
+    /// Number of those at an offset.
+    placed: AtomicU64,
+    /// Number of those at an offset that the servers have for sure.
+    placed_on_servers: AtomicU64,
+}
+
+/// The place of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum At {
+    Offset,
+    End,
+}
+
+impl Writes {
+    /// A write was acknowledged, and its caller does not know it yet.
+    pub fn add(&self, at: At) {
+        if at == At::Offset {
+            self.placed.fetch_add(1, Ordering::AcqRel);
+        }
+        self.unflushed.store(true, Ordering::Release);
+    }
+
+    /// True if a flush is needed, which the caller makes.
+    pub fn take_unflushed(&self) -> bool {
+        self.unflushed.swap(false, Ordering::AcqRel)
+    }
+
+    /// The number of writes at an offset, if the servers may not have all of them.
+    pub fn held_back(&self) -> Option<u64> {
+        let on_servers = self.placed_on_servers.load(Ordering::Acquire);
+        let placed = self.placed.load(Ordering::Acquire);
+        (placed > on_servers).then_some(placed)
+    }
+
+    /// The servers have this number of writes at an offset.
+    pub fn are_on_servers(&self, placed: u64) {
+        self.placed_on_servers.fetch_max(placed, Ordering::AcqRel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_during_a_wait_is_waited_for_by_the_next_one() {
+        let writes = Writes::default();
+        assert_eq!(writes.held_back(), None);
+        writes.add(At::End);
+        assert_eq!(writes.held_back(), None);
+        writes.add(At::Offset);
+        writes.add(At::Offset);
+        assert_eq!(writes.held_back(), Some(2));
+        writes.add(At::Offset);
+        assert_eq!(writes.held_back(), Some(3), "a second wait begins before the first has ended");
+        writes.are_on_servers(2);
+        assert_eq!(writes.held_back(), Some(3));
+        writes.are_on_servers(3);
+        writes.are_on_servers(2);
+        assert_eq!(writes.held_back(), None);
+    }
+
+    #[test]
+    fn a_flush_is_needed_once_after_writes() {
+        let writes = Writes::default();
+        assert!(!writes.take_unflushed());
+        writes.add(At::Offset);
+        writes.add(At::End);
+        assert!(writes.take_unflushed() && !writes.take_unflushed());
+    }
+}
