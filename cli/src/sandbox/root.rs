@@ -6,20 +6,20 @@
 //! a descriptor to the new root, and no path to anything else.
 
 use std::fs::{self, DirBuilder};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use defuse_fuse::mount::{MountEntry, all_mounts};
-use rustix::fs::{CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags};
 use rustix::io::{Errno, Result};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MountPropagationFlags, MoveMountFlags,
     OpenTreeFlags, UnmountFlags, fsconfig_create, fsconfig_set_string, fsmount, fsopen,
     mount_change, mount_remount, move_mount, open_tree, unmount,
 };
-use rustix::process::{chdir, pivot_root};
-use rustix::thread::UnshareFlags;
+use rustix::process::{chdir, chroot, fchdir, pivot_root};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 /// Files outside of the source that a daemon opens later: its own descriptors by number, the device for
 /// each worker, and those that libraries open in every program.
@@ -34,6 +34,10 @@ const KEPT: [&str; 5] = [
 
 /// The place where the new root is prepared. Every process needs /proc, so it exists.
 const PLACE: &str = "/proc";
+
+/// The propagation of mounts in a copy of a namespace: from the original, and not to it.
+const FOLLOWING: MountPropagationFlags =
+    MountPropagationFlags::DOWNSTREAM.union(MountPropagationFlags::REC);
 
 /// A directory of the namespace of the user that the daemon serves.
 pub struct Served {
@@ -53,7 +57,42 @@ pub fn leave() -> Result<()> {
         reason = "only FILES is unsafe, and the other function needs unsafe code"
     )]
     rustix::thread::unshare(UnshareFlags::NEWNS)?;
-    mount_change("/", MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC)
+    mount_change("/", FOLLOWING)?;
+    leave_outside()
+}
+
+/// Detaches what lies outside of the root directory, if chroot(2) has changed that: `..` would lead there from
+/// the new root.
+fn leave_outside() -> Result<()> {
+    let own = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let path = "/proc/thread-self/ns/mnt";
+    let namespace = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    // The root directory and the working directory are then those of the namespace.
+    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))?;
+    let of_namespace = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    if mount_of(&own)? == mount_of(&of_namespace)? {
+        return Ok(());
+    }
+    mount_change("/", FOLLOWING)?;
+    fchdir(&own)?;
+    match pivot_root(".", ".") {
+        Ok(()) => unmount(".", UnmountFlags::DETACH)?,
+        // The root of the namespace is the first file system of the kernel, which stays.
+        Err(Errno::INVAL) => {
+            log::info!(
+                "the mount namespace of the daemon has all mounts outside of its root directory"
+            );
+            chroot(".")?;
+        }
+        Err(errno) => return Err(errno),
+    }
+    chdir("/")
+}
+
+/// The number of the mount of a file.
+fn mount_of(file: &OwnedFd) -> Result<u64> {
+    let stat = rustix::fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?;
+    Ok(stat.stx_mnt_id)
 }
 
 /// Covers the directory `path` by a copy of itself. Without `devices`, no device node in the copy can be

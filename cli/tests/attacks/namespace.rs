@@ -11,7 +11,7 @@ use rustix::mount::{
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 
-use super::common::{Place, Tmpfs, eventually, said};
+use super::common::{Place, Said, Tmpfs, eventually, said};
 use super::users::as_user;
 
 /// A file of the machine that no daemon here serves.
@@ -289,8 +289,22 @@ impl Jail {
             }
         }
         fs::create_dir(jail.0.join("mnt")).unwrap();
+        fs::create_dir(jail.0.join("src")).unwrap();
         fs::rename(place.for_all_users(), jail.0.join("defuse")).unwrap();
         jail
+    }
+
+    /// Runs the program in the jail.
+    fn defuse(&self, place: &Place, arguments: &[&str]) -> Said {
+        let mut chroot = place.command_of(Path::new("chroot"), &[]);
+        chroot.arg(&self.0).arg("/defuse").args(arguments).env("DEFUSE_RUNTIME_DIR", "/run");
+        said(chroot.output().unwrap())
+    }
+
+    fn ok(&self, place: &Place, arguments: &[&str]) -> String {
+        let said = self.defuse(place, arguments);
+        assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.err);
+        said.out
     }
 }
 
@@ -307,22 +321,35 @@ impl Drop for Jail {
 fn a_daemon_in_a_root_directory_that_is_no_mount_stays_and_says_so() {
     let Some(place) = Place::to_mount() else { return };
     let jail = Jail::new(&place);
-    let defuse = |arguments: &[&str]| {
-        let mut chroot = place.command_of(Path::new("chroot"), &[]);
-        chroot.arg(&jail.0).arg("/defuse").args(arguments).env("DEFUSE_RUNTIME_DIR", "/run");
-        said(chroot.output().unwrap())
-    };
-    let mounted = defuse(&["mount", "memory:", "/mnt", "--log-file", "/log"]);
-    assert_eq!(mounted.code, Some(0), "{}", mounted.err);
+    jail.ok(&place, &["mount", "memory:", "/mnt", "--log-file", "/log"]);
     let log = fs::read_to_string(jail.0.join("log")).unwrap();
     fs::write(jail.0.join("mnt/file"), "x").unwrap();
-    let unmounted = defuse(&["umount", "/mnt"]);
-    assert_eq!(unmounted.code, Some(0), "{}", unmounted.err);
+    jail.ok(&place, &["umount", "/mnt"]);
     let why = "the root directory is no mount of its own";
     assert!(log.contains("stays in the mount namespace") && log.contains(why), "{log}");
-    let refused = defuse(&["mount", "memory:", "/mnt", "-o", "sandbox=namespace"]);
+    let refused = jail.defuse(&place, &["mount", "memory:", "/mnt", "-o", "sandbox=namespace"]);
     assert_eq!(refused.code, Some(1));
     assert!(refused.err.contains(why), "{}", refused.err);
+}
+
+// The root of the machine lay above that of the daemon.
+#[test]
+fn a_compromised_daemon_in_a_root_directory_of_chroot_reaches_nothing_outside() {
+    let Some(place) = Place::to_mount() else { return };
+    let jail = Jail::new(&place);
+    mount_bind_recursive(&jail.0, &jail.0).unwrap();
+    mount_change(&jail.0, MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+    for text in ["memory:", "passthrough:/src"] {
+        jail.ok(&place, &["mount", text, "/mnt", "-o", "sandbox=namespace"]);
+        fs::write(jail.0.join("mnt/file"), "x").unwrap();
+        let all: Vec<serde_json::Value> =
+            serde_json::from_str(&jail.ok(&place, &["list", "--json"])).unwrap();
+        let pid = all[0]["pid"].as_i64().unwrap() as i32;
+        assert_confined(pid, text);
+        jail.ok(&place, &["umount", "/mnt"]);
+        eventually("end of the daemon", || is_gone(pid));
+    }
+    unmount(&jail.0, UnmountFlags::DETACH).unwrap();
 }
 
 // A namespace has a copy of each mount, and a copy of a FUSE mount keeps its connection.
