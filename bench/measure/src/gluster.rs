@@ -153,6 +153,8 @@ impl Servers {
         let space = |name: &str| format!("/proc/{}/ns/{name}", self.child.id());
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", space("net"))).arg(format!("--mount={}", space("mnt")));
+        // The root of the mounts is another one than ours, if ours was changed by chroot(2).
+        command.arg(format!("--root=/proc/{}/root", self.child.id()));
         // The process that has the name spaces is not itself in that of the processes.
         command.arg(format!("--pid={}", space("pid_for_children"))).arg("--").arg(program);
         command

@@ -45,4 +45,8 @@ if [ -n "$registry" ]; then
     mount -t overlay -o "lowerdir=$registry,upperdir=$room/new,workdir=$room/work" \
         registry "$root/root/.cargo/registry"
 fi
-exec chroot "$root" sh -c 'cd /root/defuse && exec "$@"' sh "$@"
+# This shell is the first process, and takes the end of processes whose parents have ended while it waits.
+# Without that, ended daemons would stay.
+status=0
+chroot "$root" sh -c 'cd /root/defuse && exec "$@"' sh "$@" || status=$?
+exit $status
