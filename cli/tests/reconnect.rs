@@ -21,24 +21,24 @@ fn kills() -> u32 {
     if std::env::var_os("DEFUSE_FULL").is_some() { 1000 } else { 20 }
 }
 
-/// A server of a source, which can be killed.
+/// A server, which can be killed.
 struct Killed<'a> {
     place: &'a Place,
-    source: String,
+    command: Vec<String>,
     process: Child,
 }
 
 impl<'a> Killed<'a> {
-    fn start(place: &'a Place, source: String) -> Killed<'a> {
-        let process = Killed::spawn(place, &source);
+    fn start(place: &'a Place, command: Vec<String>) -> Killed<'a> {
+        let process = Killed::spawn(place, &command);
         let socket = place.path("socket");
         eventually("served", || socket.exists());
-        Killed { place, source, process }
+        Killed { place, command, process }
     }
 
-    fn spawn(place: &Place, source: &str) -> Child {
-        let mut command = place.command(&["serve", "--shared", "--foreground", source, "socket"]);
-        command.stderr(Stdio::null()).spawn().unwrap()
+    fn spawn(place: &Place, command: &[String]) -> Child {
+        let words: Vec<&str> = command.iter().map(String::as_str).collect();
+        place.command(&words).stderr(Stdio::null()).spawn().unwrap()
     }
 
     fn kill(&mut self) {
@@ -48,7 +48,7 @@ impl<'a> Killed<'a> {
     }
 
     fn start_again(&mut self) {
-        self.process = Killed::spawn(self.place, &self.source);
+        self.process = Killed::spawn(self.place, &self.command);
     }
 }
 
@@ -206,11 +206,16 @@ fn durable(error: std::io::Error) -> std::io::Error {
     error
 }
 
-/// Kills the server of `source` at random points while two programs use a mount of it.
-fn kill_under_load(place: &Place, source: String, scheme: &str) {
+/// The server of a source.
+fn serving(source: &str) -> Vec<String> {
+    ["serve", "--shared", "--foreground", source, "socket"].map(str::to_owned).into()
+}
+
+/// Kills a server at random points while two programs use a mount of it, each in one of the directories.
+fn kill_under_load(place: &Place, command: Vec<String>, scheme: &str, dirs: [&str; 2]) {
     let seed = u64::from(std::process::id()) << 20 | u64::from(kills());
     println!("seed {seed}");
-    let mut server = Killed::start(place, source);
+    let mut server = Killed::start(place, command);
     let text = format!("{scheme}:{}", place.path("socket").display());
     let option = format!("reconnect={}", LIMIT.as_secs());
     eventually("mounted", || place.run(&["mount", "-o", &option, &text, "mnt"]).code == Some(0));
@@ -219,8 +224,8 @@ fn kill_under_load(place: &Place, source: String, scheme: &str) {
         let (ends, count) = (&ends, &count);
         let programs: Vec<_> = (0..2)
             .map(|number| {
-                let dir = place.path("mnt").join(format!("program {number}"));
-                let random = Random(seed + number);
+                let dir = place.path("mnt").join(dirs[number]).join(format!("program {number}"));
+                let random = Random(seed + number as u64);
                 let (durable, longest) = (Vec::new(), Duration::ZERO);
                 let mut load = Load { dir, random, ends, count, durable, longest };
                 scope.spawn(move || {
@@ -265,7 +270,8 @@ fn kill_under_load(place: &Place, source: String, scheme: &str) {
 fn killed_on_uhs(scheme: &str) {
     let Some(place) = Place::to_mount() else { return };
     place.ok(&["mkfs", "uhs", "image", "--size", "1G"]);
-    kill_under_load(&place, format!("uhs:{}", place.path("image").display()), scheme);
+    let source = format!("uhs:{}", place.path("image").display());
+    kill_under_load(&place, serving(&source), scheme, [""; 2]);
     place.ok(&["fsck", "image"]);
 }
 
@@ -278,7 +284,27 @@ fn kills_of_a_server_of_uhs_lose_nothing_durable_and_no_client_waits_longer() {
 fn kills_of_a_server_of_a_directory_lose_nothing_durable_over_a_socket() {
     let Some(place) = Place::to_mount() else { return };
     let source = format!("passthrough:{}", place.path("src").display());
-    kill_under_load(&place, source, "socket");
+    kill_under_load(&place, serving(&source), "socket", [""; 2]);
+}
+
+#[test]
+fn kills_of_a_manager_lose_nothing_durable_on_its_devices() {
+    let Some(place) = Place::to_mount() else { return };
+    let images = ["one", "two"].map(|name| {
+        let image = format!("{name}.image");
+        place.ok(&["mkfs", "uhs", &image, "--size", "512M"]);
+        (name, image)
+    });
+    let device = |(name, image): &(&str, String)| {
+        let image = place.path(image);
+        format!("[[device]]\npath = \"/{name}\"\nsource = \"uhs:{}\"\n", image.display())
+    };
+    let devices: String = images.iter().map(device).collect();
+    let text = format!("socket = \"{}\"\n{devices}", place.path("socket").display());
+    fs::write(place.path("disks.toml"), text).unwrap();
+    let command = ["manager", "--foreground", "disks.toml"].map(str::to_owned);
+    kill_under_load(&place, command.into(), "shared", ["one", "two"]);
+    images.iter().for_each(|(_, image)| drop(place.ok(&["fsck", image])));
 }
 
 /// Programs of a run reach the server through the run, which waits for the next one.
@@ -286,7 +312,7 @@ fn kills_of_a_server_of_a_directory_lose_nothing_durable_over_a_socket() {
 fn a_run_continues_with_the_next_server() {
     let place = Place::new();
     let source = format!("passthrough:{}", place.path("src").display());
-    let mut server = Killed::start(&place, source);
+    let mut server = Killed::start(&place, serving(&source));
     let mount =
         format!("/x=shared:{},reconnect={}", place.path("socket").display(), LIMIT.as_secs());
     let script = "echo one >/x/file; exec 5<>/x/file; echo ready >ready; \
@@ -311,7 +337,7 @@ fn a_server_of_another_user_is_not_used() {
     let Some(place) = Place::to_mount() else { return };
     let program = place.for_all_users();
     let source = format!("passthrough:{}", place.path("src").display());
-    let mut server = Killed::start(&place, source.clone());
+    let mut server = Killed::start(&place, serving(&source));
     let text = format!("socket:{}", place.path("socket").display());
     eventually("mounted", || {
         place.run(&["mount", "-o", "reconnect=1", &text, "mnt"]).code == Some(0)
