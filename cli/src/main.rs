@@ -55,7 +55,7 @@ mod workload;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::{ColorChoice, Parser, Subcommand};
+use clap::{Args, ColorChoice, Parser, Subcommand};
 
 use error::{Result, print};
 
@@ -118,7 +118,11 @@ fn main() -> ExitCode {
         return mount_helper::run(arguments);
     }
     let is_fsck = arguments.get(1).is_some_and(|word| word == "fsck");
-    match Cli::try_parse_from(arguments) {
+    let parsed = match parse_one(&arguments) {
+        Some(command) => Ok(Cli { command }),
+        None => Cli::try_parse_from(arguments),
+    };
+    match parsed {
         Ok(Cli { command: Command::Run(args) }) => match run::run(&args) {
             Ok(code) => ExitCode::from(code),
             Err(failure) => error::report(Err(failure)),
@@ -136,6 +140,24 @@ fn main() -> ExitCode {
             ExitCode::from(if is_fsck { fsck::USAGE } else { 2 })
         }
     }
+}
+
+/// The command, if it is one that starts often: describing all others, with their help, takes longer than the rest of the
+/// start. `None` for wrong arguments, too, which are reported with everything that is known.
+fn parse_one(arguments: &[OsString]) -> Option<Command> {
+    Some(match arguments.get(1)?.to_str()? {
+        "run" => Command::Run(parse_as("run", arguments)?),
+        "inside" => Command::Inside(parse_as("inside", arguments)?),
+        "mount" => Command::Mount(parse_as("mount", arguments)?),
+        "serve" => Command::Serve(parse_as("serve", arguments)?),
+        "umount" => Command::Umount(parse_as("umount", arguments)?),
+        _ => return None,
+    })
+}
+
+fn parse_as<T: Args>(name: &'static str, arguments: &[OsString]) -> Option<T> {
+    let command = T::augment_args(clap::Command::new(name));
+    T::from_arg_matches(&command.try_get_matches_from(&arguments[1..]).ok()?).ok()
 }
 
 fn run(command: Command) -> Result {
@@ -170,5 +192,38 @@ fn run(command: Command) -> Result {
         Command::Man(args) => man::run(&args),
         Command::Completions(args) => man::completions(&args),
         Command::Help(args) => man::help(&args),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_that_starts_often_is_parsed_as_among_all() {
+        for words in [
+            "run --mount /m=memory: -- ls -l",
+            "inside -- ls",
+            "mount -f memory: /m -o ro",
+            "serve memory: /s --admit 7",
+            "umount -l /m",
+        ] {
+            let words = arguments(words);
+            let one = parse_one(&words).map(|command| std::mem::discriminant(&command));
+            let among_all = Cli::try_parse_from(&words).map(|cli| cli.command);
+            assert_eq!(one, among_all.ok().map(|it| std::mem::discriminant(&it)), "{words:?}");
+            assert!(one.is_some());
+        }
+    }
+
+    #[test]
+    fn wrong_arguments_and_help_are_for_the_parser_of_all_commands() {
+        for words in ["run", "mount --help", "serve -x", "umount", "stat", "--version", ""] {
+            assert!(parse_one(&arguments(words)).is_none(), "{words}");
+        }
+    }
+
+    fn arguments(words: &str) -> Vec<OsString> {
+        ["defuse"].into_iter().chain(words.split_whitespace()).map(OsString::from).collect()
     }
 }

@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,6 +31,9 @@ use crate::workers::{policy, ring, sentinel, serve, signal};
 use defuse_probe::Limited;
 use defuse_wire::abi::{self, InitIn, Opcode};
 use defuse_wire::request::{Body, DecodeOptions, Request};
+
+/// Time between two interrupts of threads that shall end: the first may come before their system call.
+const INTERRUPT_EVERY: Duration = Duration::from_millis(1);
 
 /// Limits warnings about workers that are stuck.
 static STUCK: Limited = Limited::new();
@@ -273,7 +276,8 @@ pub(crate) struct Shared {
     port: Arc<dyn Port>,
     /// The sentinel's own channel, for when all workers are stuck.
     emergency: Mutex<Option<DevChannel>>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Vec<Thread>>,
+    thread_ends: Arc<ThreadEnds>,
     end: Mutex<bool>,
     ended: Condvar,
 }
@@ -321,6 +325,7 @@ impl Shared {
             port: Arc::clone(port),
             emergency: Mutex::default(),
             threads: Mutex::default(),
+            thread_ends: Arc::default(),
             end: Mutex::default(),
             ended: Condvar::new(),
             memory_pressure: options.memory_pressure.clone(),
@@ -376,10 +381,16 @@ impl Shared {
     }
 
     pub(crate) fn spawn(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
-        let handle = std::thread::Builder::new().name(name.to_string()).spawn(run)?;
+        let has_ended = Arc::<AtomicBool>::default();
+        let end = ThreadEnd(Arc::clone(&has_ended), Arc::clone(&self.thread_ends));
+        let body = move || {
+            let _end = end;
+            run();
+        };
+        let handle = std::thread::Builder::new().name(name.to_string()).spawn(body)?;
         let mut threads = lock(&self.threads);
-        threads.retain(|thread| !thread.is_finished());
-        threads.push(handle);
+        threads.retain(|thread| !thread.has_ended());
+        threads.push(Thread { handle, has_ended });
         Ok(())
     }
 
@@ -502,9 +513,10 @@ impl Shared {
         let deadline = Instant::now() + patience;
         loop {
             self.bell.unpark();
+            let ends = *lock(&self.thread_ends.count);
             let mut threads = lock(&self.threads);
-            for thread in threads.extract_if(.., |thread| thread.is_finished()) {
-                let _ = thread.join();
+            for thread in threads.extract_if(.., |thread| thread.has_ended()) {
+                let _ = thread.handle.join();
             }
             if threads.is_empty() {
                 return true;
@@ -517,8 +529,47 @@ impl Shared {
             for slot in self.slots.iter().filter(|slot| slot.thread() != 0) {
                 signal::wake(slot.thread());
             }
-            std::thread::sleep(Duration::from_millis(1));
+            self.thread_ends.wait(ends, INTERRUPT_EVERY);
         }
+    }
+}
+
+/// A thread of the session.
+struct Thread {
+    handle: JoinHandle<()>,
+    has_ended: Arc<AtomicBool>,
+}
+
+impl Thread {
+    /// True if it does nothing more: joining it takes no time.
+    fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+}
+
+/// The ends of threads, for whoever waits for them.
+#[derive(Default)]
+struct ThreadEnds {
+    count: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl ThreadEnds {
+    /// Waits until there are others than `seen`, at most for `patience`.
+    fn wait(&self, seen: usize, patience: Duration) {
+        let is_same = |count: &mut usize| *count == seen;
+        drop(self.changed.wait_timeout_while(lock(&self.count), patience, is_same));
+    }
+}
+
+/// Tells of the end of a thread when dropped, also by a panic.
+struct ThreadEnd(Arc<AtomicBool>, Arc<ThreadEnds>);
+
+impl Drop for ThreadEnd {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+        *lock(&self.1.count) += 1;
+        self.1.changed.notify_all();
     }
 }
 
