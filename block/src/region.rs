@@ -3,23 +3,34 @@
 //! Being one memfd, a region can be registered with a device as a whole, and later be mapped by other
 //! processes. [`Frames`] are owned by one holder at a time, so that nobody reads memory into which a
 //! device writes.
+//!
+//! Frames get memory in pages of 2 MiB when the first of 512 is taken, where the kernel has such pages
+//! (`MADV_COLLAPSE`, Linux 6.1). Page by page that takes eight times as long, unless the kernel must first make room for a large
+//! page, or the host of a virtual machine must.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::Result;
+use crate::{Errno, Result};
 
 /// Bytes of a frame: a page of the machine and a block of most devices.
 pub const FRAME: usize = 4096;
 
 /// Runs have up to `1 << LARGEST` frames: 2 MiB.
 const LARGEST: usize = 9;
+
+/// A large page that takes longer than this costs more than small pages.
+const SLOW: Duration = Duration::from_millis(2);
+
+/// Blocks that do without a large page after a slow one.
+const PAUSE: u32 = 15;
 
 /// A region of frames.
 pub struct Region {
@@ -28,6 +39,8 @@ pub struct Region {
     frames: u32,
     memory: OwnedFd,
     free: Mutex<Free>,
+    /// Number of the next blocks that do without a large page.
+    small_pages: AtomicU32,
 }
 
 // SAFETY: `start` leads to a mapping that lives as long as the region. Its bytes are only reached through
@@ -53,30 +66,76 @@ impl Region {
     pub fn new(frames: u32) -> Result<Arc<Region>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let bytes = frames as usize * FRAME;
+        if bytes == 0 {
+            return Err(Errno::INVAL);
+        }
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let memory = rustix::fs::memfd_create(c"defuse-frames", flags)?;
         rustix::fs::ftruncate(&memory, bytes as u64)?;
         // Whoever maps it may rely on its length.
         rustix::fs::fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW)?;
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the kernel chooses a free range of addresses.
-        let start = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), bytes, prot, MapFlags::SHARED, &memory, 0)?
-        };
+        let start = map(&memory, bytes)?;
         Ok(Arc::new(Region {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            start: start.cast(),
+            start,
             frames,
             memory,
             free: Mutex::new(Free::new(frames)),
+            small_pages: AtomicU32::new(0),
         }))
     }
 
     /// Takes a run of `count` neighbouring frames (at most 512). `None` where no aligned block of that many
     /// frames, rounded up to a power of two, is free.
     pub fn take(self: &Arc<Self>, count: u32) -> Option<Frames> {
-        let first = self.lock().take(count)?;
-        Some(Frames { region: Arc::clone(self), first, count })
+        let mut free = self.lock();
+        let first = free.take(count)?;
+        let is_new = free.begin(first);
+        drop(free);
+        let frames = Frames { region: Arc::clone(self), first, count };
+        if is_new {
+            self.give_memory(first);
+        }
+        Some(frames)
+    }
+
+    /// Gives memory to all frames in this part of the region, which somebody is about to pin.
+    pub(crate) fn give_memory_to(&self, offset: usize, len: usize) {
+        let first = (offset / FRAME) as u32 >> LARGEST << LARGEST;
+        for first in (first..((offset + len) / FRAME) as u32).step_by(1 << LARGEST) {
+            let is_new = self.lock().begin(first);
+            if is_new {
+                self.give_memory(first);
+            }
+        }
+    }
+
+    /// Makes one page of the 512 frames from `first` on, if all of them belong to the region. Without it, they get memory
+    /// one by one when they are used.
+    fn give_memory(&self, first: u32) {
+        let bytes = FRAME << LARGEST;
+        let is_whole = first + (1 << LARGEST) <= self.frames;
+        let waits = |blocks: u32| blocks.checked_sub(1);
+        let waits = self.small_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, waits);
+        if !is_whole || waits.is_ok() {
+            return;
+        }
+        let start = self.start.wrapping_add(first as usize * FRAME);
+        let advise = |len: usize, advice| {
+            // SAFETY: the range is a part of the mapping. Neither advice changes any byte.
+            let done = unsafe { libc::madvise(start.cast(), len, advice) };
+            if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        };
+        let begun = Instant::now();
+        // A range without any memory is not made one page.
+        let made = advise(FRAME, libc::MADV_POPULATE_WRITE)
+            .and_then(|()| advise(bytes, libc::MADV_COLLAPSE));
+        if let Err(error) = made {
+            log::debug!("frames have memory in small pages: {error}");
+            self.small_pages.store(u32::MAX, Ordering::Relaxed);
+        } else if begun.elapsed() > SLOW {
+            self.small_pages.store(PAUSE, Ordering::Relaxed);
+        }
     }
 
     /// How many frames it has.
@@ -108,6 +167,35 @@ impl Region {
     fn lock(&self) -> std::sync::MutexGuard<'_, Free> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Maps all of `memory`, at an address of which a page of 2 MiB may begin if it has so much.
+fn map(memory: &OwnedFd, bytes: usize) -> Result<*mut u8> {
+    let align = FRAME << LARGEST;
+    let room = if bytes < align { bytes } else { bytes + align };
+    let (none, prot) = (ProtFlags::empty(), ProtFlags::READ | ProtFlags::WRITE);
+    // SAFETY: the kernel chooses a free range of addresses.
+    let start = unsafe {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        rustix::mm::mmap_anonymous(std::ptr::null_mut(), room, none, flags)?.cast::<u8>()
+    };
+    let before = if bytes < align { 0 } else { start.align_offset(align) };
+    let at = start.wrapping_add(before);
+    // SAFETY: the range lies within the one above, which nothing else uses; what is left of that is unmapped.
+    unsafe {
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        if let Err(errno) = rustix::mm::mmap(at.cast(), bytes, prot, flags, memory, 0) {
+            let _ = rustix::mm::munmap(start.cast(), room);
+            return Err(errno);
+        }
+        let after = room - before - bytes;
+        for (rest, len) in [(start, before), (at.wrapping_add(bytes), after)] {
+            if len > 0 {
+                let _ = rustix::mm::munmap(rest.cast(), len);
+            }
+        }
+    }
+    Ok(at)
 }
 
 impl AsFd for Region {
@@ -186,12 +274,15 @@ struct Free {
     lists: [Vec<u32>; LARGEST + 1],
     /// For each frame that begins a free block: its size and its position in the list.
     begins: Vec<Option<(u8, u32)>>,
+    /// The largest blocks of which no frame was taken yet.
+    new: Vec<bool>,
 }
 
 impl Free {
     fn new(frames: u32) -> Self {
         let begins = vec![None; frames as usize];
-        let mut free = Free { frames: 0, lists: std::array::from_fn(|_| Vec::new()), begins };
+        let new = vec![true; (frames as usize).div_ceil(1 << LARGEST)];
+        let mut free = Free { frames: 0, lists: std::array::from_fn(|_| Vec::new()), begins, new };
         free.give(0, frames);
         free
     }
@@ -208,6 +299,12 @@ impl Free {
         // What is too much goes back.
         self.give(first + count, (1 << found) - count);
         Some(first)
+    }
+
+    /// True the first time for the largest block that this frame begins.
+    fn begin(&mut self, first: u32) -> bool {
+        let begins = first.is_multiple_of(1 << LARGEST);
+        begins && std::mem::replace(&mut self.new[first as usize >> LARGEST], false)
     }
 
     /// Gives back any run, as the largest aligned blocks that it consists of.
@@ -276,6 +373,30 @@ mod tests {
         drop(held);
         let runs: Vec<Frames> = std::iter::from_fn(|| region.take(512)).collect();
         assert_eq!((region.free_frames(), runs.len()), (1500 - 1024, 2), "the pieces merged again");
+    }
+
+    /// The kernel may have no such pages, and then nothing else changes.
+    #[test]
+    fn memory_comes_in_large_pages_and_keeps_what_is_in_it() {
+        let region = Region::new(4 << LARGEST).unwrap();
+        assert!(region.start().addr().is_multiple_of(FRAME << LARGEST));
+        let mut one = region.take(3).unwrap();
+        one.fill(7);
+        region.give_memory_to(0, region.bytes());
+        let mut others: Vec<Frames> = std::iter::from_fn(|| region.take(1)).collect();
+        others.iter_mut().for_each(|frames| frames.fill(9));
+        assert!(one.iter().all(|byte| *byte == 7));
+        assert_eq!(others.len(), (4 << LARGEST) - 3);
+        let large = || -> Option<u64> {
+            let maps = std::fs::read_to_string("/proc/self/smaps").ok()?;
+            let at = format!("{:x}-", region.start().addr());
+            let mut lines = maps.lines().skip_while(|line| !line.starts_with(&at));
+            let line = lines.find_map(|line| line.strip_prefix("ShmemPmdMapped:"))?;
+            line.trim().strip_suffix(" kB")?.parse().ok()
+        };
+        if region.small_pages.load(Ordering::Relaxed) == 0 {
+            assert_eq!(large(), Some(4 << 11), "four pages of 2 MiB");
+        }
     }
 
     #[test]

@@ -16,7 +16,7 @@ mod queues;
 mod vacate;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use defuse_block::{Blocking, Counted, Device, Separated};
@@ -62,6 +62,8 @@ pub(crate) struct Engine {
     writing: Mutex<()>,
     /// Groups that a sync has begun to close.
     closed: AtomicU64,
+    /// Threads that make changes durable.
+    committing: AtomicUsize,
     waiting: Mutex<Waiting>,
     line: Mutex<Blocking>,
     io: Io,
@@ -113,7 +115,7 @@ pub(crate) fn make(
     let names = Names::empty(Arc::clone(&pool), &gate.enter(), root);
     let batch = names.and_then(|names| group::close(&gate.close(), &names, &pool, false));
     let batch = batch.map_err(|_| StoreError::Full)?;
-    let group = store.commit(store.turn(), batch.changes, true, &mut |_| None)?;
+    let group = store.commit(store.turn(), batch.changes, true, &mut |_, _| None)?;
     store.sync(group)
 }
 
@@ -166,6 +168,7 @@ impl Engine {
             store,
             writing: Mutex::default(),
             closed: AtomicU64::new(0),
+            committing: AtomicUsize::new(0),
             waiting: Mutex::default(),
             line: Mutex::new(line),
             io,

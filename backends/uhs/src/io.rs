@@ -91,19 +91,32 @@ impl Io {
         read.into_iter().map(|frames| frames.ok_or(Errno::IO)).collect()
     }
 
-    /// Writes pages, each to its block, neighbours together. `data` is in the order of blocks then. Returns
-    /// what failed.
+    /// True if pages are durable sooner by one write that says so than by a write and a flush.
+    pub(crate) fn writes_through(&self, data: &[(u64, Frame)]) -> bool {
+        let blocks = || data.iter().map(|(block, _)| *block);
+        let ends = blocks().min().zip(blocks().max());
+        let is_run = ends.is_some_and(|(first, last)| last - first < data.len() as u64);
+        is_run && data.len() <= self.gathered && self.device.facts().fua
+    }
+
+    /// Writes pages, each to its block, neighbours together. `data` is in the order of blocks then. With `durable`, what
+    /// was written survives a power failure. Returns what failed.
     ///
     /// # Errors
     ///
     /// Without a queue nothing is written.
-    pub(crate) fn write(&self, purpose: Purpose, data: &mut [(u64, Frame)]) -> Result<Vec<Failed>> {
+    pub(crate) fn write(
+        &self,
+        purpose: Purpose,
+        data: &mut [(u64, Frame)],
+        durable: bool,
+    ) -> Result<Vec<Failed>> {
         data.sort_unstable_by_key(|(block, _)| *block);
         let runs = data.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(self.gathered));
         let runs: Vec<&[(u64, Frame)]> = runs.collect();
         let ops = runs.iter().map(|run| {
             let memory = Frame::segments(run.iter().map(|(_, frame)| frame));
-            OpKind::Write { block: run[0].0, memory, fua: false }
+            OpKind::Write { block: run[0].0, memory, fua: durable }
         });
         let mut failed = Vec::new();
         let depth = (WRITES * self.gathered * runs.len() / data.len().max(1)).max(WRITES);

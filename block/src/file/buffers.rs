@@ -1,7 +1,7 @@
 //! Frames that a ring knows: it need not look up and pin their pages for each operation.
 //!
-//! A ring learns of frames when an operation uses them, in pieces of 32 MiB. Registration pins pages, and so
-//! takes their memory: each of many rings would do that for all frames, and most rings use few.
+//! A ring learns of frames when an operation uses them, in pieces of 2 MiB, which is the longest run. Registration pins
+//! pages, and so takes their memory: each of many rings would do that for all frames, and most rings use few.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,8 +10,11 @@ use io_uring::IoUring;
 
 use crate::Region;
 
-/// Bytes of one registered buffer (at most 1 GiB, io_uring_register(2)).
-const PIECE: usize = 32 << 20;
+/// Bytes of one registered buffer.
+const PIECE: usize = 2 << 20;
+
+/// Registered buffers of a ring at most (`IORING_MAX_REG_BUFFERS` of the kernel): 32 GiB.
+const MOST: usize = 1 << 14;
 
 /// The pieces of all regions.
 pub(super) struct Buffers {
@@ -36,7 +39,7 @@ impl Buffers {
         let (mut first, mut pieces) = (HashMap::new(), Vec::new());
         for region in &regions {
             first.insert(region.id(), pieces.len());
-            for at in (0..region.bytes()).step_by(PIECE) {
+            for at in (0..region.bytes()).step_by(PIECE).take(MOST - pieces.len()) {
                 let len = PIECE.min(region.bytes() - at);
                 let start = region.start() as usize + at;
                 pieces.push(Piece { start, len, registered: false });
@@ -61,7 +64,7 @@ impl Buffers {
         len: u32,
     ) -> Option<u16> {
         let first = *self.first.get(&region?)?;
-        let base = self.pieces[first].start;
+        let base = self.pieces.get(first)?.start;
         let offset = (start as usize).checked_sub(base)?;
         let (index, last) = (offset / PIECE, (offset + (len as usize).max(1) - 1) / PIECE);
         if index != last {
@@ -79,7 +82,12 @@ impl Buffers {
             return false;
         }
         let Piece { start, len, .. } = self.pieces[index];
-        debug_assert!(self.regions.iter().any(|region| region.start() as usize <= start));
+        let has = |region: &&Arc<Region>| {
+            let from = region.start() as usize;
+            (from..from + region.bytes()).contains(&start)
+        };
+        let Some(region) = self.regions.iter().find(has) else { return false };
+        region.give_memory_to(start - region.start() as usize, len);
         let vector = libc::iovec { iov_base: start as *mut _, iov_len: len };
         // SAFETY: the vector is a part of the mapping of a region, which is kept as long as the ring.
         let known =

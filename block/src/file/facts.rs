@@ -31,7 +31,8 @@ pub(super) fn of(fd: &OwnedFd, path: &Path, stat: &Stat) -> Result<(Facts, usize
         // Sectors are the only thing that all devices below promise.
         atomic_write: logical,
         volatile_cache: queue.volatile,
-        fua: queue.fua,
+        // RWF_DSYNC: where the device lacks it, the kernel flushes after the write, without a turn of this process.
+        fua: true,
         discard: queue.discard,
         max_transfer: 2 << 20,
         max_segments: 512,
@@ -58,15 +59,14 @@ fn alignment(fd: &OwnedFd) -> usize {
 /// The facts that sysfs tells, sysfs-block of the kernel's ABI documentation.
 struct Limits {
     volatile: bool,
-    fua: bool,
     discard: bool,
     erase_unit: u32,
 }
 
 impl Limits {
     fn of_file() -> Self {
-        // A file system below always wants fdatasync(2), and RWF_DSYNC is that for one write.
-        Limits { volatile: true, fua: false, discard: true, erase_unit: ERASE }
+        // A file system below always wants fdatasync(2).
+        Limits { volatile: true, discard: true, erase_unit: ERASE }
     }
 
     fn of_device(rdev: u64) -> Self {
@@ -81,7 +81,6 @@ impl Limits {
         let granularity = number("discard_granularity").unwrap_or(0);
         Limits {
             volatile: read("write_cache").is_none_or(|text| text.trim() != "write through"),
-            fua: number("fua") == Some(1),
             discard: number("discard_max_bytes").unwrap_or(0) > 0,
             erase_unit: u32::try_from(granularity).unwrap_or(0).max(ERASE),
         }

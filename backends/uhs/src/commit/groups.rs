@@ -168,6 +168,13 @@ impl Groups {
         self.slots.closed()
     }
 
+    /// True if a group of so many changes would be written to many places ([`Slots::is_scattered`]), although less than
+    /// half of all slots does not count.
+    pub(crate) fn is_scattered(&mut self, count: usize) -> bool {
+        let reusable = self.reusable();
+        self.slots.count() < 2 * self.live.len() && self.slots.is_scattered(count, reusable)
+    }
+
     /// Takes in that a durable superblock lists one of those units no more: the copies that lay there are gone.
     pub(crate) fn remove_unit(&mut self, unit: u32) {
         for (block, ino) in self.slots.remove_unit(unit) {

@@ -151,6 +151,31 @@ impl Slots {
         Some(found)
     }
 
+    /// All slots.
+    pub(crate) fn count(&self) -> usize {
+        self.chunks.iter().map(|run| run.slots.len()).sum()
+    }
+
+    /// True if `count` slots, which are many, would lie in short runs: the device has a write for each run.
+    pub(crate) fn is_scattered(&mut self, count: usize, durable: u64) -> bool {
+        if count < LONG || self.usable < usize::MAX {
+            return false;
+        }
+        self.settle(durable);
+        let mut long = 0;
+        for run in &self.chunks {
+            let mut at = 0;
+            while let Some((start, len)) = run.next_free(at) {
+                long += if len >= LONG { len } else { 0 };
+                if long >= count {
+                    return false;
+                }
+                at = start + len;
+            }
+        }
+        true
+    }
+
     /// Slots that may be overwritten, as far as that was looked up.
     pub(crate) fn free(&self) -> usize {
         self.free
@@ -393,6 +418,18 @@ mod tests {
         rest.sort_unstable();
         assert_eq!(rest, scattered);
         assert_eq!(slots.take(1, 5), None);
+    }
+
+    #[test]
+    fn many_slots_are_scattered_if_long_runs_are_too_few() {
+        let mut slots = slots(usize::MAX);
+        let all = slots.take(3 * 512, 0).unwrap();
+        live(&mut slots, &all);
+        (512..1024).step_by(2).for_each(|block| slots.release(block, 5));
+        assert!(slots.is_scattered(LONG, 5) && !slots.is_scattered(LONG - 1, 5));
+        // A run that takes all of them.
+        (9 * 512..9 * 512 + 100).for_each(|block| slots.release(block, 6));
+        assert!(!slots.is_scattered(100, 6) && slots.is_scattered(101, 6));
     }
 
     #[test]

@@ -88,7 +88,7 @@ impl Run {
             let mut after = model.clone();
             let mut changes = run.changes(&mut after, &mut random);
             let begun = loop {
-                match store.try_commit(changes, random.bool(), &mut |_| None) {
+                match store.try_commit(changes, random.bool(), &mut |_, _| None) {
                     Ok(Begun::Later(again)) => {
                         changes = again;
                         run.sync(&store, &mut flying);

@@ -15,7 +15,7 @@ use defuse_fs::{Errno, Result};
 
 use super::commit::Extent;
 use super::figures::Tally;
-use super::vacate::{BEFORE, FEW, FEW_NOW, NOW};
+use super::vacate::{BEFORE, FEW, FEW_NOW, NOW, PLENTY};
 use super::{Engine, Slots, lock};
 use crate::content::{Content, Supply};
 use crate::format::UNIT_BLOCKS;
@@ -83,8 +83,9 @@ impl Engine {
 
     /// Makes units free where they are short, unless that is being done, and those of slots where there are many.
     pub(super) fn compact_before_need(&self) {
-        if self.slots_free() > 2 * self.slots_to_keep(BEFORE) {
-            let given = self.give_back_slots(BEFORE, false);
+        let kept = if self.pool.has_spare_units(0) { PLENTY } else { BEFORE };
+        if self.slots_free() > 2 * self.slots_to_keep(kept) {
+            let given = self.give_back_slots(kept, false);
             if given == Ok(0) && self.lacks_free_units() {
                 let _ = self.vacate_slots(BEFORE, FEW);
             }

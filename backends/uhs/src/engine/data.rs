@@ -334,15 +334,20 @@ impl Engine {
             self.pool.wrote(batch.number);
             return Ok(Vec::new());
         }
-        let write = |data: &mut [(u64, Frame)]| {
-            self.io.write(batch.purpose, data).map_err(failed("write data"))
+        let write = |data: &mut [(u64, Frame)], durable| {
+            self.io.write(batch.purpose, data, durable).map_err(failed("write data"))
         };
-        let failures = write(&mut batch.data)?;
+        // What was written early needs a flush.
+        let first = self.rules.data_is_first;
+        let alone = batch.alone && !batch.has_early;
+        let through = first && alone && self.io.writes_through(&batch.data);
+        let failures = write(&mut batch.data, through)?;
+        let is_durable = through && failures.is_empty();
         let mut lost = Vec::new();
         // A failure of many blocks may come from one of them, or be over.
         for Failed { from, count, errno } in failures {
             for one in &batch.data[from..from + count] {
-                if !write(&mut [one.clone()])?.is_empty() {
+                if !write(&mut [one.clone()], false)?.is_empty() {
                     log::warn!("uhs: block {} cannot be written: {errno}", one.0);
                     lost.push(one.0);
                 }
@@ -353,7 +358,7 @@ impl Engine {
             return Ok(lost);
         }
         self.pool.wrote(batch.number);
-        if self.rules.data_is_first {
+        if first && !is_durable {
             store.flush()?;
         }
         Ok(lost)

@@ -15,9 +15,10 @@ use crate::format::UNIT_BLOCKS;
 use crate::store::Store;
 
 /// Slots that may be overwritten and that stay, and one more for each so many inodes: while somebody waits for space,
-/// and before.
+/// before, and while there is much.
 pub(super) const NOW: (u64, u64) = (1024, 16);
 pub(super) const BEFORE: (u64, u64) = (2048, 4);
+pub(super) const PLENTY: (u64, u64) = (2048, 1);
 
 /// Units that are emptied at a time, and inodes that one may have: while somebody waits, and before.
 pub(super) const FEW_NOW: (usize, usize) = (8, 448);

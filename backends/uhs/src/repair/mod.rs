@@ -23,7 +23,7 @@ use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::load::records;
 use crate::space::{Run, Space};
-use crate::store::{Store, StoreError, Survey, failed, survey_and_see};
+use crate::store::{Need, Store, StoreError, Survey, failed, survey_and_see};
 use claims::Claims;
 pub use doubt::{Doubt, Written};
 use mend::{Mender, Patient};
@@ -155,7 +155,10 @@ fn write(
         changes.push(Change::Write { ino: *ino, body });
     }
     store.write_blocks(&data)?;
-    let units = &mut |wanted| {
+    let units = &mut |wanted, need| {
+        if need == Need::Runs {
+            return None;
+        }
         let (first, count) = space.find_units(wanted)?;
         space.reserve(first, count);
         Some((first, count))

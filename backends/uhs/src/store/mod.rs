@@ -27,7 +27,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use defuse_block::{Blocking, Device, Errno, FRAME, OpKind};
 
-use crate::commit::{Change, Groups, NoSlots, Rules};
+use crate::commit::{Change, Group, Groups, NoSlots, Rules};
 use crate::format::slot::{self, Identity, Kind, SlotIdentity};
 use crate::format::superblock::{CHUNKS, Chunk, Superblock};
 use crate::format::{NUMBERS, UNIT_BLOCKS};
@@ -101,10 +101,21 @@ struct State {
 enum Stage {
     /// Its slots are in flight.
     Writing,
+    /// Its slots are in flight, and survive a power failure once they are complete.
+    WritingThrough,
     /// All its slots are on the device.
     Written,
     /// They survive a power failure, and those of an earlier group do not yet.
     Safe,
+}
+
+/// The use of units that a store asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// There are no slots for a group.
+    Slots,
+    /// There are slots, but a write for each few of them would take long.
+    Runs,
 }
 
 /// The outcome of [`Store::try_commit`].
@@ -183,7 +194,7 @@ impl Store {
 
     /// Writes `changes`, each of another inode, as the group of `turn`, when all earlier turns are over.
     /// Returns its number; it is durable after [`sync`](Store::sync). `now` says that such a sync follows
-    /// at once. Where slots run out, `units` takes up to so many neighbouring units that nothing uses, and
+    /// at once. Where slots run out, or lie scattered, `units` takes up to so many neighbouring units that nothing uses, and
     /// returns the first and their number; nothing is locked meanwhile.
     ///
     /// # Errors
@@ -195,7 +206,7 @@ impl Store {
         turn: Turn,
         mut changes: Vec<Change>,
         now: bool,
-        units: &mut dyn FnMut(u32) -> Option<(u32, u32)>,
+        units: &mut dyn FnMut(u32, Need) -> Option<(u32, u32)>,
     ) -> Result<u64, StoreError> {
         turn.wait();
         let writing = loop {
@@ -221,8 +232,9 @@ impl Store {
         &self,
         mut changes: Vec<Change>,
         now: bool,
-        units: &mut dyn FnMut(u32) -> Option<(u32, u32)>,
+        units: &mut dyn FnMut(u32, Need) -> Option<(u32, u32)>,
     ) -> Result<Begun, StoreError> {
+        self.avoid_scattering(changes.len(), units)?;
         loop {
             let mut state = self.lock();
             self.check()?;
@@ -235,9 +247,11 @@ impl Store {
             let none = match state.groups.close(changes) {
                 Ok(Some(group)) => {
                     // A flush would cover earlier groups, too.
-                    let alone = state.stages.is_empty() && group.writes.len() == 1;
-                    let fua = now && alone && self.device.facts().fua;
-                    state.stages.insert(group.number, Stage::Writing);
+                    let flushes = |stage: &Stage| matches!(stage, Stage::Writing | Stage::Written);
+                    let alone = !state.stages.values().any(flushes);
+                    let fua = now && alone && is_one_run(&group) && self.device.facts().fua;
+                    let stage = if fua { Stage::WritingThrough } else { Stage::Writing };
+                    state.stages.insert(group.number, stage);
                     self.slots_written.fetch_add(group.writes.len() as u64, Ordering::Relaxed);
                     let places = Places::of(&state.superblock);
                     drop(state);
@@ -258,10 +272,29 @@ impl Store {
                 NoSlots::Full => {
                     let wanted = self.chunk_to_add(&state)?;
                     drop(state);
-                    let taken = units(wanted).ok_or(StoreError::Full)?;
+                    let taken = units(wanted, Need::Slots).ok_or(StoreError::Full)?;
                     self.add_chunk(&mut self.lock(), taken)?;
                 }
             }
+        }
+    }
+
+    /// Adds a chunk before slots for `count` changes are scattered, if there is much space.
+    fn avoid_scattering(
+        &self,
+        count: usize,
+        units: &mut dyn FnMut(u32, Need) -> Option<(u32, u32)>,
+    ) -> Result<(), StoreError> {
+        let mut state = self.lock();
+        let has_room = state.superblock.chunks.len() < CHUNKS - CHUNKS_KEPT;
+        if !has_room || !state.groups.is_scattered(count) {
+            return Ok(());
+        }
+        let wanted = self.chunk_to_add(&state)?;
+        drop(state);
+        match units(wanted, Need::Runs) {
+            Some(taken) => self.add_chunk(&mut self.lock(), taken),
+            None => Ok(()),
         }
     }
 
@@ -330,7 +363,9 @@ impl Store {
             if state.groups.newest_durable() >= group {
                 return Ok(());
             }
-            let writing = |(_, stage): (&u64, &Stage)| *stage == Stage::Writing;
+            let writing = |(_, stage): (&u64, &Stage)| {
+                matches!(stage, Stage::Writing | Stage::WritingThrough)
+            };
             if !state.stages.range(..=group).any(writing) {
                 break;
             }
@@ -595,6 +630,14 @@ impl Store {
         state.superblock = superblock;
         Ok(())
     }
+}
+
+/// True if one operation of the device writes all slots of a group.
+fn is_one_run(group: &Group) -> bool {
+    let blocks = || group.writes.iter().map(|write| write.block);
+    let ends = blocks().min().zip(blocks().max());
+    let len = group.writes.len();
+    len <= GATHERED && ends.is_some_and(|(first, last)| last - first < len as u64)
 }
 
 /// Chunks that the units which are given back leave for units that are added: a unit from the middle of a chunk makes two of

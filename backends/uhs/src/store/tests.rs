@@ -26,7 +26,7 @@ fn write(ino: u64, body: &[u8]) -> Change {
 }
 
 fn commit(store: &Store, changes: Vec<Change>) -> Result<u64, StoreError> {
-    store.commit(store.turn(), changes, false, &mut |_| None)
+    store.commit(store.turn(), changes, false, &mut |_, _| None)
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn groups_of_many_threads_are_durable_in_the_order_of_their_turns() {
                 for round in 0..50_u64 {
                     let changes = vec![write(thread + 1, &round.to_le_bytes())];
                     let now = round % 2 == 0;
-                    let group = store.commit(store.turn(), changes, now, &mut |_| None).unwrap();
+                    let group = store.commit(store.turn(), changes, now, &mut |_, _| None).unwrap();
                     store.sync(group).unwrap();
                     assert!(store.durable() >= group);
                 }
