@@ -14,6 +14,7 @@ use crate::ledger::{Ledger, Legacy, drop_locks};
 use crate::maps::Maps;
 use crate::quotas::{Accounts, Quotas};
 use crate::stopped::{Client, Process, Watch};
+use crate::usage::Holdings;
 
 /// The state that all connections of one served file system share.
 pub struct Service {
@@ -66,6 +67,11 @@ impl Service {
         look: &dyn Fn(u32) -> Option<Process>,
     ) -> usize {
         self.watch.release(fs, (limit, Instant::now()), look)
+    }
+
+    /// The number of locks that were released because their processes were stopped, since the beginning.
+    pub fn locks_lost(&self) -> u64 {
+        self.watch.released()
     }
 
     /// True where no client has mapped a file.
@@ -129,6 +135,11 @@ impl<F: FileSystem> Connection<F> {
     /// The client.
     pub fn credentials(&self) -> &Credentials {
         &self.who
+    }
+
+    /// The things that the client holds now.
+    pub fn holdings(&self) -> Holdings {
+        self.client.holdings()
     }
 
     /// Takes over an inode or an open file from the connection that this one is the

@@ -44,4 +44,4 @@ pub use pages::{PageSource, VersionSource};
 pub use quotas::Quotas;
 pub use steps::{End, Step};
 pub use stopped::Process;
-pub use usage::Limits;
+pub use usage::{Holdings, Limits};

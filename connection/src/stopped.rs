@@ -21,6 +21,7 @@ use defuse_fs::{Caller, Context, Errno, FileSystem, Ino, LockRequest, Result};
 
 use crate::credentials::Credentials;
 use crate::ledger::{Holder, Ledger};
+use crate::usage::Holdings;
 
 /// A process, as its kernel shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,13 +47,25 @@ pub(crate) struct Client {
     caller: AtomicU32,
     /// It has lost a lock, and does not know yet.
     has_lost: AtomicBool,
+    /// Locks that it has lost.
+    lost: AtomicU64,
 }
 
 impl Client {
     pub(crate) fn new(who: Arc<Credentials>, ledger: Arc<Ledger>) -> Arc<Client> {
         // The process that connects may do so for its child.
         let (caller, has_lost) = (AtomicU32::new(0), AtomicBool::new(false));
-        Arc::new(Client { who, ledger, caller, has_lost })
+        Arc::new(Client { who, ledger, caller, has_lost, lost: AtomicU64::new(0) })
+    }
+
+    fn lose(&self) {
+        self.lost.fetch_add(1, Ordering::Relaxed);
+        self.has_lost.store(true, Ordering::Relaxed);
+    }
+
+    /// The things that it has, and has lost.
+    pub(crate) fn holdings(&self) -> Holdings {
+        Holdings { locks_lost: self.lost.load(Ordering::Relaxed), ..self.ledger.usage.held() }
     }
 
     /// A process calls. `EIO` once after it has lost a lock.
@@ -74,6 +87,8 @@ pub(crate) struct Watch {
     clients: Mutex<Vec<Weak<Client>>>,
     waits: Mutex<HashMap<u64, Waiting>>,
     next: AtomicU64,
+    /// Locks that were released.
+    released: AtomicU64,
     /// The time from which on a process was seen stopped at every look.
     stopped: Mutex<HashMap<(u32, u64), Instant>>,
 }
@@ -90,6 +105,11 @@ impl Watch {
         let mut clients = lock(&self.clients);
         clients.retain(|one| one.strong_count() > 0);
         clients.push(Arc::downgrade(client));
+    }
+
+    /// The number of locks that were released since the beginning.
+    pub(crate) fn released(&self) -> u64 {
+        self.released.load(Ordering::Relaxed)
     }
 
     /// A wait for a lock begins.
@@ -136,7 +156,8 @@ impl Watch {
                     continue;
                 }
                 released += 1;
-                sharing.iter().for_each(|one| one.has_lost.store(true, Ordering::Relaxed));
+                self.released.fetch_add(1, Ordering::Relaxed);
+                sharing.iter().for_each(|one| one.lose());
                 let file = named(fs, ino, &sharing);
                 log::warn!(
                     "{all} lost its lock on {file}: others have waited for it for {limit:?}"

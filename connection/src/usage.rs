@@ -42,6 +42,23 @@ impl Default for Limits {
     }
 }
 
+/// The things that a client holds now, and the locks that it lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Holdings {
+    /// Lookups of inodes that were not given back.
+    pub inodes: u64,
+    /// Open files and directories.
+    pub open_files: u64,
+    /// Locked ranges.
+    pub locks: u64,
+    /// Locks that it waits for.
+    pub lock_waits: u64,
+    /// Memory for mapped files, in bytes.
+    pub mapped_bytes: u64,
+    /// Locks that were released because all its processes were stopped, since the beginning.
+    pub locks_lost: u64,
+}
+
 /// An inode, and an owner of locks on it.
 pub(super) type LockKey = (Ino, LockKind, LockOwner);
 
@@ -98,6 +115,18 @@ impl Usage {
             waits: Number::default(),
             ranges: Mutex::default(),
             mapping: Mutex::default(),
+        }
+    }
+
+    /// The present counts, but for the locks that were lost.
+    pub(super) fn held(&self) -> Holdings {
+        Holdings {
+            inodes: self.lookups.get(),
+            open_files: self.opens.get(),
+            locks: self.ranges().held() as u64,
+            lock_waits: self.waits.get(),
+            mapped_bytes: self.mapped.get(),
+            locks_lost: 0,
         }
     }
 

@@ -36,4 +36,4 @@ pub use histogram::{BUCKETS, Histogram};
 pub use limited::Limited;
 pub use op::{Op, Stage};
 pub use probed::Probed;
-pub use snapshot::{FigureStats, FigureUnit, OpStats, Snapshot};
+pub use snapshot::{Bytes, FigureStats, FigureUnit, OpStats, Snapshot};

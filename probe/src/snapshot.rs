@@ -63,6 +63,31 @@ impl From<Figure> for FigureStats {
     }
 }
 
+impl FigureStats {
+    /// The figures `now`, with totals since `earlier`, and states as they are.
+    pub fn since(now: &[FigureStats], earlier: &[FigureStats]) -> Vec<FigureStats> {
+        let since = |figure: &FigureStats| {
+            let before = earlier.iter().find(|before| before.name == figure.name && figure.total);
+            let value = figure.value.saturating_sub(before.map_or(0, |before| before.value));
+            FigureStats { value, ..figure.clone() }
+        };
+        now.iter().map(since).collect()
+    }
+}
+
+impl fmt::Display for FigureStats {
+    /// Prints a row of the table.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FigureStats { name, value, unit, .. } = self;
+        let shown = match unit {
+            FigureUnit::Count => value.to_string(),
+            FigureUnit::Bytes => Bytes(*value).to_string(),
+            FigureUnit::Nanoseconds => Duration(*value).to_string(),
+        };
+        write!(f, "{name:<30} {shown:>12}")
+    }
+}
+
 /// The measurements of one operation in one stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpStats {
@@ -113,17 +138,12 @@ impl Snapshot {
             let nothing = latency.count == 0 && bytes == 0;
             (!nothing).then_some(OpStats { latency, bytes, ..stats.clone() })
         });
-        let figures = self.figures.iter().map(|figure| {
-            let before = earlier.figure(&figure.name).filter(|_| figure.total);
-            let value = figure.value.saturating_sub(before.map_or(0, |before| before.value));
-            FigureStats { value, ..figure.clone() }
-        });
         Snapshot {
             started_unix_ms: self.started_unix_ms + earlier.span_ns / 1_000_000,
             span_ns: self.span_ns.saturating_sub(earlier.span_ns),
             ops: ops.collect(),
             gauges: self.gauges.clone(),
-            figures: figures.collect(),
+            figures: FigureStats::since(&self.figures, &earlier.figures),
         }
     }
 
@@ -193,15 +213,7 @@ impl fmt::Display for Snapshot {
         if !self.figures.is_empty() {
             writeln!(f)?;
         }
-        for FigureStats { name, value, unit, .. } in &self.figures {
-            let shown = match unit {
-                FigureUnit::Count => value.to_string(),
-                FigureUnit::Bytes => Bytes(*value).to_string(),
-                FigureUnit::Nanoseconds => Duration(*value).to_string(),
-            };
-            writeln!(f, "{name:<30} {shown:>12}")?;
-        }
-        Ok(())
+        self.figures.iter().try_for_each(|figure| writeln!(f, "{figure}"))
     }
 }
 
@@ -237,7 +249,7 @@ impl fmt::Display for Duration {
 }
 
 /// Bytes with a unit; `-` for none.
-struct Bytes(u64);
+pub struct Bytes(pub u64);
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -18,7 +18,7 @@ pub mod versions;
 
 pub use client::{Answer, Lane};
 pub use memory::{Memory, Shared};
-pub use server::{Arrived, Desk};
+pub use server::{Arrived, Desk, DeskCounts};
 
 /// The other side has broken the rules of the memory. The connection to it has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

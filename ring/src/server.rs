@@ -16,6 +16,17 @@ pub struct Desk<M> {
     turn: AtomicU32,
 }
 
+/// Counts of the server's end, see [`Desk::counts`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeskCounts {
+    /// Lanes by which a message came.
+    pub lanes: u32,
+    /// Messages taken.
+    pub taken: u64,
+    /// Requests that are not answered.
+    pub open: u64,
+}
+
 /// A request that was copied out of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrived {
@@ -35,6 +46,8 @@ struct LaneState {
 #[derive(Default)]
 struct State {
     completed: u32,
+    /// All messages taken; `LaneState::taken` wraps.
+    taken: u64,
     /// Requests that are not answered.
     open: Vec<Open>,
 }
@@ -87,6 +100,18 @@ impl<M: Shared> Desk<M> {
     /// True if the client uses a lane.
     pub fn is_used(&self) -> bool {
         self.memory.load(AT_USED) > 0
+    }
+
+    /// Counts so far. They are the server's own: nothing is read from the memory.
+    pub fn counts(&self) -> DeskCounts {
+        let mut counts = DeskCounts::default();
+        for lane in &self.lanes {
+            let state = lock(&lane.state);
+            counts.lanes += u32::from(state.taken > 0);
+            counts.taken += state.taken;
+            counts.open += state.open.len() as u64;
+        }
+        counts
     }
 
     /// The calling thread is about to sleep. A submission from now on comes with a bell; one from before is
@@ -192,6 +217,7 @@ impl<M: Shared> Desk<M> {
             let Submission { reply_at, room, .. } = submission;
             state.open.push(Open { number, at: reply_at, room });
         }
+        state.taken += 1;
         lane.taken.store(taken.wrapping_add(1), Ordering::Relaxed);
         self.memory.store(at + lane::TAKEN, taken.wrapping_add(1));
         Ok(Some(Arrived { lane: index, len: submission.len }))

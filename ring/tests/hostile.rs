@@ -2,7 +2,7 @@
 //! never touches anything outside of the lane.
 
 use defuse_ring::layout::{BYTES, LANES, number_in};
-use defuse_ring::{Desk, Lane, Memory, Shared, Violation};
+use defuse_ring::{Desk, DeskCounts, Lane, Memory, Shared, Violation};
 
 const FIRST: usize = 4096;
 const SUBMISSIONS: usize = FIRST + 1024;
@@ -106,12 +106,17 @@ fn a_reply_goes_only_to_the_room_of_its_own_request_and_a_longer_one_is_refused(
     let world = World::new();
     let number = number_in(0, 2);
     assert_eq!(world.submit([0, 48, 4096, 100], number), Ok(true));
+    assert_eq!(world.desk.counts(), DeskCounts { lanes: 1, taken: 1, open: 1 });
     // Nobody asked for this one.
     assert_eq!(world.desk.answer(0, number_in(0, 4), &[&[1; 16]], &[9; 16]), Ok(false));
     assert_eq!(world.desk.answer(0, number, &[&[1; 60], &[2; 41]], &[9; 16]), Ok(false));
     let mut seen = [0; 200];
     world.client.read(ARENA_AT + 4096, &mut seen);
     assert_eq!((&seen[..16], &seen[16..]), (&[9; 16][..], &[0; 184][..]));
+    // What the client says about its lanes changes no count.
+    world.client.store(192, u32::MAX);
+    world.client.store(FIRST + 64, 77);
+    assert_eq!(world.desk.counts(), DeskCounts { lanes: 1, taken: 1, open: 0 });
 }
 
 /// The words of a lane and of its entries are any numbers at any time. The server must not panic, and what it

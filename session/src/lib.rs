@@ -38,7 +38,7 @@ pub use init::{Decision, InitError, Negotiated, negotiate};
 pub use options::{GroupSource, IoUring, SessionOptions, ThreadPolicy};
 pub use session::{Ended, ResizeError, Session, StartError, Statistics, Workers};
 pub use transport::dev::SpliceLimits;
-pub use transport::{Line, Lines, Port, ReplyPort};
+pub use transport::{LaneCounts, Line, Lines, Port, ReplyPort};
 
 /// The worker pool's bookkeeping, for its checker in `tests/shuttle.rs`.
 #[cfg(feature = "shuttle")]

@@ -14,7 +14,7 @@ use defuse_fs::{
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteError, RemoteOptions};
 use defuse_shared::{LaneLimits, LaneOffers, Paged, PagedOptions};
-use defuse_socket::{Server, ServerOptions};
+use defuse_socket::{ClientStatistics, Server, ServerOptions, ServerStatistics};
 use defuse_testkit::model::{Missing, check};
 use served::{Served, context, create, name, read, write};
 use tempfile::TempDir;
@@ -52,6 +52,64 @@ fn one_client_reads_what_another_one_writes_and_both_use_lanes() {
     let seen = read(&other, File { ino: entry.ino, fh: opened.fh }, 3, bytes.len() + 50).unwrap();
     assert!(seen == bytes, "{} bytes differ", seen.len());
     assert!([one, other].iter().all(|client| client.lane_counts().unwrap().requests >= 8));
+}
+
+/// A snapshot was the sum of all clients, and nobody saw which of them held what.
+#[test]
+fn each_client_has_counts_of_its_own_and_the_sum_has_those_of_ended_ones() {
+    let served = memory(LaneLimits::default());
+    let by_lanes = served.client();
+    let messages = RemoteOptions { lanes: LaneUse::Never, ..SHARED };
+    let by_messages = Remote::connect(&served.path, messages).unwrap();
+    let (_, one) = create(&by_lanes, "one");
+    let (_, two) = create(&by_messages, "two");
+    assert_eq!(write(&by_lanes, one, 0, &[1; 1000]), Ok(1000));
+    assert_eq!(write(&by_messages, two, 0, &[1; 50]), Ok(50));
+    assert!(by_messages.lookup(&context(), Ino::ROOT, name("none")).is_err());
+    by_messages.setlk(&context(), two, &exclusive()).unwrap();
+
+    // A worker counts a request after it has answered it.
+    let counted = |statistics: &ServerStatistics| {
+        let [one, two] = &statistics.clients[..] else { return false };
+        (one.bytes, two.bytes, two.requests) == (1000, 50, one.requests + 2)
+    };
+    let begun = Instant::now();
+    let statistics = loop {
+        let statistics = served.server.statistics();
+        if counted(&statistics) {
+            break statistics;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", statistics.clients);
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let [first, second] = &statistics.clients[..] else { unreachable!() };
+    let lanes = first.lanes.unwrap();
+    assert!(lanes.used >= 1 && lanes.requests >= 2 && lanes.unanswered == 0, "{lanes:?}");
+    // Lanes were offered to it, too.
+    assert_eq!((second.lanes.unwrap().requests, second.errors - first.errors), (0, 1));
+    let own = std::process::id() as i32;
+    assert!([first, second].iter().all(|client| client.pid == own && client.requests >= 2));
+    let held = |client: &ClientStatistics| (client.holdings.open_files, client.holdings.locks);
+    assert_eq!((held(first), held(second)), ((1, 0), (1, 1)));
+    assert!(first.number < second.number && second.holdings.inodes >= 1);
+    let requests = |statistics: &ServerStatistics| {
+        statistics.all.ops.iter().map(|op| op.latency.count).sum::<u64>()
+    };
+    assert_eq!(requests(&statistics), first.requests + second.requests);
+    assert_eq!(statistics.all.gauges["connections"], 2);
+
+    // An ended client leaves its requests and none of its threads.
+    drop(by_messages);
+    let begun = Instant::now();
+    while served.server.connections() > 1 {
+        assert!(begun.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let after = served.server.statistics();
+    assert_eq!(after.clients.len(), 1);
+    assert!(requests(&after) >= requests(&statistics));
+    let most = |statistics: &ServerStatistics| statistics.all.gauges["workers_max"];
+    assert_eq!(most(&after) * 2, most(&statistics));
 }
 
 /// Where more threads ask than there are lanes, the rest uses messages.

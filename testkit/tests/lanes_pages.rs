@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use defuse_cache::PolicyKind;
 use defuse_connection::PageSource;
 use defuse_fs::{
-    Caller, Context, Errno, Fallocate, File, FileKind, FileSystem, Ino, Name, NewNode, OpenArgs,
-    OpenFlags, ReadArgs, ReadBuf, ReleaseArgs, SetAttr, SliceSink, SliceSource, WriteArgs,
-    WriteBuf,
+    Caller, Context, Errno, Fallocate, Figure, File, FileKind, FileSystem, Ino, Name, NewNode,
+    OpenArgs, OpenFlags, ReadArgs, ReadBuf, ReleaseArgs, SetAttr, SliceSink, SliceSource,
+    WriteArgs, WriteBuf,
 };
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use defuse_ring::pages::{MOST_FRAMES, PageReader};
-use defuse_shared::{LaneOffers, Paged, PagedOptions};
+use defuse_shared::{LaneOffers, Paged, PagedOptions, Parts};
 use defuse_socket::{Server, ServerOptions};
 
 fn cx() -> Context<'static> {
@@ -211,6 +211,47 @@ fn readers_never_see_old_or_mixed_pages_while_writers_write_and_truncate() {
 }
 
 /// Reads see bytes that another client stores through a mapping at once, as before there were pages.
+/// The figures of a part, or of everything.
+fn figure(figures: &[Figure], name: &str) -> u64 {
+    figures.iter().find(|figure| figure.name == name).unwrap_or_else(|| panic!("{name}")).value
+}
+
+#[test]
+fn figures_tell_of_the_pages_of_each_part_and_of_nothing_after_the_last_close() {
+    let parts = Parts { count: 2, of: Arc::new(|ino| Some(ino.0 as usize % 2)) };
+    let memory = Arc::new(Memory::new(Options::default()));
+    let fs = Paged::over_parts(memory, PagedOptions::default(), parts).unwrap();
+    let (one, other) = (create(&*fs, "one"), create(&*fs, "other"));
+    let (part, beside) = (one.ino.0 as usize % 2, other.ino.0 as usize % 2);
+    assert_ne!(part, beside, "the numbers of the files are consecutive");
+    for file in [one, other] {
+        write(&*fs, file, 0, &[7; 3 * 4096]);
+    }
+    fs.pages(one.ino, 0).unwrap();
+    (0..2).for_each(|_| assert_eq!(read(&*fs, one, 0, 3 * 4096).len(), 3 * 4096));
+    write(&*fs, one, 0, &[8; 10]);
+    read(&*fs, one, 0, 10);
+    let figures = fs.figures_of(part);
+    for (name, value) in [
+        ("pages_files", 1),
+        ("pages_used", 64 << 10),
+        ("pages_requests", 3),
+        ("pages_filled", 4 * 4096),
+        ("pages_changes", 1),
+        ("pages_groups_evicted", 0),
+    ] {
+        assert_eq!(figure(&figures, name), value, "{name}");
+    }
+    assert!(fs.figures_of(beside).iter().all(|figure| figure.value == 0));
+    // Parts are shown by themselves, so that no sum has them twice.
+    assert!(fs.figures().iter().any(|figure| figure.name == "pages_limit"));
+    assert!(fs.figures().iter().all(|figure| figure.name != "pages_used"));
+    fs.release(&cx(), one, ReleaseArgs::default()).unwrap();
+    let after = fs.figures_of(part);
+    assert_eq!((figure(&after, "pages_files"), figure(&after, "pages_used")), (0, 0));
+    assert_eq!(figure(&after, "pages_filled"), 4 * 4096);
+}
+
 #[test]
 fn a_mapped_file_has_no_pages() {
     serve(PagedOptions::default(), |connect| {

@@ -136,6 +136,8 @@ fn a_stopped_client_loses_a_lock_for_which_others_wait_and_is_told_once() {
         assert_eq!(granted.try_recv(), Ok(Ok(())));
         assert_eq!([holder.calls(), holder.calls()], [Err(Errno::EIO), Ok(())]);
         assert_eq!([waiter.calls(), other.calls()], [Ok(()), Ok(())]);
+        let lost = |client: &Client| client.connection.holdings().locks_lost;
+        assert_eq!([lost(&holder), lost(&waiter), scene.service.locks_lost()], [1, 0, 1]);
         // It may wait for the lock like everybody, and its end releases none of the other's.
         let again = holder.wait(kind, LockType::Write);
         holder.connection.close();

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use defuse_fs::{Errno, Result};
 use defuse_ring::layout::{BYTES, LANES, VERSION, lane_of};
-use defuse_ring::{Desk, Memory, Violation};
-use defuse_session::{Line, Lines, Port, ReplyPort};
+use defuse_ring::{Desk, DeskCounts, Memory, Violation};
+use defuse_session::{LaneCounts, Line, Lines, Port, ReplyPort};
 use defuse_wire::abi::{InHeader, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
 use defuse_wire::vendor::{OFFER, Offer};
@@ -134,6 +134,11 @@ impl Line for LaneLine {
 
     fn port_without_waiting(&self) -> Result<Arc<dyn Port>> {
         self.with(self.messages.port_without_waiting()?, false)
+    }
+
+    fn lanes(&self) -> Option<LaneCounts> {
+        let DeskCounts { lanes, taken, open } = self.desk.counts();
+        Some(LaneCounts { used: lanes, requests: taken, unanswered: open })
     }
 }
 

@@ -11,11 +11,13 @@
 //!
 //! This crate does not listen, decides no rights (`connection`), and handles no requests (`session`).
 
+mod counts;
 mod lanes;
 mod memory;
 mod paged;
 mod versioned;
 
+pub use counts::Parts;
 pub use lanes::{LaneLimits, LaneOffers};
 pub use paged::{Paged, PagedOptions};
 pub use versioned::Versioned;

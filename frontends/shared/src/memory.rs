@@ -11,6 +11,7 @@ use defuse_cache::{Extent, Key, Lru, Policy, PolicyKind, Shares};
 use defuse_fs::{Caller, Ino};
 use defuse_ring::pages::{GROUP_BYTES, Pages};
 
+use crate::counts::{Counts, Parts};
 use crate::paged::HEADS;
 
 /// Of the memory, this part is for hidden groups.
@@ -26,27 +27,31 @@ pub(crate) trait Groups {
 pub(crate) struct Bound {
     shown: Shares,
     hidden: Lru,
+    pub(crate) counts: Counts,
 }
 
 impl Bound {
-    /// Groups in so many bytes, without those for heads.
-    pub(crate) fn new(bytes: u64, policy: PolicyKind) -> Bound {
+    /// Groups in so many bytes, without those for heads. They are counted by parts.
+    pub(crate) fn new(bytes: u64, policy: PolicyKind, parts: Option<Parts>) -> Bound {
         // Clients must not know which keys the policy learns from.
         let seed = RandomState::new().build_hasher().finish();
         let shown = bytes - bytes / HIDDEN - bytes / HEADS;
-        Bound { shown: Shares::new(policy.make(shown, seed)), hidden: Lru::new(bytes / HIDDEN) }
+        let shown = Shares::new(policy.make(shown, seed));
+        Bound { shown, hidden: Lru::new(bytes / HIDDEN), counts: Counts::new(parts) }
     }
 
     /// A request reads a group. It may be filled if the bound [holds](Bound::holds) it afterwards.
     pub(crate) fn used(&mut self, files: &mut impl Groups, ino: Ino, group: u64, by: Caller) {
         let key = Key::new(ino.0, group);
-        if self.hidden.remove(key)
-            && let Some(pages) = files.pages(ino)
-        {
+        let was_hidden = self.hidden.remove(key);
+        if was_hidden && let Some(pages) = files.pages(ino) {
             pages.show(group);
         }
         let mut evicted = Vec::new();
-        self.shown.access(of_group(key, by.pid), by.uid, &mut evicted);
+        let was_shown = self.shown.access(of_group(key, by.pid), by.uid, &mut evicted);
+        let count = self.counts.of(ino);
+        count.missed += u64::from(was_hidden);
+        count.groups += u64::from(!was_hidden && !was_shown);
         evicted.into_iter().for_each(|key| self.hide(files, key));
     }
 
@@ -58,8 +63,8 @@ impl Bound {
     /// A file of so many groups has no pages any more.
     pub(crate) fn closed(&mut self, ino: Ino, groups: u64) {
         for key in (0..groups).map(|group| Key::new(ino.0, group)) {
-            self.shown.remove(key);
-            self.hidden.remove(key);
+            let was_there = [self.shown.remove(key), self.hidden.remove(key)];
+            self.counts.of(ino).groups -= u64::from(was_there.contains(&true));
         }
     }
 
@@ -67,9 +72,13 @@ impl Bound {
         if let Some(pages) = files.pages(Ino(key.file)) {
             pages.hide(key.index);
         }
+        self.counts.of(Ino(key.file)).hidden += 1;
         let mut gone = Vec::new();
         self.hidden.access(of_group(key, 0), &mut gone);
         for key in gone {
+            let count = self.counts.of(Ino(key.file));
+            count.evicted += 1;
+            count.groups -= 1;
             if let Some(pages) = files.pages(Ino(key.file)) {
                 pages.give_back(key.index);
             }
@@ -79,4 +88,53 @@ impl Bound {
 
 fn of_group(key: Key, user: u32) -> Extent {
     Extent { key, size: GROUP_BYTES, user }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+    use std::sync::Arc;
+
+    use super::*;
+
+    struct Files(HashMap<Ino, Pages>);
+
+    impl Groups for Files {
+        fn pages(&mut self, ino: Ino) -> Option<&mut Pages> {
+            self.0.get_mut(&ino)
+        }
+    }
+
+    #[test]
+    fn the_counts_of_groups_are_those_that_the_bound_has_whatever_its_policy() {
+        for policy in ["lru", "lfu", "arc", "s3-fifo", "plain-e", "e"] {
+            let policy = PolicyKind::named(policy).unwrap();
+            let parts =
+                Parts { count: 2, of: Arc::new(|ino| (ino.0 < 3).then_some(ino.0 as usize - 1)) };
+            let mut bound = Bound::new(1 << 20, policy, Some(parts));
+            let new = |ino| (Ino(ino), Pages::new(1 << 20).unwrap());
+            let mut files = Files((1..=3).map(new).collect());
+            let mut random = 1_u64;
+            for step in 0..3000 {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let (ino, group) = (Ino(1 + (random >> 33) % 3), (random >> 40) % 16);
+                let by = Caller { uid: (random >> 50) as u32 % 2, gid: 0, pid: 1 };
+                bound.used(&mut files, ino, group, by);
+                if step % 500 == 499 {
+                    bound.closed(ino, 16);
+                    files.0.extend([new(ino.0)]);
+                }
+                let bytes = bound.shown.policy().bytes() + bound.hidden.bytes();
+                assert_eq!(bound.counts.groups() * GROUP_BYTES, bytes, "{policy:?} at {step}");
+            }
+            let all = [0, 1, 2].map(|part| bound.counts.part(part));
+            assert!(
+                all.iter().all(|one| one.hidden > 0 && one.evicted > 0 && one.missed > 0),
+                "{all:?}"
+            );
+            assert!(all.iter().all(|one| one.hidden >= one.missed + one.evicted), "{all:?}");
+            (1..=3).for_each(|ino| bound.closed(Ino(ino), 16));
+            assert_eq!(bound.counts.groups(), 0, "{policy:?}");
+        }
+    }
 }

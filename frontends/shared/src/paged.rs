@@ -15,13 +15,14 @@ use std::time::Duration;
 use defuse_cache::PolicyKind;
 use defuse_connection::PageSource;
 use defuse_fs::{
-    Attr, Caller, Context, CopyRange, Entry, Errno, Fallocate, Fh, File, FileSystem, Ino,
+    Attr, Caller, Context, CopyRange, Entry, Errno, Fallocate, Fh, Figure, File, FileSystem, Ino,
     IoctlArgs, IoctlReply, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, PollHandle,
     ReadArgs, ReadBuf, Recalled, ReleaseArgs, Result, SetAttr, SliceSink, WriteArgs, WriteBuf,
     delegate,
 };
 use defuse_ring::pages::{PAGE, Pages};
 
+use crate::counts::Parts;
 use crate::memory::{Bound, Groups};
 
 /// The most pages that one read fills.
@@ -103,9 +104,12 @@ impl Table {
 
     /// A change of these bytes of the file begins; of its length, too, if it `resizes` or goes beyond the end.
     fn begin(&self, ino: Ino, range: Range<u64>, resizes: bool) {
-        let mut state = self.lock();
-        let entry = state.files.entry(ino).or_default();
+        let State { files, bound } = &mut *self.lock();
+        let entry = files.entry(ino).or_default();
         entry.running += 1;
+        if entry.pages.is_some() {
+            bound.counts.of(ino).changes += 1;
+        }
         let fits = |one: &Charged| !one.pages.is_closed() && range.end <= one.pages.size();
         let resizes = resizes || !entry.pages.as_ref().is_some_and(fits);
         entry.forget(range, resizes);
@@ -132,6 +136,7 @@ impl Table {
                 entry.stopped = false;
                 if let Some(charged) = entry.pages.take() {
                     bound.closed(ino, charged.pages.groups());
+                    bound.counts.of(ino).files -= 1;
                 }
             }
         }
@@ -174,8 +179,26 @@ impl Paged {
     /// Pages for the files of `inner`; `None` if it may change without this layer (`Caps::exclusive`), or wants
     /// its operations submitted.
     pub fn over(inner: Arc<dyn FileSystem>, options: PagedOptions) -> Option<Arc<Paged>> {
+        Paged::with(inner, options, None)
+    }
+
+    /// As [`over`](Paged::over), for a file system of `parts`, whose pages are counted apart:
+    /// [`figures_of`](Paged::figures_of).
+    pub fn over_parts(
+        inner: Arc<dyn FileSystem>,
+        options: PagedOptions,
+        parts: Parts,
+    ) -> Option<Arc<Paged>> {
+        Paged::with(inner, options, Some(parts))
+    }
+
+    fn with(
+        inner: Arc<dyn FileSystem>,
+        options: PagedOptions,
+        parts: Option<Parts>,
+    ) -> Option<Arc<Paged>> {
         let caps = inner.caps();
-        let bound = Bound::new(options.bytes.max(PagedOptions::LEAST), options.policy);
+        let bound = Bound::new(options.bytes.max(PagedOptions::LEAST), options.policy, parts);
         let state = State { files: HashMap::new(), bound };
         let table = Arc::new(Table(Mutex::new(state)));
         (caps.exclusive && !caps.submits).then(|| Arc::new(Paged { inner, table, options }))
@@ -186,6 +209,11 @@ impl Paged {
         let state = self.table.lock();
         let pages = state.files.values().filter_map(|entry| entry.pages.as_ref());
         pages.map(|one| one.pages.bytes_in_use().unwrap_or(0)).sum()
+    }
+
+    /// The figures about pages of files in a part.
+    pub fn figures_of(&self, part: usize) -> Vec<Figure> {
+        self.table.lock().bound.counts.part(part).figures()
     }
 
     fn change<T>(
@@ -206,6 +234,7 @@ impl Paged {
             let Some(entry) = files.get_mut(&file.ino) else { return };
             let epoch = entry.epoch;
             let Some(pages) = entry.fillable() else { return };
+            bound.counts.of(file.ino).requests += 1;
             let first = args.offset / PAGE as u64;
             let end = args.offset.saturating_add(len as u64).div_ceil(PAGE as u64);
             let all = first..end.min(first + MOST_FILLED);
@@ -239,6 +268,7 @@ impl Paged {
             // Its group may have left meanwhile.
             if bound.holds(file.ino, pages.group_of(page)) {
                 pages.put(page, &bytes);
+                bound.counts.of(file.ino).filled += 1;
             }
         }
         if let Some(Ok(attr)) = size {
@@ -278,7 +308,7 @@ impl Drop for Ended<'_> {
 impl PageSource for Paged {
     fn pages(&self, ino: Ino, uid: u32) -> Result<OwnedFd> {
         let size = self.inner.getattr(&Context::new(Caller::default()), ino, None)?.size;
-        let files = &mut self.table.lock().files;
+        let State { files, bound } = &mut *self.table.lock();
         let entry = files.get(&ino).filter(|entry| entry.opens > 0).ok_or(Errno::ESTALE)?;
         if entry.stopped {
             return Err(Errno::EBUSY);
@@ -300,6 +330,7 @@ impl PageSource for Paged {
         }
         let fd = pages.reader().map_err(errno)?;
         files.entry(ino).or_default().pages = Some(Charged { pages, uid });
+        bound.counts.of(ino).files += 1;
         Ok(fd)
     }
 
@@ -313,9 +344,20 @@ impl PageSource for Paged {
 
 impl FileSystem for Paged {
     delegate!(
-        to inner, except attached, open, create, tmpfile, read, write, setattr, fallocate,
+        to inner, except attached, figures, open, create, tmpfile, read, write, setattr, fallocate,
         copy_file_range, ioctl, release
     );
+
+    /// Those of the pages follow those of the file system. Of pages in parts, only the limit is here.
+    fn figures(&self) -> Vec<Figure> {
+        let mut figures = self.inner.figures();
+        figures.push(Figure::bytes("pages_limit", self.options.bytes.max(PagedOptions::LEAST)));
+        let counts = &self.table.lock().bound.counts;
+        if counts.is_whole() {
+            figures.extend(counts.part(0).figures());
+        }
+        figures
+    }
 
     fn attached(&self, notify: Arc<dyn Notify>) {
         self.inner.attached(Arc::new(Hearing { notify, table: Arc::clone(&self.table) }));

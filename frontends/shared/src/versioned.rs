@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use defuse_connection::VersionSource;
 use defuse_fs::{
-    Attr, Context, CopyRange, Entry, Errno, Fallocate, Fh, File, FileSystem, Ino, IoctlArgs,
-    IoctlReply, Name, NewNode, OpenArgs, OpenFlags, Opened, RenameFlags, Resolved, Result, SetAttr,
-    SetXattrFlags, WriteArgs, WriteBuf, XattrName, delegate,
+    Attr, Context, CopyRange, Entry, Errno, Fallocate, Fh, Figure, File, FileSystem, Ino,
+    IoctlArgs, IoctlReply, Name, NewNode, OpenArgs, OpenFlags, Opened, RenameFlags, Resolved,
+    Result, SetAttr, SetXattrFlags, WriteArgs, WriteBuf, XattrName, delegate,
 };
 use defuse_ring::versions::{Thing, Versions};
 
@@ -132,9 +132,15 @@ impl VersionSource for Versioned {
 
 impl FileSystem for Versioned {
     delegate!(
-        to inner, except mknod, mkdir, symlink, link, unlink, rmdir, rename, setattr, setxattr, removexattr,
+        to inner, except figures, mknod, mkdir, symlink, link, unlink, rmdir, rename, setattr, setxattr, removexattr,
         open, create, write, fallocate, copy_file_range, ioctl
     );
+
+    fn figures(&self) -> Vec<Figure> {
+        let mut figures = self.inner.figures();
+        figures.push(Figure::count("versions_changes", self.versions.changes()).since_start());
+        figures
+    }
 
     fn mknod(
         &self,

@@ -7,6 +7,7 @@
 //! This crate does not decide the rights of a client (`connection`), handles no requests (`session`), and
 //! contains no file systems.
 
+mod clients;
 #[cfg(fuzzing)]
 mod fuzzed;
 mod line;
@@ -16,7 +17,8 @@ mod server;
 mod steps;
 mod unsent;
 
-pub use defuse_connection::Limits;
+pub use clients::{ClientStatistics, ServerStatistics};
+pub use defuse_connection::{Holdings, Limits};
 #[cfg(fuzzing)]
 pub use fuzzed::peers as fuzz_peers;
 pub use server::{Admission, ServeError, Server, ServerOptions};

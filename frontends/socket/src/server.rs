@@ -15,11 +15,12 @@ use defuse_connection::{
 use defuse_fs::layer::Locking;
 use defuse_fs::{Errno, FileSystem, LockSupport};
 use defuse_probe::{Limited, Snapshot};
-use defuse_session::{ClientHooks, Line, Lines, Session, SessionOptions, SharedMemory, Statistics};
+use defuse_session::{ClientHooks, Line, Lines, Session, SessionOptions, SharedMemory};
 use defuse_wire::vendor::{Names, Number};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
+use crate::clients::{self, Begun, Served, ServerStatistics};
 use crate::line::{self, MessageLine, errno};
 use crate::peer::{self, Peer};
 use crate::processes;
@@ -137,8 +138,9 @@ struct Shared {
 struct Accepted {
     socket: Arc<OwnedFd>,
     uid: u32,
+    begun: Begun,
     /// Known after INIT.
-    statistics: Option<Statistics>,
+    served: Option<Served>,
 }
 
 #[derive(Default)]
@@ -290,13 +292,29 @@ impl Server {
 
     /// The statistics of all connections, including ended ones, and the figures of the file system.
     pub fn snapshot(&self) -> Snapshot {
+        self.statistics().all
+    }
+
+    /// The statistics of all connections together, and of each client.
+    pub fn statistics(&self) -> ServerStatistics {
         let clients = lock(&self.shared.clients);
         let mut all = clients.past.clone().unwrap_or_default();
-        for statistics in clients.connections.values().flat_map(|one| &one.statistics) {
-            all.merge(&statistics.snapshot());
-        }
+        let connections = clients.connections.len() as u64;
+        let served = clients.connections.values();
+        let served = served.filter_map(|one| Some((one.begun, one.served.clone()?)));
+        let served: Vec<(Begun, Served)> = served.collect();
+        // Who connects does not wait for the sums.
         drop(clients);
-        all.with_figures(&*self.shared.fs)
+        let mut clients = Vec::with_capacity(served.len());
+        for (begun, one) in served {
+            let (client, snapshot) = one.look(begun);
+            all.merge(&snapshot);
+            clients.extend(client);
+        }
+        clients.sort_unstable_by_key(|client| client.number);
+        all.gauges.insert("connections".to_owned(), connections);
+        all.gauges.insert("locks_lost".to_owned(), self.shared.service.locks_lost());
+        ServerStatistics { all: all.with_figures(&*self.shared.fs), clients }
     }
 }
 
@@ -365,7 +383,8 @@ impl Shared {
                 return LOG.warn(|| format!("process {pid} of user {uid} is not admitted"));
             }
             clients.strangers += usize::from(!admitted);
-            let connection = Accepted { socket: Arc::clone(&socket), uid, statistics: None };
+            let begun = Begun { number, pid, at: Instant::now() };
+            let connection = Accepted { socket: Arc::clone(&socket), uid, begun, served: None };
             clients.connections.insert(number, connection);
         }
         let shared = Arc::clone(self);
@@ -444,14 +463,16 @@ impl Shared {
                 line = lines.line(uid, line).map_err(|errno| errno.to_string())?;
             }
             let options = line::options(&self.options.session);
-            Session::over(line, fs, &options, client).map_err(|e| e.to_string())
+            let watched = Arc::downgrade(&line);
+            let session = Session::over(line, fs, &options, client).map_err(|e| e.to_string())?;
+            Ok((session, watched))
         });
         match session {
-            Ok(session) => {
+            Ok((session, line)) => {
                 log::debug!("process {pid} of user {uid} is served");
-                let statistics = session.statistics();
+                let (statistics, peer) = (session.statistics(), Arc::downgrade(peer));
                 if let Some(entry) = lock(&self.clients).connections.get_mut(&number) {
-                    entry.statistics = Some(statistics);
+                    entry.served = Some(Served { statistics, peer, line });
                 }
                 if let Err(errno) = session.wait().durable {
                     LOG.warn(|| format!("what process {pid} wrote may not be durable: {errno}"));
@@ -487,10 +508,8 @@ impl Shared {
 
     fn gone(&self, number: u64) {
         let mut clients = lock(&self.clients);
-        if let Some(Accepted { statistics: Some(statistics), .. }) =
-            clients.connections.remove(&number)
-        {
-            clients.past.get_or_insert_default().merge(&statistics.snapshot());
+        if let Some(Accepted { served: Some(served), .. }) = clients.connections.remove(&number) {
+            clients.past.get_or_insert_default().merge(&clients::ended(&served.statistics));
         }
         self.changed.notify_all();
     }

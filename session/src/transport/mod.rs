@@ -104,6 +104,22 @@ pub trait Line: Send + Sync {
     ///
     /// Those of the system calls that make it.
     fn port_without_waiting(&self) -> Result<Arc<dyn Port>>;
+
+    /// Counts of lanes in shared memory. `None` for a line without them.
+    fn lanes(&self) -> Option<LaneCounts> {
+        None
+    }
+}
+
+/// Counts of the lanes of one client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaneCounts {
+    /// Lanes by which a request came.
+    pub used: u32,
+    /// Requests that came by them.
+    pub requests: u64,
+    /// Those of the requests that are not answered.
+    pub unanswered: u64,
 }
 
 /// Adds a transport to the messages of a client: requests then come by both.
