@@ -112,6 +112,7 @@ fn a_warm_read_makes_no_request_and_wakes_nobody() {
         }
         let after = client.lane_counts().unwrap();
         assert_eq!(after.page_reads - before.page_reads, 500);
+        assert_eq!(figure(&client.figures(), "page_reads"), after.page_reads);
         // Requests, bells and sleeps are all that needs the kernel.
         assert_eq!(
             (after.requests, after.bells, after.sleeps),

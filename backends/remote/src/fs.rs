@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use defuse_fs::{
-    AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File,
+    AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
     FileKind, FileSystem, Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, LockWait, Name,
     NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf,
     ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs,
     WriteBuf, Xattr, XattrName,
 };
 
-use super::Remote;
+use super::{LaneCounts, Remote};
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
 use defuse_wire::encode::{self, Request};
@@ -26,6 +26,19 @@ impl FileSystem for Remote {
             notify.versions(versions);
         }
         self.shared.notices.add(notify);
+    }
+
+    /// Those of the lanes and pages of this client. The server has figures of its own, which no client sees.
+    fn figures(&self) -> Vec<Figure> {
+        let Some(counts) = self.lane_counts() else { return Vec::new() };
+        let LaneCounts { requests, bells, page_reads, sleeps } = counts;
+        let total = |name, value| Figure::count(name, value).since_start();
+        vec![
+            total("lane_requests", requests),
+            total("lane_bells", bells),
+            total("lane_sleeps", sleeps),
+            total("page_reads", page_reads),
+        ]
     }
 
     fn detached(&self) -> Result<()> {
