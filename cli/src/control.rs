@@ -1,4 +1,4 @@
-//! The control socket of a daemon.
+//! The control socket of a daemon: of a mount, or of a server.
 //!
 //! A client sends one line with a question, receives an answer in JSON, and the connection ends. The
 //! daemon answers only its own user and root.
@@ -6,9 +6,9 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{fs, io, thread};
 
 use defuse_compose::Switch;
@@ -18,9 +18,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
 use crate::registry::Found;
+use crate::served::Served;
+use crate::servers::Server;
 
-/// Time limit of each side.
+/// Time limit of the daemon for a whole question, and then for its whole answer.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// Time limit of the asking side. Others may ask first.
+const PATIENCE_OF_CLIENT: Duration = Duration::from_secs(10);
+/// Bytes that one write(2) has at most: the least buffer of the kernel that takes them at once.
+const WRITTEN_AT_ONCE: usize = 16 << 10;
+/// Question for the statistics.
+const STAT: &str = "stat";
 /// Questions that allow or refuse changes of the file system. The answer is `true`.
 const READ_WRITE: &str = "read-write";
 const READ_ONLY: &str = "read-only";
@@ -29,7 +37,8 @@ const READ_ONLY: &str = "read-only";
 const WORKERS: &str = "workers=";
 /// Maximum length of a question in bytes.
 const QUESTION_MAX: u64 = 64;
-/// Maximum length of an answer in bytes: a snapshot has some hundred rows.
+/// Maximum length of an answer in bytes: a snapshot has some hundred rows, that of a server a thousand clients
+/// and 255 devices.
 const ANSWER_MAX: u64 = 16 << 20;
 
 /// The result of INIT, as JSON shows it.
@@ -91,16 +100,15 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Answers questions at `listener`, on a new thread.
-pub fn serve(
-    listener: UnixListener,
+/// The answers of a mount. Those to unknown questions are `None`.
+pub fn of_session(
     session: &Session,
     (writable, can_only_be_read): (Switch, bool),
-) -> io::Result<()> {
+) -> impl Fn(&str) -> Option<String> + Send + 'static {
     let (statistics, workers) = (session.statistics(), session.workers());
     let agreement = Agreement::from(session.negotiated());
-    let answer = move |question: &str| match question {
-        "stat" => serde_json::to_string(&statistics.snapshot()).ok(),
+    move |question: &str| match question {
+        STAT => serde_json::to_string(&statistics.snapshot()).ok(),
         "negotiated" => serde_json::to_string(&agreement).ok(),
         READ_WRITE | READ_ONLY => {
             // Without the read-only layer, changes are allowed anyway, or never.
@@ -114,7 +122,24 @@ pub fn serve(
             let refused = workers.resize(count).err().map(|error| error.to_string());
             serde_json::to_string(&refused).ok()
         }
-    };
+    }
+}
+
+/// The answers of a server, whose statistics `look` returns. `None` after its end.
+pub fn of_server(
+    look: impl Fn() -> Option<Served> + Send + 'static,
+) -> impl Fn(&str) -> Option<String> + Send + 'static {
+    move |question: &str| match question {
+        STAT => serde_json::to_string(&look()?).ok(),
+        _ => None,
+    }
+}
+
+/// Answers questions at `listener`, on a new thread.
+pub fn serve(
+    listener: UnixListener,
+    answer: impl Fn(&str) -> Option<String> + Send + 'static,
+) -> io::Result<()> {
     let run = move || {
         for stream in listener.incoming() {
             match stream {
@@ -132,22 +157,89 @@ pub fn serve(
 }
 
 fn converse(stream: UnixStream, answer: &dyn Fn(&str) -> Option<String>) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
     // The mode of the socket is set a moment after it is created.
     let peer = rustix::net::sockopt::socket_peercred(&stream)?.uid;
     if !peer.is_root() && peer != rustix::process::geteuid() {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     let mut question = String::new();
-    BufReader::new((&stream).take(QUESTION_MAX)).read_line(&mut question)?;
+    let asked = Timed { stream: &stream, until: Instant::now() + PATIENCE };
+    BufReader::new(asked.take(QUESTION_MAX)).read_line(&mut question)?;
     let text = answer(question.trim()).unwrap_or_default();
-    (&stream).write_all(text.as_bytes())
+    Timed { stream: &stream, until: Instant::now() + PATIENCE }.write_all(text.as_bytes())
 }
 
-/// The statistics of a mount, as JSON.
-pub fn stat(found: &Found) -> Result<(Snapshot, String)> {
-    parse(found, "stat")
+/// A stream until a moment, however slowly the other side goes on.
+struct Timed<'a> {
+    stream: &'a UnixStream,
+    until: Instant,
+}
+
+impl Timed<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, room: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(room)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        // One write(2) has its limit for each buffer of the kernel.
+        self.stream.write(&bytes[..bytes.len().min(WRITTEN_AT_ONCE)])
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// A daemon to ask.
+struct Daemon {
+    socket: PathBuf,
+    /// For messages.
+    name: String,
+    pid: u32,
+    version: String,
+}
+
+impl From<&Found> for Daemon {
+    fn from(found: &Found) -> Self {
+        Daemon {
+            socket: found.socket(),
+            name: format!("the daemon of {}", found.shown_mountpoint()),
+            pid: found.entry.pid,
+            version: found.entry.version.clone(),
+        }
+    }
+}
+
+impl From<&Server> for Daemon {
+    fn from(server: &Server) -> Self {
+        Daemon {
+            socket: server.control(),
+            name: format!("the server of {}", server.socket),
+            pid: server.pid,
+            version: server.version.clone(),
+        }
+    }
+}
+
+/// The statistics of a mount.
+pub fn stat(found: &Found) -> Result<Snapshot> {
+    parse(found, STAT).map(|(snapshot, _)| snapshot)
+}
+
+/// The statistics of a server.
+pub fn stat_server(server: &Server) -> Result<Served> {
+    parse(server, STAT).map(|(served, _)| served)
 }
 
 /// Allows or refuses changes of a daemon's file system from now on. A file system that was mounted
@@ -178,21 +270,23 @@ pub fn negotiated(found: &Found) -> Result<(Agreement, String)> {
     parse(found, "negotiated")
 }
 
-fn parse<T: for<'a> Deserialize<'a>>(found: &Found, question: &str) -> Result<(T, String)> {
-    let text = ask(&found.socket(), question).map_err(|error| {
-        let (pid, mountpoint) = (found.entry.pid, found.shown_mountpoint());
-        use io::ErrorKind::{BrokenPipe, ConnectionReset, PermissionDenied};
+fn parse<T: for<'a> Deserialize<'a>>(
+    daemon: impl Into<Daemon>,
+    question: &str,
+) -> Result<(T, String)> {
+    let Daemon { socket, name, pid, version } = daemon.into();
+    let text = ask(&socket, question).map_err(|error| {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, NotFound, PermissionDenied};
         // The daemon ends connections of other users without an answer.
         let next = match error.kind() {
             PermissionDenied | ConnectionReset | BrokenPipe => "ask as its owner or as root",
+            NotFound => "it has no control socket: its log says why, or it is of an older version",
             _ => "`defuse list` shows if it runs",
         };
-        Failure::Failed(format!(
-            "the daemon of {mountpoint} (pid {pid}) does not answer: {error}; {next}"
-        ))
+        Failure::Failed(format!("{name} (pid {pid}) does not answer: {error}; {next}"))
     })?;
     let value = serde_json::from_str(&text).map_err(|error| {
-        let (version, ours) = (&found.entry.version, env!("CARGO_PKG_VERSION"));
+        let ours = env!("CARGO_PKG_VERSION");
         Failure::Failed(format!(
             "invalid answer of the daemon ({error}): it has version {version}, this program {ours}"
         ))
@@ -201,11 +295,79 @@ fn parse<T: for<'a> Deserialize<'a>>(found: &Found, question: &str) -> Result<(T
 }
 
 fn ask(socket: &Path, question: &str) -> io::Result<String> {
-    let mut stream = UnixStream::connect(socket)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    writeln!(stream, "{question}")?;
+    let stream = UnixStream::connect(socket)?;
+    let mut stream = Timed { stream: &stream, until: Instant::now() + PATIENCE_OF_CLIENT };
+    stream.write_all(format!("{question}\n").as_bytes())?;
     let mut text = String::new();
     stream.take(ANSWER_MAX).read_to_string(&mut text)?;
     if text.is_empty() { Err(io::ErrorKind::PermissionDenied.into()) } else { Ok(text) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{self, Receiver};
+
+    use super::*;
+
+    /// The end of a conversation whose other side is the returned stream. Answers are longer than all buffers.
+    fn begun() -> (UnixStream, Receiver<io::Result<()>>) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (done, ended) = mpsc::channel();
+        thread::spawn(move || {
+            let answer = |question: &str| (question == "long").then(|| "x".repeat(16 << 20));
+            done.send(converse(ours, &answer)).unwrap();
+        });
+        (theirs, ended)
+    }
+
+    fn ends(ended: &Receiver<io::Result<()>>) -> io::Result<()> {
+        ended
+            .recv_timeout(Duration::from_secs(60))
+            .expect("the conversation goes on after a minute")
+    }
+
+    /// Each byte began the time limit anew: one asker held up all others for as long as it liked.
+    #[test]
+    fn an_asker_that_writes_or_reads_byte_by_byte_is_left_in_time() {
+        let (mut asker, ended) = begun();
+        let slow = thread::spawn(move || {
+            let mut written = 0;
+            while asker.write_all(b"l").is_ok() {
+                written += 1;
+                thread::sleep(Duration::from_millis(200));
+            }
+            written
+        });
+        ends(&ended).unwrap_err();
+        assert!(slow.join().unwrap() < QUESTION_MAX);
+
+        let (mut asker, ended) = begun();
+        asker.write_all(b"long\n").unwrap();
+        let slow = thread::spawn(move || {
+            let mut room = vec![0; 64 << 10];
+            while asker.read(&mut room).is_ok_and(|len| len > 0) {
+                thread::sleep(Duration::from_millis(500));
+            }
+        });
+        ends(&ended).unwrap_err();
+        slow.join().unwrap();
+    }
+
+    #[test]
+    fn a_question_without_an_end_is_read_no_further_than_its_limit() {
+        let (mut asker, ended) = begun();
+        let line = "long".repeat(1 << 20);
+        // It ends before all is written, or nobody waits for the rest.
+        let _ = asker.write_all(line.as_bytes());
+        ends(&ended).unwrap();
+        let mut answer = Vec::new();
+        // The connection ends with bytes that nobody read: a reset, and no answer.
+        let _ = asker.read_to_end(&mut answer);
+        assert!(answer.is_empty());
+        // Another asker gets the whole answer.
+        let (mut asker, ended) = begun();
+        asker.write_all(b"long\n").unwrap();
+        asker.read_to_end(&mut answer).unwrap();
+        assert_eq!((answer.len(), ends(&ended).is_ok()), (16 << 20, true));
+    }
 }

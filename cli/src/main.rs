@@ -37,6 +37,7 @@ mod remount;
 mod run;
 mod sandbox;
 mod serve;
+mod served;
 mod servers;
 mod serving;
 mod signals;

@@ -64,6 +64,10 @@ const FILES: &[(&str, &str)] = &[
     ),
     ("/run/defuse/N.sock", "The control socket of the mount, for its owner and root."),
     (
+        "/run/defuse/serve-PID.json, serve-PID.sock",
+        "The same for a server (defuse serve, defuse manager).",
+    ),
+    (
         "../lib/defuse/libdefuse_preload.so",
         "The library that `defuse run` loads into programs, relative to the directory of defuse, or beside \
       it. The variable DEFUSE_PRELOAD_LIBRARY overrides it.",
@@ -91,6 +95,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("defuse serve memory: /run/scratch", "Share files in memory with other processes."),
     ("defuse mount socket:/run/scratch /mnt", "Mount a file system that another process serves."),
     ("defuse stat /mnt/data --watch 1", "Its activity, every second."),
+    ("defuse stat /run/scratch", "Requests of a server, its clients, and what they hold."),
     ("defuse stat /mnt/sshfs --for 10", "The time of any FUSE file system by stages (as root)."),
     ("defuse trace /mnt/data --errors", "Failing requests, live (as root)."),
     ("defuse umount /mnt/data", "Unmount, and wait until everything is durable."),

@@ -254,7 +254,7 @@ impl Companions {
         let registered = namespaces.at_home(register).map_err(|failure| log::warn!("{failure}"));
         let (listener, registered) = registered.ok().flatten().unwrap_or_default();
         if let Some(listener) = listener
-            && let Err(error) = control::serve(listener, session, writable)
+            && let Err(error) = control::serve(listener, control::of_session(session, writable))
         {
             log::warn!("the control socket does not answer: {error}");
         }

@@ -1,9 +1,12 @@
 //! Statistics in the text format of Prometheus (exposition format 0.0.4).
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use defuse_probe::{BUCKETS, FigureStats, FigureUnit, Histogram, OpStats, Snapshot};
 use defuse_trace::FuseConnection;
+
+use crate::served::{ClientRow, DeviceFigures, Served};
 
 const SECONDS: &str = "defuse_request_seconds";
 const ERRORS: &str = "defuse_request_errors_total";
@@ -17,6 +20,78 @@ pub fn text(connection: &FuseConnection, snapshot: &Snapshot) -> String {
         connection.id,
         escaped(&mount.unwrap_or_default())
     );
+    let mut text = requests(&common, snapshot);
+    figures(&mut text, &[(common, &snapshot.figures)]);
+    text
+}
+
+/// The statistics of the server at `socket`.
+pub fn of_server(socket: &str, served: &Served) -> String {
+    let common = format!("socket=\"{}\"", escaped(socket));
+    let mut text = requests(&common, &served.snapshot);
+    let mut all = vec![(common.clone(), &*served.snapshot.figures)];
+    for DeviceFigures { device, figures } in &served.devices {
+        all.push((format!("{common},device=\"{}\"", escaped(&device.path)), figures));
+    }
+    figures(&mut text, &all);
+    for (name, kind, help, value) in OF_CLIENTS {
+        let name = format!("defuse_client_{name}");
+        head(&mut text, &name, kind, help);
+        for client in &served.clients {
+            let ClientRow { client: number, uid, .. } = client;
+            let pid = client.pid.map(|pid| pid.to_string()).unwrap_or_default();
+            let labels = format!("{common},client=\"{number}\",uid=\"{uid}\",pid=\"{pid}\"");
+            let _ = writeln!(text, "{name}{{{labels}}} {}", value(client));
+        }
+    }
+    let name = "defuse_clients_left_out";
+    head(&mut text, name, "gauge", "Clients that are not shown, with no more requests than these.");
+    let _ = writeln!(text, "{name}{{{common}}} {}", served.clients_left_out);
+    text
+}
+
+/// Name, kind, help and value.
+type OfClient = (&'static str, &'static str, &'static str, fn(&ClientRow) -> String);
+
+/// The metrics of a client.
+const OF_CLIENTS: &[OfClient] = &[
+    ("age_seconds", "gauge", "Time since it connected.", |client| {
+        seconds(client.age_ms.saturating_mul(1_000_000))
+    }),
+    ("requests_total", "counter", "Requests that were answered.", |client| {
+        client.requests.to_string()
+    }),
+    ("request_errors_total", "counter", "Requests that failed.", |client| {
+        client.errors.to_string()
+    }),
+    ("request_bytes_total", "counter", "Bytes that READ and WRITE moved.", |client| {
+        client.bytes.to_string()
+    }),
+    ("lanes", "gauge", "Lanes in shared memory in use.", |client| client.lanes.to_string()),
+    ("lane_requests_total", "counter", "Requests that came by lanes.", |client| {
+        client.lane_requests.to_string()
+    }),
+    ("lane_requests_unanswered", "gauge", "Those without an answer.", |client| {
+        client.lane_requests_unanswered.to_string()
+    }),
+    ("workers_busy", "gauge", "Threads that work on its requests.", |client| {
+        client.workers_busy.to_string()
+    }),
+    ("requests_held_back", "gauge", "Requests that wait for a part of the storage.", |client| {
+        client.requests_held_back.to_string()
+    }),
+    ("inodes", "gauge", "Inodes that it knows.", |client| client.inodes.to_string()),
+    ("open_files", "gauge", "Open files and directories.", |client| client.open_files.to_string()),
+    ("locks", "gauge", "Locked ranges.", |client| client.locks.to_string()),
+    ("lock_waits", "gauge", "Locks that it waits for.", |client| client.lock_waits.to_string()),
+    ("mapped_bytes", "gauge", "Memory for mapped files.", |client| client.mapped_bytes.to_string()),
+    ("locks_lost_total", "counter", "Locks that it lost while it was stopped.", |client| {
+        client.locks_lost.to_string()
+    }),
+];
+
+/// The requests and gauges of a snapshot.
+fn requests(common: &str, snapshot: &Snapshot) -> String {
     let labels =
         |stats: &OpStats| format!("{common},op=\"{}\",stage=\"{}\"", stats.op, stats.stage);
     let mut text = String::new();
@@ -37,14 +112,27 @@ pub fn text(connection: &FuseConnection, snapshot: &Snapshot) -> String {
         head(&mut text, &name, "gauge", "A number of the daemon; see docs/statistics.md.");
         let _ = writeln!(text, "{name}{{{common}}} {value}");
     }
-    for figure in &snapshot.figures {
-        figure_line(&mut text, &common, figure);
-    }
     text
 }
 
-/// A figure of the file system. As Prometheus has it, names say the base unit, and that of counters `total`.
-fn figure_line(text: &mut String, common: &str, figure: &FigureStats) {
+/// Figures of file systems, each with its labels. All samples of a metric are together, as Prometheus has it.
+fn figures(text: &mut String, all: &[(String, &[FigureStats])]) {
+    let mut lines: BTreeMap<String, (&str, String)> = BTreeMap::new();
+    for (labels, figures) in all {
+        for figure in *figures {
+            let (name, kind, value) = sample(figure);
+            let (_, lines) = lines.entry(name.clone()).or_insert_with(|| (kind, String::new()));
+            let _ = writeln!(lines, "{name}{{{labels}}} {value}");
+        }
+    }
+    for (name, (kind, lines)) in lines {
+        head(text, &name, kind, "A figure of the file system; see docs/statistics.md.");
+        text.push_str(&lines);
+    }
+}
+
+/// Name, kind and value of a figure. As Prometheus has it, names say the base unit, and that of counters `total`.
+fn sample(figure: &FigureStats) -> (String, &'static str, String) {
     let FigureStats { name, value, unit, total } = figure;
     let (suffix, value) = match unit {
         FigureUnit::Count => ("", value.to_string()),
@@ -52,9 +140,7 @@ fn figure_line(text: &mut String, common: &str, figure: &FigureStats) {
         FigureUnit::Nanoseconds => ("_seconds", seconds(*value)),
     };
     let (end, kind) = if *total { ("_total", "counter") } else { ("", "gauge") };
-    let name = format!("defuse_fs_{name}{suffix}{end}");
-    head(text, &name, kind, "A figure of the file system; see docs/statistics.md.");
-    let _ = writeln!(text, "{name}{{{common}}} {value}");
+    (format!("defuse_fs_{name}{suffix}{end}"), kind, value)
 }
 
 fn head(text: &mut String, name: &str, kind: &str, help: &str) {
@@ -90,11 +176,13 @@ fn escaped(value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::collections::BTreeSet;
 
     use defuse_fs::Figure;
     use defuse_probe::{Op, Recorder, Stage};
     use defuse_trace::FuseMount;
+
+    use crate::served;
 
     fn example() -> String {
         let recorder = Recorder::new();
@@ -122,8 +210,8 @@ mod tests {
         text(&FuseConnection { id: 43, mounts: vec![mount], processes: Vec::new() }, &snapshot)
     }
 
-    /// A sample: name, labels, value. Checks the grammar on the way.
-    fn sample(line: &str) -> (String, BTreeMap<String, String>, f64) {
+    /// A line: name, labels, value. Checks the grammar on the way.
+    fn parsed(line: &str) -> (String, BTreeMap<String, String>, f64) {
         let (name, rest) = line.split_once('{').unwrap();
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
         assert!(name.chars().all(is_name) && !name.starts_with(|c: char| c.is_ascii_digit()));
@@ -157,24 +245,32 @@ mod tests {
 
     #[test]
     fn the_text_follows_the_exposition_format() {
-        let text = example();
+        assert_eq!(histograms(&example()), 2);
+        assert_eq!(histograms(&of_server("/run/a \"b\"", &served::tests::example())), 1);
+    }
+
+    /// Checks the format, and returns the number of histograms.
+    fn histograms(text: &str) -> usize {
         assert!(text.ends_with('\n'));
+        let mut last = String::new();
         let (mut kinds, mut seen) = (BTreeMap::new(), BTreeSet::new());
         let mut buckets: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
         let mut counts = BTreeMap::new();
         for line in text.lines() {
             if let Some(rest) = line.strip_prefix("# TYPE ") {
                 let (name, kind) = rest.split_once(' ').unwrap();
+                last = name.to_owned();
                 assert!(kinds.insert(name.to_owned(), kind.to_owned()).is_none(), "{name} twice");
                 continue;
             }
             if line.starts_with("# HELP ") {
                 continue;
             }
-            let (name, mut labels, value) = sample(line);
+            let (name, mut labels, value) = parsed(line);
             assert!(seen.insert((name.clone(), labels.clone())), "{line} twice");
             let family = ["_bucket", "_sum", "_count"].iter().find_map(|e| name.strip_suffix(e));
             let family = family.filter(|f| kinds.contains_key(*f)).unwrap_or(&name);
+            assert_eq!(family, last, "the samples of a metric follow its type");
             match kinds[family].as_str() {
                 "counter" => assert!(name.ends_with("_total") && value >= 0.0),
                 "histogram" if name.ends_with("_bucket") => {
@@ -188,10 +284,27 @@ mod tests {
                 _ => {}
             }
         }
-        assert_eq!(buckets.len(), 2);
         for (labels, buckets) in &buckets {
             assert!(buckets.is_sorted_by(|a, b| a.0 < b.0 && a.1 <= b.1), "{buckets:?}");
             assert_eq!(buckets.last(), Some(&(f64::INFINITY, counts[labels])));
+        }
+        buckets.len()
+    }
+
+    #[test]
+    fn clients_and_devices_are_told_apart_by_labels() {
+        let text = of_server("/run/s", &served::tests::example());
+        for line in [
+            r#"defuse_fs_groups_total{socket="/run/s",device="/fast"} 12"#,
+            r#"defuse_fs_groups_total{socket="/run/s",device="/a \"b\""} 3"#,
+            r#"defuse_fs_pages_limit_bytes{socket="/run/s"} 1048576"#,
+            r#"defuse_client_requests_total{socket="/run/s",client="7",uid="1000",pid="4711"} 5"#,
+            r#"defuse_client_age_seconds{socket="/run/s",client="7",uid="1000",pid="4711"} 65"#,
+            r#"defuse_client_lanes{socket="/run/s",client="8",uid="0",pid=""} 0"#,
+            r#"defuse_clients_left_out{socket="/run/s"} 2"#,
+            "# TYPE defuse_client_locks_lost_total counter",
+        ] {
+            assert!(text.lines().any(|other| other == line), "{line} is not in {text}");
         }
     }
 

@@ -116,6 +116,7 @@ pub fn run(mut args: ServeArgs) -> Result {
             let offer = Offer {
                 text: text.clone(),
                 devices: Vec::new(),
+                tree: None,
                 fs: Arc::clone(&fs),
                 socket: args.socket.clone(),
                 shared: args.shared.then(|| args.paged()),

@@ -1,15 +1,17 @@
-//! The registry of servers (`defuse serve`, `defuse manager`): one file for each, beside those of mounts.
+//! The registry of servers (`defuse serve`, `defuse manager`): one file for each, beside those of mounts, and the
+//! control socket beside it.
 //!
 //! A file is valid while the process that wrote it runs.
 
 use std::fs;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
-use crate::paths;
 use crate::registry::{self, now_unix, process_start};
+use crate::{control, paths};
 
 /// A server. Paths are shown, not used to find anything.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +31,21 @@ pub struct Server {
     /// The file systems of a manager.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<Device>,
+    /// The file of the entry.
+    #[serde(skip)]
+    pub file: PathBuf,
+}
+
+impl Server {
+    /// The control socket.
+    pub fn control(&self) -> PathBuf {
+        registry::socket_beside(&self.file)
+    }
+
+    /// True while the process runs.
+    pub fn is_alive(&self) -> bool {
+        process_start(self.pid) == Some(self.pid_start)
+    }
 }
 
 /// One of the file systems of a manager.
@@ -40,15 +57,20 @@ pub struct Device {
     pub source: String,
 }
 
-/// The entry of this process. Dropping it removes the file.
+/// The entry of this process. Dropping it removes the file and the control socket.
 #[derive(Debug)]
 pub struct Registered(PathBuf);
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        // The file may be gone.
-        let _ = fs::remove_file(&self.0);
+        remove(&self.0);
     }
+}
+
+fn remove(file: &Path) {
+    // They may be gone.
+    let _ = fs::remove_file(file);
+    let _ = fs::remove_file(registry::socket_beside(file));
 }
 
 /// The path for the entry of this process. Creates the directory.
@@ -56,13 +78,14 @@ pub fn place() -> Result<PathBuf> {
     Ok(registry::made_dir()?.join(format!("{PREFIX}{}.json", std::process::id())))
 }
 
-/// Registers in `file` that this process serves `source` at `socket`.
+/// Registers in `file` that this process serves `source` at `socket`. Listens at the control socket, unless that
+/// is impossible.
 pub fn register(
     file: PathBuf,
     source: String,
     socket: &Path,
     devices: Vec<Device>,
-) -> Result<Registered> {
+) -> Result<(Registered, Option<UnixListener>)> {
     let pid = std::process::id();
     let server = Server {
         socket: socket.to_string_lossy().into_owned(),
@@ -72,13 +95,27 @@ pub fn register(
         since_unix: now_unix(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         devices,
+        file: file.clone(),
     };
+    // From here on an error removes what is there.
+    let registered = Registered(file.clone());
+    // The socket first: a process that finds the entry may connect at once.
+    let control = server.control();
+    let listener = control::listen(&control);
+    let no_socket = |error| log::warn!("no control socket {}: {error}", control.display());
+    let listener = listener.map_err(no_socket).ok();
     let failed = |error: &dyn std::fmt::Display| {
         Failure::Failed(format!("cannot register the server in {}: {error}", file.display()))
     };
     let text = serde_json::to_vec_pretty(&server).map_err(|error| failed(&error))?;
     paths::write_atomically(&file, &text).map_err(|error| failed(&error))?;
-    Ok(Registered(file))
+    Ok((registered, listener))
+}
+
+/// The server at the socket `path`, if it is visible to this user.
+pub fn of_socket(path: &Path) -> Option<Server> {
+    let path = paths::mountpoint(path);
+    all().into_iter().find(|server| paths::mountpoint(Path::new(&server.socket)) == path)
 }
 
 /// All servers visible to this user, by socket. Removes stale entries.
@@ -92,15 +129,21 @@ pub fn all() -> Vec<Server> {
 const PREFIX: &str = "serve-";
 
 fn read(file: &Path) -> Option<Server> {
-    let name = file.file_name()?.to_str()?;
-    if !name.starts_with(PREFIX) || !name.ends_with(".json") {
+    let name = file.file_name()?.to_str()?.strip_prefix(PREFIX)?;
+    if let Some(pid) = name.strip_suffix(".sock") {
+        // The server was killed before it wrote its entry.
+        if pid.parse().is_ok_and(|pid| process_start(pid).is_none()) {
+            let _ = fs::remove_file(file);
+        }
         return None;
     }
+    name.strip_suffix(".json")?;
     let server: Server = serde_json::from_slice(&fs::read(file).ok()?).ok()?;
-    let runs = process_start(server.pid) == Some(server.pid_start);
-    if !runs {
-        // Without the permission, root removes it later.
-        let _ = fs::remove_file(file);
+    let server = Server { file: file.to_path_buf(), ..server };
+    if !server.is_alive() {
+        // Without the permission, root removes them later.
+        remove(file);
+        return None;
     }
-    runs.then_some(server)
+    Some(server)
 }

@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use defuse_compose::Source;
 use defuse_fs::FileSystem;
+use defuse_fs::namespace::Namespace;
 use defuse_fuse::SessionOptions;
-use defuse_shared::{LaneOffers, Paged, PagedOptions, Versioned};
+use defuse_shared::{LaneOffers, Paged, PagedOptions, Parts, Versioned};
 use defuse_socket::{Admission, Server, ServerOptions};
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::SIGUSR1;
@@ -20,8 +21,9 @@ use crate::daemon::Ready;
 use crate::error::{Failure, Result};
 use crate::sandbox::keeper::{Keeper, Order, Task};
 use crate::sandbox::{self, Extent, Namespaces, Needs};
+use crate::served::Look;
 use crate::servers::{self, Device, Registered};
-use crate::{daemon, signals, terminal};
+use crate::{control, daemon, registry, signals, terminal};
 
 /// Time limit of the end after SIGTERM. The connections may take eight seconds.
 const END_PATIENCE: Duration = Duration::from_secs(20);
@@ -108,6 +110,8 @@ pub struct Offer {
     pub text: String,
     /// The file systems of a manager.
     pub devices: Vec<Device>,
+    /// The tree of a manager, whose members are the devices.
+    pub tree: Option<Arc<Namespace>>,
     pub fs: Arc<dyn FileSystem>,
     pub socket: PathBuf,
     /// Shared memory beside the socket, with these pages.
@@ -192,7 +196,7 @@ fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
     // Names have versions and files have pages only where all changes come through this server.
     let versioned = offer.shared.and_then(|_| Versioned::over(Arc::clone(&fs)));
     let fs = versioned.clone().map_or(fs, |versioned| versioned as Arc<dyn FileSystem>);
-    let paged = offer.shared.and_then(|pages| Paged::over(Arc::clone(&fs), pages));
+    let paged = offer.shared.and_then(|pages| paged(&fs, pages, offer.tree.as_deref()));
     let fs = paged.clone().map_or(fs, |paged| paged as Arc<dyn FileSystem>);
     let max_connections = offer.max_connections;
     let max_connections_of_user =
@@ -205,7 +209,7 @@ fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
         max_connections,
         max_connections_of_user,
         dead_after: offer.dead_after,
-        pages: paged.map(|paged| paged as _),
+        pages: paged.clone().map(|paged| paged as _),
         versions: versioned.map(|versioned| versioned as _),
         lines: offer.shared.map(|_| Arc::new(LaneOffers::default()) as _),
         ..ServerOptions::default()
@@ -213,19 +217,29 @@ fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
     let mut caught = signals::catch().map_err(Failure::failed)?;
     let (socket, entry) = (offer.socket.clone(), servers::place());
     let entry = entry.map_err(|failure| log::warn!("{failure}")).ok();
-    let files: Vec<_> = entry.iter().cloned().chain([socket.clone()]).collect();
+    let control = entry.as_deref().map(registry::socket_beside);
+    let files: Vec<_> = entry.iter().cloned().chain(control).chain([socket.clone()]).collect();
     let keeper = namespaces.entrust(Task::default().remove(&files))?;
     let bind = move || Server::bind(&socket, fs, options);
     let server = Arc::new(namespaces.at_home(bind)?.map_err(Failure::failed)?);
     log::info!("{} is served at {}", offer.text, offer.socket.display());
-    let served = Arc::downgrade(&server);
+    // The process ends with the server, and not with who looks at it.
+    let look = Look {
+        server: Arc::downgrade(&server),
+        devices: offer.devices.clone(),
+        tree: offer.tree.as_ref().map(Arc::downgrade).unwrap_or_default(),
+        paged: paged.as_ref().map(Arc::downgrade).unwrap_or_default(),
+    };
+    let (served, logged) = (Arc::downgrade(&server), look.clone());
     let settling = Arc::new(Mutex::new(()));
     let until_settled = Arc::clone(&settling);
     let listen = move || {
         for signal in caught.forever() {
             let Some(server) = served.upgrade() else { return };
             match signal {
-                SIGUSR1 => log::info!("statistics: {}", server.snapshot()),
+                SIGUSR1 => {
+                    logged.now().iter().for_each(|served| log::info!("statistics: {served}"));
+                }
                 _ => {
                     server.shut_down();
                     give_up_after(END_PATIENCE, Arc::clone(&until_settled));
@@ -240,11 +254,29 @@ fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
     let register = move || entry.map(|file| servers::register(file, text, &socket, devices));
     let registered = namespaces.at_home(register)?.transpose();
     let registered = registered.map_err(|failure| log::warn!("{failure}")).ok().flatten();
+    let (registered, listener) = registered.unzip();
+    if let Some(listener) = listener.flatten()
+        && let Err(error) = control::serve(listener, control::of_server(move || look.now()))
+    {
+        log::warn!("the control socket does not answer: {error}");
+    }
     namespaces.confine()?;
     if let Some(needs) = offer.sandbox {
         sandbox::filter(needs);
     }
     Ok(Listening { server, settling, keeper, registered })
+}
+
+/// Pages for `fs`, counted apart for each member of a tree.
+fn paged(
+    fs: &Arc<dyn FileSystem>,
+    options: PagedOptions,
+    tree: Option<&Namespace>,
+) -> Option<Arc<Paged>> {
+    let Some(tree) = tree else { return Paged::over(Arc::clone(fs), options) };
+    let count = tree.members().len();
+    let of = Arc::new(move |ino| Namespace::split(ino, count).map(|(member, _)| member));
+    Paged::over_parts(Arc::clone(fs), options, Parts { count, of })
 }
 
 /// Runs `settle`, which has all the time that it needs. After `patience`, `say` learns once what this process waits

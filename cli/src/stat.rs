@@ -1,7 +1,8 @@
 //! `defuse stat`.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use defuse_probe::{Snapshot, Stage};
@@ -13,18 +14,22 @@ use crate::error::{Failure, Result, print, warn};
 use crate::kernel::KernelArgs;
 use crate::prometheus;
 use crate::registry::{self, Found, State};
+use crate::served::Served;
+use crate::servers::{self, Server};
 use crate::target::Target;
 use crate::until::Until;
 
-/// Show operations of a mount, with their latencies
+/// Show operations of a mount or a server, with their latencies
 ///
 /// A mount of defuse has statistics since its start. With --stages, and for every other FUSE file system,
 /// the kernel is traced from now on (root): the time of requests in the background queue, in the pending
-/// queue, and in the daemon.
+/// queue, and in the daemon. For a server (serve, manager) name its socket: each client and each device has
+/// figures of its own. Only the user of a daemon and root may ask it.
 #[derive(clap::Args)]
 pub struct StatArgs {
-    /// The mount point, or the number of the connection; optional with a single mount of defuse
-    #[arg(value_name = "MOUNT|CONNECTION")]
+    /// The mount point, the number of the connection, or the socket of a server; optional if defuse has only one
+    /// mount or server
+    #[arg(value_name = "MOUNT|CONNECTION|SOCKET")]
     target: Option<PathBuf>,
     /// As JSON
     #[arg(long)]
@@ -56,15 +61,21 @@ pub fn period(text: &str) -> std::result::Result<Duration, String> {
         .ok_or_else(|| "write seconds, such as 1 or 0.5".into())
 }
 
-/// Prints the statistics of a mount.
+/// Prints the statistics of a mount or a server.
 pub fn run(args: &StatArgs) -> Result {
-    let target = choose(args.target.as_ref())?;
+    match choose(args.target.as_ref())? {
+        Subject::Mount(target) => run_mount(args, &target),
+        Subject::Server(server) => run_server(args, server),
+    }
+}
+
+fn run_mount(args: &StatArgs, target: &Target) -> Result {
     if args.negotiated {
         let (agreement, json) = control::negotiated(target.daemon()?)?;
         return print(&if args.json { json + "\n" } else { describe(&agreement) });
     }
     let with_kernel = args.stages || target.ours.is_none();
-    let mut source = Source::open(&target, with_kernel.then_some(&args.kernel))?;
+    let mut source = Source::open(target, with_kernel.then_some(&args.kernel))?;
     let until = Until::new(args.duration)?;
     match args.watch {
         Some(period) => watch(args, &mut source, &until, period),
@@ -74,17 +85,55 @@ pub fn run(args: &StatArgs) -> Result {
                 until.wait();
             }
             let snapshot = source.take()?;
-            show(args, &source, &snapshot)
+            source.show(args, &snapshot)
         }
     }
 }
 
-fn watch(args: &StatArgs, source: &mut Source, until: &Until, period: Duration) -> Result {
+fn run_server(args: &StatArgs, mut server: Server) -> Result {
+    let refused = [
+        (args.stages, "--stages", "requests of its clients do not go through the kernel's FUSE"),
+        (args.negotiated, "--negotiated", "each of its clients has negotiated for itself"),
+    ];
+    if let Some((_, option, why)) = refused.into_iter().find(|(given, ..)| *given) {
+        let socket = &server.socket;
+        return Err(Failure::Usage(format!(
+            "{socket} is the socket of a server: there is no {option} of it, because {why}; leave {option} \
+             out, or name the mount point of a client"
+        )));
+    }
+    match args.watch {
+        Some(period) => watch(args, &mut server, &Until::new(args.duration)?, period),
+        None => {
+            let served = server.take()?;
+            server.show(args, &served)
+        }
+    }
+}
+
+/// A daemon whose statistics are shown again and again.
+trait Watched {
+    type Sample;
+
+    /// The present counts.
+    fn take(&mut self) -> Result<Self::Sample>;
+
+    /// The counts between two moments.
+    fn since(now: &Self::Sample, before: &Self::Sample) -> Self::Sample;
+
+    /// Prints them as `args` say.
+    fn show(&self, args: &StatArgs, sample: &Self::Sample) -> Result;
+
+    /// True until its end.
+    fn is_there(&self) -> bool;
+}
+
+fn watch<W: Watched>(args: &StatArgs, source: &mut W, until: &Until, period: Duration) -> Result {
     let mut before = source.take()?;
-    while source.target.is_there() && until.sleep(period) {
-        // The mount may have ended, which is no failure of watching.
+    while source.is_there() && until.sleep(period) {
+        // The daemon may have ended, which is no failure of watching.
         let Ok(now) = source.take() else { break };
-        show(args, source, &now.since(&before))?;
+        source.show(args, &W::since(&now, &before))?;
         if !args.json {
             print("\n")?;
         }
@@ -93,20 +142,8 @@ fn watch(args: &StatArgs, source: &mut Source, until: &Until, period: Duration) 
     Ok(())
 }
 
-fn show(args: &StatArgs, source: &Source, snapshot: &Snapshot) -> Result {
-    if args.prometheus {
-        return print(&prometheus::text(&source.target.connection, snapshot));
-    }
-    if args.json {
-        let shown =
-            Shown { snapshot, connection: source.target.connection.id, notes: &source.notes };
-        return print(&(serde_json::to_string(&shown).map_err(Failure::failed)? + "\n"));
-    }
-    let mut text = snapshot.to_string();
-    for note in &source.notes {
-        let _ = writeln!(text, "\nnote: {note}");
-    }
-    print(&text)
+fn print_json(shown: &impl Serialize) -> Result {
+    print(&(serde_json::to_string(shown).map_err(Failure::failed)? + "\n"))
 }
 
 /// A snapshot as JSON, with its mount.
@@ -117,6 +154,74 @@ struct Shown<'a> {
     connection: u32,
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     notes: &'a [String],
+}
+
+impl Watched for Source<'_> {
+    type Sample = Snapshot;
+
+    fn take(&mut self) -> Result<Snapshot> {
+        Source::take(self)
+    }
+
+    fn since(now: &Snapshot, before: &Snapshot) -> Snapshot {
+        now.since(before)
+    }
+
+    fn show(&self, args: &StatArgs, snapshot: &Snapshot) -> Result {
+        let connection = &self.target.connection;
+        if args.prometheus {
+            return print(&prometheus::text(connection, snapshot));
+        }
+        if args.json {
+            return print_json(&Shown { snapshot, connection: connection.id, notes: &self.notes });
+        }
+        let mut text = snapshot.to_string();
+        for note in &self.notes {
+            let _ = writeln!(text, "\nnote: {note}");
+        }
+        print(&text)
+    }
+
+    fn is_there(&self) -> bool {
+        self.target.is_there()
+    }
+}
+
+/// Statistics as JSON, with their server.
+#[derive(Serialize)]
+struct ShownServer<'a> {
+    socket: &'a str,
+    source: &'a str,
+    pid: u32,
+    #[serde(flatten)]
+    served: &'a Served,
+}
+
+impl Watched for Server {
+    type Sample = Served;
+
+    fn take(&mut self) -> Result<Served> {
+        control::stat_server(self).map(Served::with_programs)
+    }
+
+    fn since(now: &Served, before: &Served) -> Served {
+        now.since(before)
+    }
+
+    fn show(&self, args: &StatArgs, served: &Served) -> Result {
+        let Server { socket, source, pid, .. } = self;
+        if args.prometheus {
+            return print(&prometheus::of_server(socket, served));
+        }
+        if args.json {
+            return print_json(&ShownServer { socket, source, pid: *pid, served });
+        }
+        print(&served.to_string())
+    }
+
+    fn is_there(&self) -> bool {
+        self.is_alive()
+    }
 }
 
 /// The source of the figures of a connection: its daemon, the kernel, or both.
@@ -137,7 +242,7 @@ impl<'a> Source<'a> {
         let collector = kernel.start(wanted)?;
         let notes = collector.notes().to_vec();
         let before = match &target.ours {
-            Some(found) => Some(control::stat(found)?.0),
+            Some(found) => Some(control::stat(found)?),
             None => None,
         };
         Ok(Source { target, collector: Some(collector), before, notes })
@@ -146,7 +251,7 @@ impl<'a> Source<'a> {
     /// The present counts, of the daemon and the kernel over the same time.
     fn take(&mut self) -> Result<Snapshot> {
         let Some(collector) = &mut self.collector else {
-            return Ok(control::stat(self.target.daemon()?)?.0);
+            return control::stat(self.target.daemon()?);
         };
         let id = self.target.connection.id;
         // The daemon may be another process now.
@@ -156,7 +261,7 @@ impl<'a> Source<'a> {
         self.notes = collector.notes().to_vec();
         self.notes.extend(losses.describe());
         if let (Some(found), Some(before)) = (&self.target.ours, &self.before) {
-            let user = control::stat(found)?.0.since(before);
+            let user = control::stat(found)?.since(before);
             snapshot.ops.extend(user.ops);
             snapshot.ops.sort_by_key(|stats| (stats.stage, stats.op));
             snapshot.gauges = user.gauges;
@@ -176,28 +281,63 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The mount that the arguments name.
-fn choose(target: Option<&PathBuf>) -> Result<Target> {
+/// A daemon with statistics.
+enum Subject {
+    Mount(Target),
+    Server(Server),
+}
+
+/// The mount or server that the arguments name.
+fn choose(target: Option<&PathBuf>) -> Result<Subject> {
     if let Some(text) = target {
-        return Target::find(text);
+        return find(text);
     }
     let mut serving = registry::all();
     serving.retain(|found| found.state == State::Serving);
-    match serving.len() {
-        0 => Err(Failure::Failed(
-            "nothing is mounted by defuse: mount something first (defuse mount), or name another \
-             FUSE file system"
+    let mut servers = servers::all();
+    match (serving.len(), servers.len()) {
+        (0, 0) => Err(Failure::Failed(
+            "nothing is mounted or served by defuse: mount or serve something first (defuse mount, defuse \
+             serve), or name another FUSE file system"
                 .into(),
         )),
-        1 => Target::of_found(serving.remove(0)),
-        _ => {
-            let names: Vec<_> = serving.iter().map(Found::shown_mountpoint).collect();
+        (1, 0) => Target::of_found(serving.remove(0)).map(Subject::Mount),
+        (0, 1) => Ok(Subject::Server(servers.remove(0))),
+        (_, count) => {
+            let names = serving.iter().map(Found::shown_mountpoint);
+            let names: Vec<_> = names.chain(servers.into_iter().map(|one| one.socket)).collect();
+            let what = if count > 0 { "mounts or servers" } else { "mounts" };
             Err(Failure::Usage(format!(
-                "there are several mounts: name one of {}",
+                "there are several {what}: name one of {}",
                 names.join(", ")
             )))
         }
     }
+}
+
+fn find(text: &Path) -> Result<Subject> {
+    match Target::find(text) {
+        Ok(target) => Ok(Subject::Mount(target)),
+        Err(failure) => match servers::of_socket(text) {
+            Some(server) => Ok(Subject::Server(server)),
+            None if is_socket(text) => Err(Failure::Failed(format!(
+                "{} is a socket, and no server of defuse that you may see listens there: ask as its user or \
+                 as root; `defuse list` shows the others",
+                text.display()
+            ))),
+            // A number is that of a connection.
+            None if text.to_str().is_some_and(|text| text.parse::<u32>().is_ok()) => Err(failure),
+            None => Err(Failure::Failed(format!(
+                "{} is neither the mount point of a FUSE file system, nor the number of a connection, nor the \
+                 socket of a server: `defuse top --once` and `defuse list` show what there is",
+                text.display()
+            ))),
+        },
+    }
+}
+
+fn is_socket(path: &Path) -> bool {
+    path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket())
 }
 
 fn describe(agreement: &Agreement) -> String {

@@ -93,7 +93,7 @@ pub fn run(args: &TuneArgs) -> Result {
     let values = knobs.values(id).map_err(Failure::failed)?;
     // The limits of the kernel are there even if the daemon does not answer.
     let snapshot = target.ours.as_ref().and_then(|found| control::stat(found).ok());
-    let workers = snapshot.and_then(|(snapshot, _)| snapshot.gauges.get("workers_max").copied());
+    let workers = snapshot.and_then(|snapshot| snapshot.gauges.get("workers_max").copied());
     let shown = Shown { connection: id, values, workers };
     if args.json {
         return print(&(serde_json::to_string(&shown).map_err(Failure::failed)? + "\n"));

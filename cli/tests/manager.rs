@@ -3,13 +3,14 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
 use common::{Place, Tmpfs, eventually, said};
 use rustix::mount::MountFlags;
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
 /// A place with a configuration for images, each at the path with its name.
 struct Managed {
@@ -167,6 +168,104 @@ fn each_device_has_one_thread_for_its_io_on_a_processor_of_its_node() {
     place.ok(&["fsck", "two"]);
 }
 
+/// The figures of the file systems of a manager were nowhere to be seen.
+#[test]
+fn a_manager_tells_of_each_device_by_its_path() {
+    let managed = Managed::of(&["one"], "");
+    let place = &managed.place;
+    let config = fs::read_to_string(place.path("manager.toml")).unwrap();
+    let memory = "[[device]]\npath = \"/scratch\"\nsource = \"memory:\"\n";
+    fs::write(place.path("manager.toml"), config + memory).unwrap();
+    place.ok(&["manager", "manager.toml"]);
+    let asked =
+        || -> Value { serde_json::from_str(&place.ok(&["stat", "socket", "--json"])).unwrap() };
+    let figure = |answer: &Value, device: usize, name: &str| -> u64 {
+        let figures = answer["devices"][device]["figures"].as_array().unwrap();
+        let found = figures.iter().find(|figure| figure["name"] == name);
+        found.unwrap_or_else(|| panic!("{name}: {answer}"))["value"].as_u64().unwrap()
+    };
+    let before = asked();
+    let paths = [0, 1].map(|device| before["devices"][device]["path"].as_str().unwrap().to_owned());
+    assert_eq!(paths, ["/disks/one", "/scratch"]);
+    assert_eq!(before["devices"][1]["source"], "memory:");
+    let script = "seq 9999 >/x/disks/one/a && sync && echo hello >/x/scratch/b";
+    let (out, code) = managed.shell(script);
+    assert_eq!(code, Some(0), "{out}");
+    let after = asked();
+    assert!(figure(&after, 0, "device_writes") > figure(&before, 0, "device_writes"));
+    assert_eq!((figure(&before, 1, "inodes"), figure(&after, 1, "inodes")), (1, 2));
+    assert_eq!([0, 1].map(|device| figure(&after, device, "pages_files")), [0, 0]);
+    // The limit is that of all devices.
+    let figures = after["figures"].as_array().unwrap();
+    let names: Vec<_> = figures.iter().map(|figure| figure["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["versions_changes", "pages_limit"]);
+
+    let text = place.ok(&["stat"]);
+    let source = format!("/disks/one  uhs:{}", place.path("one").display());
+    let at = |wanted: &str| text.lines().position(|line| line == wanted);
+    assert!(at(&source) < at("/scratch  memory:") && at(&source).is_some(), "{text}");
+    let metrics = place.ok(&["stat", "--prometheus"]);
+    let socket = place.path("socket").display().to_string();
+    for (name, device) in [
+        ("groups_total", "/disks/one"),
+        ("inodes", "/disks/one"),
+        ("inodes", "/scratch"),
+        ("space_used_bytes", "/scratch"),
+    ] {
+        let begin = format!("defuse_fs_{name}{{socket=\"{socket}\",device=\"{device}\"}} ");
+        assert_eq!(metrics.lines().filter(|line| line.starts_with(&begin)).count(), 1, "{begin}");
+    }
+    assert_eq!(metrics.lines().filter(|line| *line == "# TYPE defuse_fs_inodes gauge").count(), 1);
+    // Every line is a comment, or a name with labels and a number.
+    for line in metrics.lines().filter(|line| !line.starts_with("# ")) {
+        let (name, rest) = line.split_once('{').unwrap();
+        let value = rest.rsplit_once("} ").unwrap().1;
+        assert!(name.starts_with("defuse_") && value.parse::<f64>().is_ok(), "{line}");
+    }
+    managed.end();
+    assert_eq!(fs::read_dir(place.path("run")).unwrap().count(), 0);
+}
+
+#[test]
+fn cached_pages_count_for_the_device_of_their_file() {
+    if Place::to_mount().is_none() {
+        return;
+    }
+    let managed = Managed::of(&["one", "two"], "");
+    let place = &managed.place;
+    place.ok(&["manager", "manager.toml"]);
+    let source = format!("shared:{}", place.path("socket").display());
+    place.ok(&["mount", &source, "mnt"]);
+    let file = place.path("mnt/disks/two/file");
+    fs::write(&file, vec![7; 64 * 4096]).unwrap();
+    // Past the kernel's cache, and often enough that the client asks for the pages of the file.
+    let open = fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(&file).unwrap();
+    let read_all = || {
+        let mut room = [0; 4096];
+        (0..64).for_each(|page| open.read_exact_at(&mut room, page * 4096).unwrap());
+    };
+    read_all();
+    let answer: Value = serde_json::from_str(&place.ok(&["stat", "socket", "--json"])).unwrap();
+    let filled = |device: usize| {
+        let figures = answer["devices"][device]["figures"].as_array().unwrap();
+        let figure = |name: &str| figures.iter().find(|figure| figure["name"] == name).unwrap();
+        ["pages_filled", "pages_requests"].map(|name| figure(name)["value"].as_u64().unwrap())
+    };
+    let [bytes, requests] = filled(1);
+    // The first reads made the client ask, and what it read then was not there before.
+    assert!((32 * 4096..=64 * 4096).contains(&bytes) && (32..=64).contains(&requests), "{answer}");
+    assert_eq!(filled(0), [0, 0]);
+    // Reads from pages make no request: the client alone knows of them.
+    read_all();
+    let own: Value = serde_json::from_str(&place.ok(&["stat", "mnt", "--json"])).unwrap();
+    let figures = own["figures"].as_array().unwrap();
+    let reads = figures.iter().find(|figure| figure["name"] == "page_reads").unwrap();
+    assert!(reads["value"].as_u64() >= Some(32), "{own}");
+    drop(open);
+    place.ok(&["umount", "mnt"]);
+    managed.end();
+}
+
 /// Everybody waited for the lock of a process that was stopped, until somebody killed it.
 #[test]
 fn a_stopped_process_loses_the_lock_for_which_others_wait_and_its_next_call_fails_once() {
@@ -189,6 +288,10 @@ fn a_stopped_process_loses_the_lock_for_which_others_wait_and_its_next_call_fail
     let pid: i32 = managed.shell("cat /x/disks/one/pid").0.trim().parse().unwrap();
     let (out, code) = managed.shell("flock /x/disks/one/held echo mine");
     assert_eq!((out.as_str(), code), ("mine\n", Some(0)));
+    let told: Value = serde_json::from_str(&place.ok(&["stat", "--json"])).unwrap();
+    assert_eq!(told["gauges"]["locks_lost"], 1, "{told}");
+    let lost = |client: &&Value| client["locks_lost"] == 1 && client["locks"] == 0;
+    assert!(told["clients"].as_array().unwrap().iter().any(|client| lost(&client)), "{told}");
     let log = fs::read_to_string(place.path("log")).unwrap();
     let told = format!("process {pid} (bash)");
     let line = log.lines().find(|line| line.contains(&told)).unwrap_or_else(|| panic!("{log}"));

@@ -3,9 +3,33 @@
 mod common;
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::Stdio;
 
 use common::{Place, eventually};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+/// The client of the tests of the server itself.
+#[path = "../../testkit/tests/raw/mod.rs"]
+mod raw;
+
+const GETATTR: u32 = 3;
+
+/// The answer of the server at `socket` of a place.
+fn asked(place: &Place) -> Value {
+    serde_json::from_str(&place.ok(&["stat", "socket", "--json"])).unwrap()
+}
+
+/// Ends the server of an answer, and waits for the end.
+fn end(answer: &Value, signal: Signal) {
+    let pid = answer["pid"].as_u64().unwrap();
+    kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
+    let process = format!("/proc/{pid}");
+    eventually("the end of the server", || !Path::new(&process).exists());
+}
 
 /// `defuse list` knew only mounts, and nothing showed which process serves a socket.
 #[test]
@@ -34,4 +58,140 @@ fn a_server_is_listed_with_its_socket_while_it_runs_and_its_process_names_both()
         kill_process(Pid::from_raw(pid as i32).unwrap(), signal).unwrap();
         eventually("the end of the server", || servers().is_empty());
     }
+}
+
+/// Nothing showed who used a server, and what each client held.
+#[test]
+fn a_server_tells_of_each_client_and_of_none_after_its_end() {
+    let place = Place::new();
+    place.ok(&["serve", "memory:", "socket", "--shared"]);
+    let mount = format!("/x=shared:{}", place.path("socket").display());
+    let script = "exec 3>/x/file; echo ready; read end; echo hello >&3; echo wrote; read end";
+    let mut program = place.command(&["run", "--mount", &mount, "--", "sh", "-c", script]);
+    let program = program.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut program = program.spawn().unwrap();
+    let mut input = program.stdin.take().unwrap();
+    let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "ready");
+    let uid = rustix::process::geteuid().as_raw();
+    let plain = raw::begun(&place.path("socket"), uid);
+    // The offer of lanes, the answer to INIT, and that to a request that fails.
+    for number in [4, 6] {
+        send(&plain, &raw::request(GETATTR, number, 77, uid, &[0; 16]), SendFlags::empty())
+            .unwrap();
+    }
+    for _ in 0..4 {
+        recv(&plain, &mut [0; 4096][..], RecvFlags::empty()).unwrap();
+    }
+
+    let shell = |answer: &Value| {
+        let clients = answer["clients"].as_array().unwrap();
+        let found = clients.iter().find(|client| client["program"] == "sh").cloned();
+        found.unwrap_or_default()
+    };
+    // A worker counts a request after it has answered it.
+    eventually("two clients with requests", || {
+        let answer = asked(&place);
+        let errors = |client: &&Value| client["errors"] == 2;
+        let plain = answer["clients"].as_array().unwrap().iter().find(errors).cloned();
+        plain.is_some_and(|plain| plain["lanes"] == 0) && shell(&answer)["open_files"] == 1
+    });
+    let before = asked(&place);
+    let [one, other] = &before["clients"].as_array().unwrap()[..] else { panic!("{before}") };
+    let plain_row = if one["program"] == "sh" { other } else { one };
+    assert_eq!(plain_row["pid"], std::process::id());
+    assert_eq!((&plain_row["requests"], &plain_row["uid"]), (&2.into(), &uid.into()));
+    let sh = shell(&before);
+    assert!(sh["lanes"].as_u64() >= Some(1) && sh["lane_requests"].as_u64() >= Some(1), "{sh}");
+    let figures = before["figures"].as_array().unwrap();
+    let figure = |name: &str| figures.iter().find(|figure| figure["name"] == name).unwrap();
+    assert_eq!(figure("pages_limit")["unit"], "bytes");
+    assert!(figure("versions_changes")["value"].as_u64() >= Some(1));
+    assert!(figure("space_limit")["value"].as_u64() > Some(0));
+    assert_eq!(
+        (&before["devices"], &before["clients_left_out"]),
+        (&Value::Array(vec![]), &0.into())
+    );
+
+    // What it does is in its row.
+    writeln!(input, "go").unwrap();
+    assert_eq!(lines.next().unwrap().unwrap(), "wrote");
+    let requests = |client: &Value| client["requests"].as_u64().unwrap_or_default();
+    eventually("more requests of the shell", || requests(&shell(&asked(&place))) > requests(&sh));
+
+    // The only daemon needs no name, and its table has a row for each client.
+    let text = place.ok(&["stat"]);
+    let head = text.lines().position(|line| line.trim_start().starts_with("client  ")).unwrap();
+    let rows: Vec<&str> = text.lines().skip(head + 1).take(2).collect();
+    assert!(rows.iter().any(|row| row.contains(" sh ")), "{text}");
+    let own = format!(" {} ", std::process::id());
+    assert!(rows.iter().any(|row| row.contains(&own)), "{text}");
+    let metrics = place.ok(&["stat", "socket", "--prometheus"]);
+    let pid = std::process::id();
+    let labels = |line: &&str| line.contains(&format!("pid=\"{pid}\"")) && line.ends_with(" 2");
+    let of_client =
+        metrics.lines().filter(|line| line.starts_with("defuse_client_requests_total{"));
+    assert_eq!(of_client.filter(labels).count(), 1, "{metrics}");
+
+    // Another one makes the name necessary.
+    place.ok(&["serve", "memory:", "second"]);
+    place.fails(2, &["stat"], "several mounts or servers: name one of");
+    let second: Value = serde_json::from_str(&place.ok(&["stat", "second", "--json"])).unwrap();
+    end(&second, Signal::TERM);
+
+    // Ended clients count in the sum.
+    drop((plain, input));
+    program.wait().unwrap();
+    eventually("no clients", || asked(&place)["clients"] == Value::Array(Vec::new()));
+    let sum = |answer: &Value| -> u64 {
+        let ops = answer["ops"].as_array().unwrap().iter();
+        ops.map(|op| op["count"].as_u64().unwrap()).sum()
+    };
+    let after = asked(&place);
+    assert!(sum(&after) >= sum(&before) && after["gauges"]["connections"] == 0, "{after}");
+
+    for option in ["--stages", "--negotiated"] {
+        place.fails(
+            2,
+            &["stat", "socket", option],
+            &format!("there is no {option} of it, because"),
+        );
+    }
+    // Watching ends with the server, and is no failure then.
+    let mut watch = place.command(&["stat", "socket", "--watch", "0.05", "--json"]);
+    let mut watch = watch.stdout(Stdio::piped()).spawn().unwrap();
+    let mut periods = BufReader::new(watch.stdout.take().unwrap()).lines();
+    let period: Value = serde_json::from_str(&periods.next().unwrap().unwrap()).unwrap();
+    assert_eq!((sum(&period), &period["socket"]), (0, &after["socket"]));
+    end(&after, Signal::TERM);
+    assert!(watch.wait().unwrap().success());
+    assert_eq!(fs::read_dir(place.path("run")).unwrap().count(), 0);
+    place.fails(1, &["stat", "socket"], "nor the socket of a server");
+    place.fails(1, &["stat"], "nothing is mounted or served");
+}
+
+/// A server that is killed leaves its entry and its control socket behind.
+#[test]
+fn control_sockets_of_killed_servers_are_removed() {
+    let place = Place::new();
+    place.ok(&["serve", "memory:", "socket"]);
+    let left = || {
+        let files = fs::read_dir(place.path("run")).unwrap();
+        let mut names: Vec<_> =
+            files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    };
+    let answer = asked(&place);
+    let pid = answer["pid"].as_u64().unwrap();
+    assert_eq!(left(), [format!("serve-{pid}.json"), format!("serve-{pid}.sock")]);
+    end(&answer, Signal::KILL);
+    assert_eq!(left().len(), 2);
+    place.fails(1, &["stat", "socket"], "is a socket, and no server of defuse that you may see");
+    assert!(left().is_empty(), "{:?}", left());
+    // The server was killed before it wrote its entry. Another file of the directory stays.
+    fs::write(place.path(&format!("run/serve-{pid}.sock")), "").unwrap();
+    fs::write(place.path("run/serve-x.sock"), "").unwrap();
+    place.ok(&["list"]);
+    assert_eq!(left(), ["serve-x.sock"]);
 }

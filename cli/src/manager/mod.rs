@@ -101,6 +101,7 @@ fn offer(args: &ManagerArgs, config: &Config, fs: Arc<Namespace>) -> Offer {
     Offer {
         text: format!("manager {}", args.config.display()),
         devices: config.devices.iter().map(device).collect(),
+        tree: Some(Arc::clone(&fs)),
         fs,
         socket: config.socket.clone(),
         shared: Some(config.pages),

@@ -1,8 +1,11 @@
 //! Malicious clients of `defuse serve`.
 
 use std::fs::{self, File};
+use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -10,7 +13,7 @@ use rustix::net::{RecvFlags, SendFlags, recv, send};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::users::{NOBODY, as_user};
-use crate::common::{PROGRAM, eventually};
+use crate::common::{PROGRAM, Place, eventually, said};
 
 /// The client of the tests of the server itself.
 #[path = "../../../testkit/tests/raw/mod.rs"]
@@ -90,4 +93,102 @@ fn strangers_who_connect_over_and_over_do_not_fill_the_log_of_a_server() {
     assert!(len > 16, "root is served meanwhile");
     // 20 warnings a minute; a slow machine may need more than one.
     assert!((20..200).contains(&written), "{written} warnings of {attempts} refused connections");
+}
+
+/// Starts a server in the background. Returns its process and its control socket.
+fn in_background(place: &Place) -> (Pid, PathBuf) {
+    place.ok(&["serve", "memory:", "socket"]);
+    let answer = place.ok(&["stat", "socket", "--json"]);
+    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    let pid = answer["pid"].as_u64().unwrap();
+    (Pid::from_raw(pid as i32).unwrap(), place.path(&format!("run/serve-{pid}.sock")))
+}
+
+/// Its answers tell what other users do.
+#[test]
+fn other_users_get_no_statistics_of_a_server() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root becomes another user");
+        return;
+    }
+    let place = Place::new();
+    let program = place.for_all_users();
+    let (pid, control) = in_background(&place);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&control), mode(&place.path("run"))), (0o600, 0o700));
+    let stat = || {
+        let mut command = place.command_of(&program, &["stat", "socket"]);
+        let told = said(command.uid(NOBODY).gid(NOBODY).output().unwrap());
+        assert_eq!((told.code, told.out.as_str()), (Some(1), ""), "{}", told.err);
+        told.err
+    };
+    // They see neither the entry nor the control socket.
+    fs::set_permissions(place.path(""), fs::Permissions::from_mode(0o755)).unwrap();
+    let told = stat();
+    assert!(told.contains("ask as its user or as root"), "{told}");
+    // Even if they can reach the socket.
+    fs::set_permissions(place.path("run"), fs::Permissions::from_mode(0o755)).unwrap();
+    let told = stat();
+    assert!(told.contains("the server of") && told.contains("as its owner or as root"), "{told}");
+    fs::set_permissions(&control, fs::Permissions::from_mode(0o666)).unwrap();
+    let told = stat();
+    assert!(told.contains("as its owner or as root"), "{told}");
+    let answer = as_user(NOBODY, &[], || {
+        let mut stream = UnixStream::connect(&control).unwrap();
+        // The server may have ended the connection already.
+        let _ = stream.write_all(b"stat\n");
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        answer
+    });
+    assert!(answer.is_empty(), "{}", String::from_utf8_lossy(&answer));
+    assert!(place.ok(&["stat", "socket"]).contains("measured"), "root gets an answer");
+    kill_process(pid, Signal::TERM).unwrap();
+    eventually("the end of the server", || !control.exists());
+}
+
+/// One thread answers all: an asker that goes on without end must not keep it.
+#[test]
+fn askers_that_say_nothing_or_never_end_hold_up_nobody_for_long() {
+    let place = Place::new();
+    let (pid, control) = in_background(&place);
+    let answers = || assert!(place.ok(&["stat", "socket"]).contains("measured"));
+    let connect = || UnixStream::connect(&control).unwrap();
+
+    let silent = connect();
+    answers();
+    drop(silent);
+    // Far more than a question, and no end of the line. The server reads no more than a question.
+    let mut endless = connect();
+    let _ = endless.write_all(&vec![b'x'; 1 << 20]);
+    answers();
+    // Byte by byte, so that something always arrives in time.
+    let mut slow = connect();
+    let dripping = std::thread::spawn(move || {
+        let mut written = 0;
+        while written < 600 && slow.write_all(b"x").is_ok() {
+            written += 1;
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        written
+    });
+    answers();
+    assert!(dripping.join().unwrap() < 64, "the server waited for a whole question");
+    // Unknown questions, and those of mounts, have no answer and do no harm.
+    for question in [&b"negotiated\n"[..], b"workers=1\n", b"read-only\n", b"\xff\xfe\n", b"\n"] {
+        let mut stream = connect();
+        stream.write_all(question).unwrap();
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        assert!(answer.is_empty(), "{question:?}");
+    }
+    // Many at once that do not take their answers.
+    let idle: Vec<UnixStream> = (0..100).map(|_| connect()).collect();
+    idle.iter().for_each(|mut stream| stream.write_all(b"stat\n").unwrap());
+    answers();
+    let threads = fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).unwrap().count();
+    assert!(threads < 50, "{threads} threads");
+    drop(idle);
+    kill_process(pid, Signal::TERM).unwrap();
+    eventually("the end of the server", || !control.exists());
 }

@@ -312,6 +312,7 @@ impl Server {
             clients.extend(client);
         }
         clients.sort_unstable_by_key(|client| client.number);
+        all.ops.sort_by_key(|stats| (stats.stage, stats.op));
         all.gauges.insert("connections".to_owned(), connections);
         all.gauges.insert("locks_lost".to_owned(), self.shared.service.locks_lost());
         ServerStatistics { all: all.with_figures(&*self.shared.fs), clients }

@@ -103,8 +103,13 @@ impl Namespace {
     /// The file system that has `ino`, by its number, and the number that `ino` has there. `None` for
     /// directories of the namespace, and for numbers that it never gave.
     pub fn member_of(&self, ino: Ino) -> Option<(usize, Ino)> {
+        Namespace::split(ino, self.members.len())
+    }
+
+    /// As [`member_of`](Namespace::member_of), for a namespace of so many file systems.
+    pub fn split(ino: Ino, members: usize) -> Option<(usize, Ino)> {
         let index = ((ino.0 >> REST) as usize).checked_sub(1)?;
-        (index < self.members.len()).then_some((index, Ino(ino.0 & (u64::MAX >> BITS))))
+        (index < members).then_some((index, Ino(ino.0 & (u64::MAX >> BITS))))
     }
 
     fn place(&self, ino: Ino) -> Result<Place<'_>> {
