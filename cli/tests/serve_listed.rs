@@ -60,6 +60,29 @@ fn a_server_is_listed_with_its_socket_while_it_runs_and_its_process_names_both()
     }
 }
 
+/// It sent messages: the memory that the server had offered was that of the program before.
+#[test]
+fn a_program_that_another_one_executes_has_lanes_too() {
+    let place = Place::new();
+    place.ok(&["serve", "memory:", "socket", "--shared"]);
+    let mount = format!("/x=shared:{}", place.path("socket").display());
+    let script = "exec 3>/x/file; exec awk 'BEGIN { while ((getline line < \"/x/file\") >= 0 && n++ < 50) \
+                  close(\"/x/file\"); print \"read\"; fflush(); getline line < \"-\" }'";
+    let mut program = place.command(&["run", "--mount", &mount, "--", "sh", "-c", script]);
+    let program = program.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut program = program.spawn().unwrap();
+    let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "read");
+    eventually("requests by lanes", || {
+        let answer = asked(&place);
+        let [client] = &answer["clients"].as_array().unwrap()[..] else { return false };
+        client["lane_requests"].as_u64() >= Some(50)
+    });
+    drop(program.stdin.take());
+    assert!(program.wait().unwrap().success());
+    end(&asked(&place), Signal::TERM);
+}
+
 /// Nothing showed who used a server, and what each client held.
 #[test]
 fn a_server_tells_of_each_client_and_of_none_after_its_end() {

@@ -170,9 +170,24 @@ impl ClientConnection {
         let Some(offer) = self.offered.take() else { return Ok(false) };
         // Without a descriptor, all lanes of the server are taken: messages do the same.
         if let Some(fd) = offer {
-            let _ = self.lanes.set(Lanes::of(fd)?);
+            self.use_these_lanes(fd)?;
         }
         Ok(true)
+    }
+
+    /// Uses lanes that nobody has used.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`use_lanes`](ClientConnection::use_lanes).
+    pub(super) fn use_these_lanes(&self, fd: OwnedFd) -> Result<()> {
+        let _ = self.lanes.set(Lanes::of(fd)?);
+        Ok(())
+    }
+
+    /// The lanes that the server has offered, which are not used here.
+    pub(super) fn take_offered(&self) -> Option<OwnedFd> {
+        self.offered.take().flatten()
     }
 
     pub(super) fn lanes(&self) -> Option<&Lanes> {

@@ -259,7 +259,8 @@ impl Remote {
     /// Creates another connection to the same server, for the program that this process is about to
     /// execute. It begins with nothing and [takes over](Remote::take_over) the files that the
     /// program inherits. The server frees the others when this connection ends. It acts for the
-    /// present user of the process. Fails like [`sibling`](Remote::sibling).
+    /// present user of the process, and leaves the [lanes](Remote::unused_lanes) to that program. Fails like
+    /// [`sibling`](Remote::sibling).
     pub fn heir(&self) -> std::result::Result<Remote, RemoteError> {
         self.connect_again(true)
     }
@@ -347,11 +348,18 @@ impl Remote {
         )
     }
 
+    /// The memory of the lanes that the server has offered to an [heir](Remote::heir). `None` if there are none, or
+    /// they were taken.
+    pub fn unused_lanes(&self) -> Option<OwnedFd> {
+        self.shared.connection.take_offered()
+    }
+
     /// Restores the connection over `socket` to the server at `path`, from the
-    /// [text](Remote::to_text) of the previously executed program. Returns `None` if the text is
-    /// invalid.
+    /// [text](Remote::to_text) and the [lanes](Remote::unused_lanes) of the previously executed program. Returns `None`
+    /// if the text is invalid. Without lanes that can be used, it sends messages.
     pub fn from_text(
         socket: OwnedFd,
+        lanes: Option<OwnedFd>,
         text: &str,
         path: &Path,
         options: RemoteOptions,
@@ -368,6 +376,11 @@ impl Remote {
         let connection = Remote::connection(socket, options).ok()?;
         let client = Remote::with(connection, agreement, options, Some(path), names);
         client.shared.missing.store(missing, Ordering::Relaxed);
+        if let Some(lanes) = lanes.filter(|_| options.lanes != LaneUse::Never)
+            && let Err(errno) = client.shared.connection.use_these_lanes(lanes)
+        {
+            log::debug!("requests are messages: the lanes cannot be used: {errno}");
+        }
         Some(client)
     }
 
@@ -395,7 +408,8 @@ impl Remote {
         let (connection, notices) =
             Remote::connection(socket, options).map_err(RemoteError::Socket)?;
         let agreement = introduce(&connection, names, patience)?;
-        if options.lanes != LaneUse::Never {
+        // Those of an heir are for the program that gets it.
+        if options.lanes != LaneUse::Never && !names.is_heir {
             let offered = connection.use_lanes().map_err(RemoteError::Lanes)?;
             if !offered && options.lanes == LaneUse::Required {
                 return Err(RemoteError::NoLanes);

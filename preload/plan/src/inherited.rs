@@ -7,7 +7,7 @@ use crate::codec::{Malformed, Unreadable};
 
 /// The version of the execution state: of the text of [`Inherited`], and of the text that a program
 /// leaves to the next one ([`ExecState::text`]). SPEC.md describes both.
-pub const EXEC_STATE_VERSION: u64 = 1;
+pub const EXEC_STATE_VERSION: u64 = 2;
 
 /// The descriptors that a program of a run inherits, by their numbers.
 ///

@@ -38,6 +38,8 @@ pub struct InheritedConnection {
     pub mount: usize,
     /// Its descriptor.
     pub fd: OwnedFd,
+    /// The memory for its requests, if the server has offered some.
+    pub lanes: Option<OwnedFd>,
     /// The values that both ends have agreed on, as text.
     pub known: String,
 }
@@ -79,7 +81,8 @@ impl Relay {
         let lanes = LaneUse::IfOffered;
         let options = RemoteOptions { descriptors_from: floor, lanes, ..RemoteOptions::default() };
         let path = Path::new(path);
-        let own = own.and_then(|own| Remote::from_text(own.fd, &own.known, path, options));
+        let own =
+            own.and_then(|own| Remote::from_text(own.fd, own.lanes, &own.known, path, options));
         let client = match own {
             Some(client) => client,
             None => Remote::connect(path, options).map_err(|error| error.to_string())?,

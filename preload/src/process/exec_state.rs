@@ -2,7 +2,7 @@
 //!
 //! The first line has the limit of descriptors, the next id of an open file, the slot of the process with
 //! the descriptor of its lock, and the working directory. Then come connections (`@`), each with the number
-//! of its mount, its descriptor and what is known of it, and the descriptors that are ours. Paths are
+//! of its mount, its descriptors and what is known of it, and the descriptors that are ours. Paths are
 //! written in hexadecimal, so that any byte may be in them.
 //!
 //! If another process serves a mount, the next program takes its open files over by their numbers: the
@@ -47,11 +47,13 @@ impl OutgoingState {
         let mut text = format!("{limit} {next_id} {slot} {slot_fd} {cwd}\n");
         let lines = writer.lines();
         let mut descriptors = writer.kept;
-        for NextConnection { mount, client, fd } in writer.heirs {
+        for NextConnection { mount, client, fd, lanes } in writer.heirs {
             // From here on the connection has no rights but its own.
             if client.settle().is_ok() {
-                text += &format!("@ {mount} {} {}\n", fd.as_raw_fd(), client.to_text());
-                descriptors.push(fd);
+                let (fd_number, known) = (fd.as_raw_fd(), client.to_text());
+                let lanes_number = lanes.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+                text += &format!("@ {mount} {fd_number} {lanes_number} {known}\n");
+                descriptors.extend([fd].into_iter().chain(lanes));
             }
             client.leave();
         }
@@ -63,15 +65,18 @@ impl OutgoingState {
 struct NextConnection {
     mount: usize,
     client: Remote,
-    /// A duplicate of its descriptor, which the next program inherits.
+    /// Duplicates of its descriptors, which the next program inherits.
     fd: OwnedFd,
+    lanes: Option<OwnedFd>,
 }
 
 impl NextConnection {
     fn new(process: &Process, mount: usize) -> Option<NextConnection> {
         let client = process.mounts[mount].relay.as_ref()?.heir()?;
-        let fd = keep_above(client.as_fd().as_raw_fd(), process.floor, false).ok()?;
-        Some(NextConnection { mount, client, fd: owned(fd) })
+        let inherited = |fd: &dyn AsRawFd| keep_above(fd.as_raw_fd(), process.floor, false);
+        let fd = inherited(&client.as_fd()).ok()?;
+        let lanes = client.unused_lanes().and_then(|lanes| inherited(&lanes).ok());
+        Some(NextConnection { mount, client, fd: owned(fd), lanes: lanes.map(owned) })
     }
 }
 
@@ -208,10 +213,14 @@ pub fn read(fd: i32) -> Option<IncomingState> {
 fn connection(line: &str) -> Option<InheritedConnection> {
     let mut words = line.split(' ').skip(1);
     let (mount, fd) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    let lanes = words.next()?.parse().ok().filter(|lanes| *lanes >= 0);
     let known = words.next()?.to_owned();
-    let close = libc::FD_CLOEXEC as u64;
-    sys::plain(libc::SYS_fcntl, fd as u64, libc::F_SETFD as u64, close).ok()?;
-    Some(InheritedConnection { mount, fd: owned(fd), known })
+    let closing = |fd: i32| {
+        let close = libc::FD_CLOEXEC as u64;
+        sys::plain(libc::SYS_fcntl, fd as u64, libc::F_SETFD as u64, close).ok()?;
+        Some(owned(fd))
+    };
+    Some(InheritedConnection { mount, fd: closing(fd)?, lanes: lanes.and_then(closing), known })
 }
 
 /// The execution state that the program before left.
