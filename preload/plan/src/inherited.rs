@@ -105,7 +105,7 @@ mod tests {
         let state = ExecState { program: Some(77), ..state };
         let (sockets, leash, state) = (vec![5, 6], Some(8), Some(state));
         let third = Inherited { sockets, leash, state, ..first.clone() };
-        let texts = ["1:3:4::", "1:3:4:5::9:1024", "1:3:4:5,6:8:9:1024:77"];
+        let texts = ["2:3:4::", "2:3:4:5::9:1024", "2:3:4:5,6:8:9:1024:77"];
         for (all, text) in [first, second, third].into_iter().zip(texts) {
             assert_eq!(all.to_string(), text);
             assert_eq!(text.parse(), Ok(all));
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn a_text_that_is_none_is_refused() {
         for text in ["", "3", "3:4:", "3:x::", "3:4:5::6", "3:4:-5:", "3:4:::6:7:8:9", "-3:4::"] {
-            let text = format!("1:{text}");
+            let text = format!("2:{text}");
             assert_eq!(text.parse::<Inherited>(), Err(Unreadable::Malformed), "{text}");
         }
         assert_eq!("x:3:4::".parse::<Inherited>(), Err(Unreadable::Malformed));
@@ -123,9 +123,9 @@ mod tests {
 
     #[test]
     fn a_text_of_another_version_is_refused_by_its_version() {
-        let error = "2:anything".parse::<Inherited>().unwrap_err();
+        let error = "7:anything".parse::<Inherited>().unwrap_err();
         let format = "execution state";
-        assert_eq!(error, Unreadable::Version { format, found: 2, known: 1 });
-        assert!(error.to_string().contains("version 2"), "{error}");
+        assert_eq!(error, Unreadable::Version { format, found: 7, known: EXEC_STATE_VERSION });
+        assert!(error.to_string().contains("version 7"), "{error}");
     }
 }
