@@ -130,12 +130,14 @@ impl Region {
         // A range without any memory is not made one page.
         let made = advise(FRAME, libc::MADV_POPULATE_WRITE)
             .and_then(|()| advise(bytes, libc::MADV_COLLAPSE));
-        if let Err(error) = made {
-            log::debug!("frames have memory in small pages: {error}");
-            self.small_pages.store(u32::MAX, Ordering::Relaxed);
-        } else if begun.elapsed() > SLOW {
-            self.small_pages.store(PAUSE, Ordering::Relaxed);
-        }
+        let pause = match made {
+            // This kernel knows none.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => u32::MAX,
+            Err(_) => PAUSE,
+            Ok(()) if begun.elapsed() > SLOW => PAUSE,
+            Ok(()) => return,
+        };
+        self.small_pages.store(pause, Ordering::Relaxed);
     }
 
     /// How many frames it has.

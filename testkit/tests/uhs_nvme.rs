@@ -162,7 +162,7 @@ fn what_uhs_has_synced_survives_a_power_cut_of_the_controller() {
     let mut cuts = sim.cuts();
     let mut states = 0;
     while let Some(cut) = cuts.next() {
-        if cut.at() < begin || cut.at() % 3 > 0 {
+        if cut.at() < begin || cut.at() % 2 > 0 {
             continue;
         }
         let state = cut.sample(&mut random);

@@ -109,6 +109,13 @@ enum Stage {
     Safe,
 }
 
+impl Stage {
+    /// True while nobody knows what the slots hold.
+    fn is_in_flight(self) -> bool {
+        matches!(self, Stage::Writing | Stage::WritingThrough)
+    }
+}
+
 /// The use of units that a store asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
@@ -363,9 +370,7 @@ impl Store {
             if state.groups.newest_durable() >= group {
                 return Ok(());
             }
-            let writing = |(_, stage): (&u64, &Stage)| {
-                matches!(stage, Stage::Writing | Stage::WritingThrough)
-            };
+            let writing = |(_, stage): (&u64, &Stage)| stage.is_in_flight();
             if !state.stages.range(..=group).any(writing) {
                 break;
             }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::PoisonError;
 
-use super::{Stage, Store, Survey};
+use super::{Store, Survey};
 use crate::format::UNIT_BLOCKS;
 use crate::format::slot::SlotIdentity;
 use crate::format::superblock::{Chunk, Superblock};
@@ -42,7 +42,7 @@ impl Store {
     /// as a later call says the same.
     pub(crate) fn places(&self, inos: &[u64]) -> Vec<Option<SlotIdentity>> {
         let mut state = self.lock();
-        while state.stages.values().any(|stage| *stage == Stage::Writing) && self.check().is_ok() {
+        while state.stages.values().any(|stage| stage.is_in_flight()) && self.check().is_ok() {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let places = Places::of(&state.superblock);

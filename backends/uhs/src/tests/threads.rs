@@ -94,7 +94,7 @@ impl Player<'_> {
             8 => {
                 let Some((ino, _)) = here else { return };
                 let made = self.fs.link(&cx, Ino(ino), other, new);
-                assert_eq!(made.is_ok(), there.is_none());
+                assert_eq!(made.as_ref().err(), there.map(|_| Errno::EEXIST).as_ref());
                 if let Ok(entry) = made {
                     self.fs.forget(entry.ino, 1);
                     self.state.insert(to, self.state[&from]);
