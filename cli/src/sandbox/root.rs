@@ -68,7 +68,17 @@ fn leave_outside() -> Result<()> {
     let path = "/proc/thread-self/ns/mnt";
     let namespace = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
     // The root directory and the working directory are then those of the namespace.
-    move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount))?;
+    match move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Mount)) {
+        Ok(()) => {}
+        // Without CAP_SYS_CHROOT, as in some containers. Their root is that of the namespace.
+        Err(Errno::PERM) => {
+            log::info!(
+                "the mount namespace of the daemon has all mounts outside of its root directory"
+            );
+            return Ok(());
+        }
+        Err(errno) => return Err(errno),
+    }
     let of_namespace = rustix::fs::open("/", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     if mount_of(&own)? == mount_of(&of_namespace)? {
         return Ok(());

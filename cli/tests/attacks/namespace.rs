@@ -310,6 +310,8 @@ impl Jail {
 
 impl Drop for Jail {
     fn drop(&mut self) {
+        // A test that fails may have left it a mount of its own.
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
         for entry in fs::read_dir(&self.0).unwrap().flatten() {
             let _ = unmount(entry.path(), UnmountFlags::DETACH);
         }
@@ -350,6 +352,19 @@ fn a_compromised_daemon_in_a_root_directory_of_chroot_reaches_nothing_outside() 
         eventually("end of the daemon", || is_gone(pid));
     }
     unmount(&jail.0, UnmountFlags::DETACH).unwrap();
+}
+
+/// Containers may lack the capability by which a thread enters a mount namespace.
+#[test]
+fn a_daemon_without_the_capability_for_chroot_has_a_namespace_of_its_own() {
+    let Some(place) = Place::to_mount() else { return };
+    let few = ["--bounding-set", "-sys_chroot", "--inh-caps", "-sys_chroot"];
+    let mut setpriv = place.command_of(Path::new("setpriv"), &few);
+    setpriv.arg(place.for_all_users()).args(["mount", "memory:", "mnt"]);
+    let mounted = said(setpriv.output().unwrap());
+    assert_eq!(mounted.code, Some(0), "{}", mounted.err);
+    assert_confined(place.pid().as_raw_nonzero().get(), "memory:");
+    place.ok(&["umount", "mnt"]);
 }
 
 // A namespace has a copy of each mount, and a copy of a FUSE mount keeps its connection.
