@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use defuse_block::{Device, Done, Errno, Frames, Op, OpKind, Purpose, Queue, Result};
 
 use crate::content::Frame;
-use crate::format::BLOCK;
+use crate::format::{BLOCK, are_neighbours};
 use crate::space::Run;
 
 /// Queues at most, of each purpose.
@@ -93,9 +93,7 @@ impl Io {
 
     /// True if pages are durable sooner by one write that says so than by a write and a flush.
     pub(crate) fn writes_through(&self, data: &[(u64, Frame)]) -> bool {
-        let blocks = || data.iter().map(|(block, _)| *block);
-        let ends = blocks().min().zip(blocks().max());
-        let is_run = ends.is_some_and(|(first, last)| last - first < data.len() as u64);
+        let is_run = are_neighbours(data.iter().map(|(block, _)| *block));
         is_run && data.len() <= self.gathered && self.device.facts().fua
     }
 

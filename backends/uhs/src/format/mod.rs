@@ -18,3 +18,9 @@ pub(crate) const NUMBERS: u64 = 1 << 62;
 
 /// The version of the format.
 pub(crate) const VERSION: u32 = 1;
+
+/// True if these blocks, each of which is there once, are a run without gaps, in any order.
+pub(crate) fn are_neighbours(blocks: impl ExactSizeIterator<Item = u64> + Clone) -> bool {
+    let ends = blocks.clone().min().zip(blocks.clone().max());
+    ends.is_some_and(|(first, last)| last - first < blocks.len() as u64)
+}

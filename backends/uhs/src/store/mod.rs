@@ -30,7 +30,7 @@ use defuse_block::{Blocking, Device, Errno, FRAME, OpKind};
 use crate::commit::{Change, Group, Groups, NoSlots, Rules};
 use crate::format::slot::{self, Identity, Kind, SlotIdentity};
 use crate::format::superblock::{CHUNKS, Chunk, Superblock};
-use crate::format::{NUMBERS, UNIT_BLOCKS};
+use crate::format::{NUMBERS, UNIT_BLOCKS, are_neighbours};
 
 use copies::write_superblock;
 pub(crate) use copies::{grow, make, read_superblock, superblock};
@@ -639,10 +639,7 @@ impl Store {
 
 /// True if one operation of the device writes all slots of a group.
 fn is_one_run(group: &Group) -> bool {
-    let blocks = || group.writes.iter().map(|write| write.block);
-    let ends = blocks().min().zip(blocks().max());
-    let len = group.writes.len();
-    len <= GATHERED && ends.is_some_and(|(first, last)| last - first < len as u64)
+    group.writes.len() <= GATHERED && are_neighbours(group.writes.iter().map(|write| write.block))
 }
 
 /// Chunks that the units which are given back leave for units that are added: a unit from the middle of a chunk makes two of
