@@ -6,6 +6,7 @@
 //! stores: membarrier(2) makes them visible to the fork.
 
 use std::cell::Cell;
+use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering, compiler_fence};
 use std::time::{Duration, Instant};
 
@@ -22,15 +23,30 @@ const AT_THE_GATE: u32 = 2;
 /// The thread is in our code after its end has begun for the last time: it counts among [`LATE`].
 const INSIDE_LATE: u32 = 3;
 
-thread_local! {
-    /// The state of this thread.
-    static STATE: AtomicU32 = const { AtomicU32::new(OUTSIDE) };
+/// The variables of a thread. They are together, and [`Inside`] keeps their address, because each access to a
+/// variable of a thread from a library calls a function.
+struct Own {
+    state: AtomicU32,
     /// True if it is among [`THREADS`].
-    static IS_LISTED: Cell<bool> = const { Cell::new(false) };
+    is_listed: Cell<bool>,
     /// True while it forks: it holds the lock of [`THREADS`], and no thread goes in.
-    static FORKS: Cell<bool> = const { Cell::new(false) };
+    forks: Cell<bool>,
     /// The signals that were blocked before it forked.
-    static MASK: Cell<u64> = const { Cell::new(0) };
+    mask: Cell<u64>,
+    /// Its `errno`; null before it is listed.
+    errno: Cell<*mut i32>,
+}
+
+thread_local! {
+    static OWN: Own = const {
+        Own {
+            state: AtomicU32::new(OUTSIDE),
+            is_listed: Cell::new(false),
+            forks: Cell::new(false),
+            mask: Cell::new(0),
+            errno: Cell::new(ptr::null_mut()),
+        }
+    };
 }
 
 /// Addresses of the states of all threads that were ever inside, and still live. Whoever forks holds
@@ -54,11 +70,13 @@ static CLOSED: AtomicU32 = AtomicU32::new(0);
 /// `errno` is what it was at its beginning: what our code calls sets it, and a system call that succeeds
 /// leaves it alone, on which programs rely.
 pub struct Inside {
-    errno: i32,
+    /// Those of this thread, which does not end meanwhile. The pointer keeps this value on its thread.
+    own: NonNull<Own>,
+    errno: *mut i32,
+    value: i32,
 }
 
 /// The `errno` of this thread.
-#[inline]
 fn errno() -> *mut i32 {
     // SAFETY: it takes nothing and returns a pointer to a variable of this thread.
     unsafe { libc::__errno_location() }
@@ -68,22 +86,28 @@ impl Inside {
     /// Begins; `None` if this thread is inside already, so that the call is one of our own.
     #[inline]
     pub fn enter() -> Option<Inside> {
-        STATE.with(|state| {
-            if state.load(Ordering::Relaxed) != OUTSIDE {
+        OWN.with(|own| {
+            if own.state.load(Ordering::Relaxed) != OUTSIDE {
                 return None;
             }
-            // SAFETY: a variable of this thread, which nobody else refers to.
-            let inside = Inside { errno: unsafe { *errno() } };
-            if !IS_LISTED.get() {
-                if thread_exit::has_ended() {
-                    go_in_late(state);
-                    return Some(inside);
-                }
-                list(state);
+            let is_listed = own.is_listed.get();
+            let inside = Inside::of(own, if is_listed { own.errno.get() } else { errno() });
+            if !is_listed && thread_exit::has_ended() {
+                go_in_late(own);
+                return Some(inside);
             }
-            go_in(state, OUTSIDE);
+            if !is_listed {
+                list(own);
+            }
+            go_in(own, OUTSIDE);
             Some(inside)
         })
+    }
+
+    #[inline]
+    fn of(own: &Own, errno: *mut i32) -> Inside {
+        // SAFETY: a variable of this thread, which nobody else refers to.
+        Inside { own: NonNull::from(own), errno, value: unsafe { *errno } }
     }
 }
 
@@ -91,13 +115,13 @@ impl Drop for Inside {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: a variable of this thread, which nobody else refers to.
-        unsafe { *errno() = self.errno };
-        STATE.with(|state| {
-            if state.load(Ordering::Relaxed) == INSIDE_LATE {
-                LATE.fetch_sub(1, Ordering::SeqCst);
-            }
-            state.store(OUTSIDE, Ordering::Release);
-        });
+        unsafe { *self.errno = self.value };
+        // SAFETY: variables of this thread, whose end has not come: it runs this.
+        let own = unsafe { self.own.as_ref() };
+        if own.state.load(Ordering::Relaxed) == INSIDE_LATE {
+            LATE.fetch_sub(1, Ordering::SeqCst);
+        }
+        own.state.store(OUTSIDE, Ordering::Release);
         pending::deliver();
     }
 }
@@ -105,7 +129,7 @@ impl Drop for Inside {
 /// True while this thread runs our own code.
 #[inline]
 pub fn is_inside() -> bool {
-    STATE.with(|state| state.load(Ordering::Relaxed) != OUTSIDE)
+    OWN.with(|own| own.state.load(Ordering::Relaxed) != OUTSIDE)
 }
 
 /// Delivers the signal that waits, on the way out of our code, once its stack is free.
@@ -117,25 +141,25 @@ pub extern "C" fn deliver_outside() {
 
 /// Marks this thread as inside; while a fork keeps threads out, it waits in the state `meanwhile`.
 #[inline]
-fn go_in(state: &AtomicU32, meanwhile: u32) {
-    state.store(INSIDE, Ordering::Relaxed);
+fn go_in(own: &Own, meanwhile: u32) {
+    own.state.store(INSIDE, Ordering::Relaxed);
     compiler_fence(Ordering::SeqCst);
-    while CLOSED.load(Ordering::Relaxed) != 0 && !FORKS.get() {
-        state.store(meanwhile, Ordering::Relaxed);
+    while CLOSED.load(Ordering::Relaxed) != 0 && !own.forks.get() {
+        own.state.store(meanwhile, Ordering::Relaxed);
         lock::wait(&CLOSED, 1);
-        state.store(INSIDE, Ordering::Relaxed);
+        own.state.store(INSIDE, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
     }
 }
 
 #[cold]
-fn go_in_late(state: &AtomicU32) {
+fn go_in_late(own: &Own) {
     // Before it counts: a handler of a signal that came in between would wait for the fork, which would
     // wait for this thread.
-    state.store(INSIDE_LATE, Ordering::Relaxed);
+    own.state.store(INSIDE_LATE, Ordering::Relaxed);
     compiler_fence(Ordering::SeqCst);
     LATE.fetch_add(1, Ordering::SeqCst);
-    while CLOSED.load(Ordering::SeqCst) != 0 && !FORKS.get() {
+    while CLOSED.load(Ordering::SeqCst) != 0 && !own.forks.get() {
         LATE.fetch_sub(1, Ordering::SeqCst);
         lock::wait(&CLOSED, 1);
         LATE.fetch_add(1, Ordering::SeqCst);
@@ -146,23 +170,24 @@ fn go_in_late(state: &AtomicU32) {
 /// at this moment.
 pub fn let_forks() {
     if CLOSED.load(Ordering::Relaxed) != 0 {
-        STATE.with(|state| {
-            if state.load(Ordering::Relaxed) == INSIDE {
-                state.store(AT_THE_GATE, Ordering::Release);
-                go_in(state, AT_THE_GATE);
+        OWN.with(|own| {
+            if own.state.load(Ordering::Relaxed) == INSIDE {
+                own.state.store(AT_THE_GATE, Ordering::Release);
+                go_in(own, AT_THE_GATE);
             }
         });
     }
 }
 
 #[cold]
-fn list(state: &AtomicU32) {
+fn list(own: &Own) {
     // From here on nothing interrupts, so that the lock cannot be waited for by its own thread.
-    state.store(AT_THE_GATE, Ordering::Relaxed);
+    own.state.store(AT_THE_GATE, Ordering::Relaxed);
     compiler_fence(Ordering::SeqCst);
-    IS_LISTED.set(true);
+    own.is_listed.set(true);
+    own.errno.set(errno());
     // The list may grow by memory of our heap, in which nobody forks while the lock is held.
-    THREADS.lock().push(std::ptr::from_ref(state) as usize);
+    THREADS.lock().push(ptr::from_ref(&own.state) as usize);
     LISTED.fetch_add(1, Ordering::Relaxed);
     thread_exit::arm();
 }
@@ -176,13 +201,13 @@ pub fn forget() {
         // Whatever the thread does from here to there is forgotten then.
         thread_exit::arm();
     }
-    STATE.with(|state| {
-        state.store(AT_THE_GATE, Ordering::Relaxed);
+    OWN.with(|own| {
+        own.state.store(AT_THE_GATE, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
-        let own = std::ptr::from_ref(state) as usize;
-        THREADS.lock().retain(|other| *other != own);
-        LISTED.fetch_sub(usize::from(IS_LISTED.replace(false)), Ordering::Relaxed);
-        state.store(OUTSIDE, Ordering::Release);
+        let address = ptr::from_ref(&own.state) as usize;
+        THREADS.lock().retain(|other| *other != address);
+        LISTED.fetch_sub(usize::from(own.is_listed.replace(false)), Ordering::Relaxed);
+        own.state.store(OUTSIDE, Ordering::Release);
     });
     pending::deliver();
 }
@@ -210,16 +235,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Waits until no other thread is inside, and keeps them out until [`let_others_go_on`]; signals wait
 /// on this one. False, and nothing has changed, where somebody did not come out.
 pub fn stop_others() -> bool {
-    if FORKS.get() {
+    if OWN.with(|own| own.forks.get()) {
         return true;
     }
     // A handler on this very thread would wait for the end of the fork.
-    MASK.set(mask::change(libc::SIG_BLOCK, mask::CAN_WAIT));
+    let mask = mask::change(libc::SIG_BLOCK, mask::CAN_WAIT);
+    OWN.with(|own| own.mask.set(mask));
     let threads = THREADS.lock();
     CLOSED.store(1, Ordering::SeqCst);
     let _ = sys::plain(libc::SYS_membarrier, MEMBARRIER_PRIVATE, 0, 0);
-    FORKS.set(true);
-    let own = STATE.with(|state| std::ptr::from_ref(state) as usize);
+    OWN.with(|own| own.forks.set(true));
+    let own = OWN.with(|own| ptr::from_ref(&own.state) as usize);
     // SAFETY: a thread is taken off the list before its variables go, and it needs the list's lock for
     // that, which is held here.
     let state = |other: usize| unsafe { &*(other as *const AtomicU32) };
@@ -254,13 +280,13 @@ fn is_left(began: Instant, left: impl Fn() -> bool) -> bool {
 
 /// Ends a fork: threads may go in again.
 pub fn let_others_go_on() {
-    if !FORKS.replace(false) {
+    if !OWN.with(|own| own.forks.replace(false)) {
         return;
     }
     CLOSED.store(0, Ordering::SeqCst);
     lock::wake(&CLOSED, i32::MAX);
     Guard::release_of(&THREADS);
-    mask::change(libc::SIG_SETMASK, MASK.get());
+    mask::change(libc::SIG_SETMASK, OWN.with(|own| own.mask.get()));
 }
 
 /// True if other threads have been inside and still live.
@@ -272,8 +298,8 @@ pub fn has_others() -> bool {
 pub fn alone() {
     // If the program forked in a way of its own, another thread may have held it.
     THREADS.reset();
-    let own = STATE.with(|state| std::ptr::from_ref(state) as usize);
-    let forks = FORKS.replace(false);
+    let own = OWN.with(|own| ptr::from_ref(&own.state) as usize);
+    let forks = OWN.with(|own| own.forks.replace(false));
     CLOSED.store(0, Ordering::SeqCst);
     LATE.store(0, Ordering::SeqCst);
     let mut threads = THREADS.lock();
@@ -281,6 +307,6 @@ pub fn alone() {
     LISTED.store(threads.len(), Ordering::Relaxed);
     drop(threads);
     if forks {
-        mask::change(libc::SIG_SETMASK, MASK.get());
+        mask::change(libc::SIG_SETMASK, OWN.with(|own| own.mask.get()));
     }
 }
