@@ -14,6 +14,7 @@ use std::{fs, io, thread};
 use defuse_compose::Switch;
 use defuse_fuse::{Negotiated, Session};
 use defuse_probe::Snapshot;
+use rustix::net;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Failure, Result};
@@ -239,7 +240,12 @@ pub fn stat(found: &Found) -> Result<Snapshot> {
 
 /// The statistics of a server.
 pub fn stat_server(server: &Server) -> Result<Served> {
-    parse(server, STAT).map(|(served, _)| served)
+    stat_server_within(server, PATIENCE_OF_CLIENT)
+}
+
+/// The statistics of a server that answers in this time.
+pub fn stat_server_within(server: &Server, patience: Duration) -> Result<Served> {
+    parse_within(server, STAT, patience).map(|(served, _)| served)
 }
 
 /// Allows or refuses changes of a daemon's file system from now on. A file system that was mounted
@@ -274,8 +280,16 @@ fn parse<T: for<'a> Deserialize<'a>>(
     daemon: impl Into<Daemon>,
     question: &str,
 ) -> Result<(T, String)> {
+    parse_within(daemon, question, PATIENCE_OF_CLIENT)
+}
+
+fn parse_within<T: for<'a> Deserialize<'a>>(
+    daemon: impl Into<Daemon>,
+    question: &str,
+    patience: Duration,
+) -> Result<(T, String)> {
     let Daemon { socket, name, pid, version } = daemon.into();
-    let text = ask(&socket, question).map_err(|error| {
+    let text = ask(&socket, question, patience).map_err(|error| {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, NotFound, PermissionDenied};
         // The daemon ends connections of other users without an answer.
         let next = match error.kind() {
@@ -294,13 +308,25 @@ fn parse<T: for<'a> Deserialize<'a>>(
     Ok((value, text))
 }
 
-fn ask(socket: &Path, question: &str) -> io::Result<String> {
-    let stream = UnixStream::connect(socket)?;
-    let mut stream = Timed { stream: &stream, until: Instant::now() + PATIENCE_OF_CLIENT };
+fn ask(socket: &Path, question: &str, patience: Duration) -> io::Result<String> {
+    let until = Instant::now() + patience;
+    let stream = connect(socket, patience)?;
+    let mut stream = Timed { stream: &stream, until };
     stream.write_all(format!("{question}\n").as_bytes())?;
     let mut text = String::new();
     stream.take(ANSWER_MAX).read_to_string(&mut text)?;
     if text.is_empty() { Err(io::ErrorKind::PermissionDenied.into()) } else { Ok(text) }
+}
+
+/// Connects, though not for longer: a daemon that is stopped accepts nobody, and those who wait for it are bounded in
+/// number by the kernel.
+fn connect(path: &Path, patience: Duration) -> io::Result<UnixStream> {
+    let flags = net::SocketFlags::CLOEXEC;
+    let family = net::AddressFamily::UNIX;
+    let socket = net::socket_with(family, net::SocketType::STREAM, flags, None)?;
+    net::sockopt::set_socket_timeout(&socket, net::sockopt::Timeout::Send, Some(patience))?;
+    net::connect(&socket, &net::SocketAddrUnix::new(path)?)?;
+    Ok(socket.into())
 }
 
 #[cfg(test)]
@@ -351,6 +377,30 @@ mod tests {
         });
         ends(&ended).unwrap_err();
         slow.join().unwrap();
+    }
+
+    /// The kernel lets some wait until they are accepted. Those beyond them waited without an end.
+    #[test]
+    fn a_daemon_that_accepts_nobody_is_left_in_time() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("control");
+        let listener = listen(&path).unwrap();
+        let (done, ended) = mpsc::channel();
+        let asker = thread::spawn(move || {
+            // More than any backlog that listen(2) was given by the standard library.
+            let ask = || ask(&path, STAT, Duration::from_millis(1)).unwrap_err().kind();
+            done.send((0..5000).map(|_| ask()).collect::<std::collections::BTreeSet<_>>()).unwrap();
+        });
+        let errors =
+            ended.recv_timeout(Duration::from_secs(60)).expect("an asker waits for a minute");
+        assert!(
+            errors
+                .iter()
+                .all(|kind| *kind == io::ErrorKind::TimedOut || *kind == io::ErrorKind::WouldBlock),
+            "{errors:?}"
+        );
+        asker.join().unwrap();
+        drop(listener);
     }
 
     #[test]

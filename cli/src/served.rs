@@ -199,7 +199,7 @@ impl ClientRow {
     }
 
     /// The fields of its row, in the order of [`COLUMNS`].
-    fn fields(&self) -> [String; COLUMNS.len()] {
+    pub fn fields(&self) -> [String; COLUMNS.len()] {
         let pid = self.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
         let program = self.program.as_deref().map_or("-".into(), terminal::foreign);
         let waiting = self.requests_held_back + self.lock_waits;
@@ -225,7 +225,7 @@ impl ClientRow {
 }
 
 /// The columns of the table of clients.
-const COLUMNS: [&str; 16] = [
+pub const COLUMNS: [&str; 16] = [
     "client", "user", "pid", "program", "age", "busy", "waiting", "requests", "by lanes", "errors",
     "bytes", "inodes", "files", "locks", "mapped", "lost",
 ];
@@ -235,19 +235,8 @@ impl fmt::Display for Served {
         write!(f, "{}", self.snapshot)?;
         if !self.clients.is_empty() {
             writeln!(f)?;
-            let head = COLUMNS.map(str::to_owned);
-            let rows: Vec<_> =
-                std::iter::once(head).chain(self.clients.iter().map(ClientRow::fields)).collect();
-            let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max();
-            let widths: Vec<usize> = (0..COLUMNS.len()).filter_map(width).collect();
-            for row in &rows {
-                let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}"));
-                writeln!(f, "{}", cells.collect::<Vec<_>>().join("  "))?;
-            }
         }
-        if self.clients_left_out > 0 {
-            writeln!(f, "and {} further clients", self.clients_left_out)?;
-        }
+        write!(f, "{}", clients(&self.clients, self.clients_left_out))?;
         for DeviceFigures { device, figures } in &self.devices {
             let (path, source) =
                 (terminal::foreign(&device.path), terminal::foreign(&device.source));
@@ -256,6 +245,26 @@ impl fmt::Display for Served {
         }
         Ok(())
     }
+}
+
+/// The table of clients, and the number of others; nothing if there are none.
+pub fn clients(clients: &[ClientRow], left_out: u64) -> String {
+    let mut text = String::new();
+    if !clients.is_empty() {
+        let head = COLUMNS.map(str::to_owned);
+        let rows: Vec<_> =
+            std::iter::once(head).chain(clients.iter().map(ClientRow::fields)).collect();
+        let width = |at: usize| rows.iter().map(|row| row[at].chars().count()).max();
+        let widths: Vec<usize> = (0..COLUMNS.len()).filter_map(width).collect();
+        for row in &rows {
+            let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}"));
+            text += &(cells.collect::<Vec<_>>().join("  ") + "\n");
+        }
+    }
+    if left_out > 0 {
+        text += &format!("and {left_out} further clients\n");
+    }
+    text
 }
 
 /// The name of the program of a process that has run for this time at least: another one with its number is younger.

@@ -193,6 +193,81 @@ fn a_server_tells_of_each_client_and_of_none_after_its_end() {
     place.fails(1, &["stat"], "nothing is mounted or served");
 }
 
+/// Only mounts were shown.
+#[test]
+fn top_shows_servers_with_their_operations_and_clients() {
+    let place = Place::new();
+    place.ok(&["serve", "memory:", "socket"]);
+    let socket = place.path("socket").display().to_string();
+    let mount = format!("/x=socket:{socket}");
+    let script = "while [ ! -e end ]; do echo hello >/x/file; read line </x/file; done";
+    let mut program =
+        place.command(&["run", "--mount", &mount, "--", "sh", "-c", script]).spawn().unwrap();
+    // A period without requests is possible while other programs use the processors.
+    let (mut row, mut text) = (Value::Null, String::new());
+    eventually("a busy server", || {
+        let all: Value =
+            serde_json::from_str(&place.ok(&["top", "--once", "--json", "--every", "0.2"]))
+                .unwrap();
+        let servers = all["servers"].as_array().unwrap();
+        row = servers.iter().find(|row| row["socket"] == socket.as_str()).unwrap().clone();
+        text = place.ok(&["top", "--once", "--every", "0.2"]);
+        let has = |op: &str| row["ops"].as_array().unwrap().iter().any(|one| one["op"] == op);
+        has("WRITE") && has("OPEN") && text.contains("WRITE")
+    });
+    let answer = asked(&place);
+    assert_eq!((&row["source"], &row["pid"]), (&"memory:".into(), &answer["pid"]));
+    let [client] = &row["clients"].as_array().unwrap()[..] else { panic!("{row}") };
+    assert_eq!(client["program"], "sh");
+    let requests = client["requests"].as_u64().unwrap();
+    assert!(
+        (1..answer["clients"][0]["requests"].as_u64().unwrap()).contains(&requests),
+        "{client}"
+    );
+    assert!(row["per_second"].as_f64() > Some(0.0) && row["threads"].as_u64() > Some(0), "{row}");
+    let line = text.lines().find(|line| line.contains(&socket)).unwrap();
+    assert!(line.ends_with(&format!("{socket} (memory:)")), "{text}");
+    assert!(text.lines().any(|line| line.contains(" sh ")), "{text}");
+    // One that does not answer is named, and holds up nothing.
+    let pid = Pid::from_raw(answer["pid"].as_u64().unwrap() as i32).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    let text = place.run(&["top", "--once", "--every", "0.1"]);
+    kill_process(pid, Signal::CONT).unwrap();
+    let said = text.out + &text.err;
+    assert!(said.contains(&format!("the server of {socket} (pid")), "{said}");
+    fs::write(place.path("end"), "").unwrap();
+    assert!(program.wait().unwrap().success());
+    end(&answer, Signal::TERM);
+}
+
+/// A user who may not trace the kernel could not see even servers of its own.
+#[test]
+fn top_shows_servers_where_the_kernel_cannot_be_traced() {
+    let place = Place::new();
+    if !rustix::process::geteuid().is_root() {
+        place.ok(&["serve", "memory:", "socket"]);
+        let text = place.ok(&["top", "--once", "--every", "0.1"]);
+        assert!(text.contains("(memory:)") && text.contains("connections are not shown"), "{text}");
+        end(&asked(&place), Signal::TERM);
+        return;
+    }
+    let program = place.for_all_users();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    fs::set_permissions(place.path(""), open).unwrap();
+    let run = |arguments: &[&str]| {
+        use std::os::unix::process::CommandExt;
+        let output = place.command_of(&program, arguments).uid(65534).gid(65534).output();
+        let said = common::said(output.unwrap());
+        assert_eq!(said.code, Some(0), "{arguments:?}: {}", said.err);
+        said.out
+    };
+    run(&["serve", "memory:", "socket"]);
+    let text = run(&["top", "--once", "--every", "0.1"]);
+    assert!(text.contains("(memory:)") && text.contains("connections are not shown"), "{text}");
+    assert!(text.contains("not permitted"), "{text}");
+    end(&asked(&place), Signal::TERM);
+}
+
 /// A server that is killed leaves its entry and its control socket behind.
 #[test]
 fn control_sockets_of_killed_servers_are_removed() {

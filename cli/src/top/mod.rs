@@ -1,10 +1,11 @@
-//! `defuse top`: all FUSE connections of the machine, live.
+//! `defuse top`: all FUSE connections of the machine and all servers, live.
 //!
-//! `model.rs` samples, `plain.rs` prints for scripts, `view.rs` draws, and this file is the loop
+//! `model.rs` and `servers.rs` sample, `plain.rs` prints for scripts, `view.rs` draws, and this file is the loop
 //! around them.
 
 mod model;
 mod plain;
+mod servers;
 mod view;
 
 use std::io::IsTerminal;
@@ -23,16 +24,17 @@ use view::View;
 /// Time to wait for a key between two checks for signals.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Show all FUSE file systems of the machine, live
+/// Show all FUSE file systems of the machine and all servers, live
 ///
-/// Traces the kernel, which needs root. Keys: arrows select, Enter shows the operations of a
-/// connection, o p w c n sort, space pauses, q quits.
+/// Traces the kernel, which needs root. Servers (serve, manager) are asked, which their user may do, too.
+/// Keys: arrows select, Enter shows the operations of a connection or a server, and the clients of a server,
+/// o p w c n sort, space pauses, q quits.
 #[derive(clap::Args)]
 pub struct TopArgs {
     /// Seconds between two samples
     #[arg(long, value_name = "SECS", value_parser = period, default_value = "1")]
     every: Duration,
-    /// The order of connections
+    /// The order of connections and servers
     #[arg(long, value_enum, default_value_t = Sort::Ops)]
     sort: Sort,
     /// Print text once, after one period, and exit
@@ -59,7 +61,7 @@ pub fn run(args: &TopArgs) -> Result {
             "the standard output is no terminal: use --once, --batch or --json".into(),
         ));
     }
-    let mut model = Model::start(args.kernel.start(Wanted::default())?, args.sort)?;
+    let mut model = Model::start(args.kernel.start(Wanted::default()), args.sort)?;
     let until = Until::new(args.duration)?;
     if plain { print_all(args, &mut model, &until) } else { draw_all(args, &mut model, &until) }
 }
@@ -116,7 +118,7 @@ fn react(event: &Event, view: &mut View, model: &mut Model) {
     if key.kind == KeyEventKind::Release {
         return;
     }
-    let rows = model.rows.len();
+    let rows = model.rows.len() + model.servers.len();
     match key.code {
         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => view.quit = true,
         KeyCode::Char('q') => view.quit = true,

@@ -1,4 +1,4 @@
-//! The data of `defuse top`: every connection, with its activity in the last period.
+//! The data of `defuse top`: every connection and every server, with its activity in the last period.
 
 use std::collections::BTreeMap;
 
@@ -6,8 +6,9 @@ use defuse_probe::{Histogram, Op, OpStats, Snapshot, Stage};
 use defuse_trace::{Collector, Flight, FuseConnection, InFlight, Knobs, Values};
 use serde::Serialize;
 
+use super::servers::{ServerRow, Servers};
 use crate::error::{Failure, Result};
-use crate::target;
+use crate::{target, terminal};
 
 /// The order of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -100,9 +101,13 @@ pub struct Row {
     pub ops: Vec<OpRow>,
 }
 
-/// All connections, now.
+/// All connections and servers, now.
 pub struct Model {
-    collector: Collector,
+    /// `None` if the kernel cannot be traced; then there are only servers.
+    collector: Option<Collector>,
+    /// The reason.
+    untraced: Option<String>,
+    asked: Servers,
     knobs: Option<Knobs>,
     before: BTreeMap<u32, Snapshot>,
     cpu_before: BTreeMap<u32, u64>,
@@ -110,33 +115,57 @@ pub struct Model {
     sort: Sort,
     /// The connections, sorted.
     pub rows: Vec<Row>,
+    /// The servers, sorted.
+    pub servers: Vec<ServerRow>,
     /// Notes about data that is unavailable or was lost.
     pub notes: Vec<String>,
 }
 
 impl Model {
-    /// A model of the samples that `collector` takes from now on.
-    pub fn start(collector: Collector, sort: Sort) -> Result<Model> {
+    /// A model of the samples that `collector` takes from now on. Without one, there must be a server that answers.
+    pub fn start(collector: Result<Collector>, sort: Sort) -> Result<Model> {
+        let (collector, failure) = match collector {
+            Ok(collector) => (Some(collector), None),
+            Err(failure) => (None, Some(failure)),
+        };
+        let untraced = |failure| format!("FUSE connections are not shown: {failure}");
         let mut model = Model {
             collector,
+            untraced: failure.as_ref().map(untraced),
+            asked: Servers::default(),
             knobs: Knobs::open().ok(),
             before: BTreeMap::new(),
             cpu_before: BTreeMap::new(),
             last: std::time::Instant::now(),
             sort,
             rows: Vec::new(),
+            servers: Vec::new(),
             notes: Vec::new(),
         };
         model.look()?;
-        Ok(model)
+        match failure {
+            Some(failure) if model.servers.is_empty() => Err(failure),
+            _ => Ok(model),
+        }
     }
 
     /// Takes a sample. The period is the time since the last one.
     pub fn look(&mut self) -> Result {
-        self.collector.refresh().map_err(Failure::failed)?;
-        let now = self.collector.snapshots().map_err(Failure::failed)?;
-        let flights = self.collector.flights().map_err(Failure::failed)?;
-        let losses = self.collector.losses().map_err(Failure::failed)?;
+        self.notes = self.untraced.iter().cloned().collect();
+        self.look_at_connections()?;
+        let (servers, notes) = self.asked.look();
+        self.servers = servers;
+        self.notes.extend(notes.iter().map(|note| terminal::foreign(note).into_owned()));
+        self.sort_by(self.sort);
+        Ok(())
+    }
+
+    fn look_at_connections(&mut self) -> Result {
+        let Some(collector) = &mut self.collector else { return Ok(()) };
+        collector.refresh().map_err(Failure::failed)?;
+        let now = collector.snapshots().map_err(Failure::failed)?;
+        let flights = collector.flights().map_err(Failure::failed)?;
+        let losses = collector.losses().map_err(Failure::failed)?;
         let seconds = self.last.elapsed().as_secs_f64().max(1e-3);
         self.last = std::time::Instant::now();
         let connections = FuseConnection::all(&target::mounts());
@@ -157,9 +186,8 @@ impl Model {
             rows.push(Row::of(connection, &new, &flights, Period { knobs, cpu_percent, seconds }));
         }
         (self.before, self.cpu_before, self.rows) = (now, cpu, rows);
-        self.notes = self.collector.notes().to_vec();
+        self.notes.extend_from_slice(collector.notes());
         self.notes.extend(losses.describe());
-        self.sort_by(self.sort);
         Ok(())
     }
 
@@ -167,20 +195,47 @@ impl Model {
     pub fn sort_by(&mut self, sort: Sort) {
         self.sort = sort;
         sort_rows(&mut self.rows, sort);
+        sort_rows(&mut self.servers, sort);
     }
 }
 
-fn sort_rows(rows: &mut [Row], sort: Sort) {
+fn sort_rows<R: Sorted>(rows: &mut [R], sort: Sort) {
     rows.sort_by(|a, b| {
-        let order = match sort {
-            Sort::Ops => b.per_second.total_cmp(&a.per_second),
-            Sort::P99 => b.p99_ns.cmp(&a.p99_ns),
-            Sort::Waiting => b.waiting().cmp(&a.waiting()),
-            Sort::Cpu => b.cpu_percent.total_cmp(&a.cpu_percent),
-            Sort::Name => std::cmp::Ordering::Equal,
-        };
-        order.then_with(|| a.mount.cmp(&b.mount))
+        let ((a, a_name), (b, b_name)) = (a.by(sort), b.by(sort));
+        b.total_cmp(&a).then_with(|| a_name.cmp(b_name))
     });
+}
+
+/// A row that can be sorted.
+trait Sorted {
+    /// Its value in a column, of which the highest comes first, and its name.
+    fn by(&self, sort: Sort) -> (f64, &str);
+}
+
+impl Sorted for Row {
+    fn by(&self, sort: Sort) -> (f64, &str) {
+        let value = match sort {
+            Sort::Ops => self.per_second,
+            Sort::P99 => self.p99_ns as f64,
+            Sort::Waiting => self.waiting() as f64,
+            Sort::Cpu => self.cpu_percent,
+            Sort::Name => 0.0,
+        };
+        (value, &self.mount)
+    }
+}
+
+impl Sorted for ServerRow {
+    fn by(&self, sort: Sort) -> (f64, &str) {
+        let value = match sort {
+            Sort::Ops => self.per_second,
+            Sort::P99 => self.p99_ns as f64,
+            Sort::Waiting => self.unanswered() as f64,
+            Sort::Cpu => self.cpu_percent,
+            Sort::Name => 0.0,
+        };
+        (value, &self.socket)
+    }
 }
 
 /// Values of a row that are not counts.
@@ -230,12 +285,13 @@ impl Row {
             daemon: connection.processes.first().map(|p| p.comm.clone()).unwrap_or_default(),
             threads: connection.processes.iter().map(|process| process.threads).sum(),
             cpu_percent,
-            ops: op_rows(new, seconds),
+            ops: op_rows(new, Stage::Total, seconds),
         }
     }
 }
 
-fn op_rows(new: &Snapshot, seconds: f64) -> Vec<OpRow> {
+/// The operations as seen in `stage`, with the times in the stages of the kernel.
+pub fn op_rows(new: &Snapshot, stage: Stage, seconds: f64) -> Vec<OpRow> {
     let mean = |stage, op| new.get_stage(stage, op).map(|stats| stats.latency.mean_ns());
     let row = |total: &OpStats| OpRow {
         op: total.op,
@@ -248,7 +304,7 @@ fn op_rows(new: &Snapshot, seconds: f64) -> Vec<OpRow> {
         errors_per_second: total.latency.errors as f64 / seconds,
         bytes_per_second: total.bytes as f64 / seconds,
     };
-    let totals = new.ops.iter().filter(|stats| stats.stage == Stage::Total);
+    let totals = new.ops.iter().filter(|stats| stats.stage == stage);
     let mut rows: Vec<OpRow> = totals.map(row).collect();
     rows.sort_by(|a, b| b.per_second.total_cmp(&a.per_second));
     rows
@@ -307,5 +363,13 @@ pub mod tests {
         assert_eq!(order(&rows), [2, 3, 1]);
         sort_rows(&mut rows, Sort::Name);
         assert_eq!(order(&rows), [3, 1, 2]);
+        let server =
+            |socket: &str, busy| ServerRow { socket: socket.into(), busy, ..ServerRow::default() };
+        let mut servers = vec![server("/a", 0), server("/c", 2), server("/b", 2)];
+        sort_rows(&mut servers, Sort::Waiting);
+        assert_eq!(
+            servers.iter().map(|one| &one.socket[..]).collect::<Vec<_>>(),
+            ["/b", "/c", "/a"]
+        );
     }
 }

@@ -7,7 +7,9 @@ use ratatui::text::Line;
 use ratatui::widgets::{Block, Cell, Paragraph, Row as TableRow, Table, TableState};
 
 use super::model::{Model, OpRow, Row};
-use super::plain::{cells, time};
+use super::plain::{SERVER_HEADS, cells, server_cells, server_name, time};
+use super::servers::ServerRow;
+use crate::served::{self, ClientRow};
 use crate::terminal;
 
 const HEADS: [&str; 12] = [
@@ -31,7 +33,7 @@ const KEYS: &str = "arrows select  Enter operations  sort by: o ops p p99 w wait
 pub struct View {
     /// The selected row.
     pub selected: usize,
-    /// Show the operations of the selected connection.
+    /// Show the operations of the selected connection or server.
     pub detail: bool,
     /// Take no new samples.
     pub held: bool,
@@ -42,17 +44,24 @@ pub struct View {
 impl View {
     /// Draws one frame.
     pub fn draw(&mut self, frame: &mut Frame, model: &Model) {
-        self.draw_rows(frame, &model.rows, &model.notes);
+        self.draw_rows(frame, (&model.rows, &model.servers), &model.notes);
     }
 
-    fn draw_rows(&mut self, frame: &mut Frame, rows: &[Row], notes: &[String]) {
-        self.selected = self.selected.min(rows.len().saturating_sub(1));
-        let note_lines = u16::try_from(notes.len()).unwrap_or(1).min(3);
+    fn draw_rows(
+        &mut self,
+        frame: &mut Frame,
+        (rows, servers): (&[Row], &[ServerRow]),
+        notes: &[String],
+    ) {
+        self.selected = self.selected.min((rows.len() + servers.len()).saturating_sub(1));
+        let note_lines = u16::try_from(notes.len()).unwrap_or(u16::MAX).min(3);
         let lines = [Constraint::Min(3), Constraint::Length(note_lines), Constraint::Length(1)];
         let [main, below, keys] = Layout::vertical(lines).areas(frame.area());
-        match rows.get(self.selected).filter(|_| self.detail) {
-            Some(row) => draw_operations(frame, main, row),
-            None => self.draw_connections(frame, main, rows),
+        let server = self.selected.checked_sub(rows.len()).and_then(|at| servers.get(at));
+        match (rows.get(self.selected), server) {
+            (Some(row), _) if self.detail => draw_operations(frame, main, &row.ops, title(row)),
+            (_, Some(row)) if self.detail => draw_server(frame, main, row),
+            _ => self.draw_all(frame, main, rows, servers),
         }
         let notes: Vec<Line> = notes.iter().map(|note| Line::from(note.as_str())).collect();
         frame.render_widget(Paragraph::new(notes), below);
@@ -60,42 +69,104 @@ impl View {
         frame.render_widget(Paragraph::new(keys_line).style(reversed()), keys);
     }
 
-    fn draw_connections(&self, frame: &mut Frame, area: Rect, rows: &[Row]) {
-        let widths = HEADS.map(|head| Constraint::Length(head.len() as u16));
-        let mut widths = widths.to_vec();
-        if let Some(last) = widths.last_mut() {
-            *last = Constraint::Min(10);
+    /// Both tables; servers have at most half of the room, unless there is nothing else.
+    fn draw_all(&self, frame: &mut Frame, area: Rect, rows: &[Row], servers: &[ServerRow]) {
+        // Two lines of the border, and the heads.
+        let needs = |rows: usize| u16::try_from(rows + 3).unwrap_or(u16::MAX);
+        let room = match (rows.len(), servers.len()) {
+            (_, 0) => 0,
+            (0, count) => needs(count).min(area.height.saturating_sub(needs(0))),
+            (_, count) => needs(count).min(area.height / 2),
+        };
+        let [above, below] =
+            Layout::vertical([Constraint::Min(0), Constraint::Length(room)]).areas(area);
+        self.draw_connections(frame, above, rows);
+        if room > 0 {
+            self.draw_servers(frame, below, servers, rows.len());
         }
+    }
+
+    fn draw_servers(&self, frame: &mut Frame, area: Rect, servers: &[ServerRow], from: usize) {
+        let lines = servers.iter().map(|row| {
+            let cells = server_cells(row).into_iter().chain([server_name(row)]);
+            TableRow::new(cells.map(Cell::from))
+        });
+        let table = Table::new(lines, widths(&SERVER_HEADS))
+            .header(TableRow::new(SERVER_HEADS).style(bold()))
+            .row_highlight_style(reversed())
+            .block(Block::bordered().title(format!(" servers: {} ", servers.len())));
+        let mut state = TableState::default();
+        state.select(self.selected.checked_sub(from));
+        frame.render_stateful_widget(table, area, &mut state);
+    }
+
+    fn draw_connections(&self, frame: &mut Frame, area: Rect, rows: &[Row]) {
         let lines = rows.iter().map(|row| {
             let mount = format!("{} ({})", terminal::foreign(&row.mount), row.fstype);
             TableRow::new(cells(row).into_iter().chain([mount]).map(Cell::from))
         });
         let title = format!(" FUSE connections: {} ", rows.len());
-        let table = Table::new(lines, widths)
+        let table = Table::new(lines, widths(&HEADS))
             .header(TableRow::new(HEADS).style(bold()))
             .row_highlight_style(reversed())
             .block(Block::bordered().title(title));
         let mut state = TableState::default();
-        state.select((!rows.is_empty()).then_some(self.selected));
+        state.select((self.selected < rows.len()).then_some(self.selected));
         frame.render_stateful_widget(table, area, &mut state);
     }
 }
 
-fn draw_operations(frame: &mut Frame, area: Rect, row: &Row) {
-    let heads =
-        ["OP", "OPS/S", "P50", "P99", "BACKGROUND", "PENDING", "PROCESSING", "ERRORS/S", "KIB/S"];
-    let mut widths = heads.map(|head| Constraint::Length((head.len() as u16).max(10)));
-    // The longest name of an operation.
-    widths[0] = Constraint::Length(15);
-    let title = format!(
+/// The widths of columns, of which the last one has the rest.
+fn widths(heads: &[&str]) -> Vec<Constraint> {
+    let mut widths: Vec<_> =
+        heads.iter().map(|head| Constraint::Length(head.len() as u16)).collect();
+    if let Some(last) = widths.last_mut() {
+        *last = Constraint::Min(10);
+    }
+    widths
+}
+
+fn title(row: &Row) -> String {
+    format!(
         " {}: {} ({}), pid {:?}, {} threads ",
         terminal::foreign(&row.mount),
         row.fstype,
         terminal::foreign(&row.daemon),
         row.pids,
         row.threads
-    );
-    let table = Table::new(row.ops.iter().map(operation), widths)
+    )
+}
+
+/// The operations of a server above its clients.
+fn draw_server(frame: &mut Frame, area: Rect, row: &ServerRow) {
+    let ServerRow { pid, threads, clients_left_out, .. } = row;
+    let halves = [Constraint::Fill(1), Constraint::Fill(1)];
+    let [above, below] = Layout::vertical(halves).areas(area);
+    let title = format!(" {}, pid {pid}, {threads} threads ", server_name(row));
+    draw_operations(frame, above, &row.ops, title);
+    let width = |at: usize, head: &str| {
+        let cells = row.clients.iter().map(|client| client.fields()[at].chars().count());
+        Constraint::Length(cells.max().unwrap_or(0).max(head.len()) as u16)
+    };
+    let widths = served::COLUMNS.iter().enumerate().map(|(at, head)| width(at, head));
+    let title = match clients_left_out {
+        0 => format!(" clients: {} ", row.clients.len()),
+        others => format!(" clients: {}, and {others} others ", row.clients.len()),
+    };
+    let lines = row.clients.iter().map(ClientRow::fields).map(TableRow::new);
+    let table = Table::new(lines, widths)
+        .header(TableRow::new(served::COLUMNS).style(bold()))
+        .block(Block::bordered().title(title));
+    frame.render_widget(table, below);
+}
+
+fn draw_operations(frame: &mut Frame, area: Rect, ops: &[OpRow], title: String) {
+    let heads =
+        ["OP", "OPS/S", "P50", "P99", "BACKGROUND", "PENDING", "PROCESSING", "ERRORS/S", "KIB/S"];
+    let mut widths = heads.map(|head| Constraint::Length((head.len() as u16).max(10)));
+    // The longest name of an operation.
+    widths[0] = Constraint::Length(15);
+    let table = Table::new(ops.iter().map(operation), widths)
         .header(TableRow::new(heads).style(bold()))
         .block(Block::bordered().title(title));
     frame.render_widget(table, area);
@@ -127,11 +198,16 @@ fn reversed() -> Style {
 #[cfg(test)]
 mod tests {
     use super::super::model::tests::example;
+    use super::super::servers::tests::example_row;
     use super::*;
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
     fn drawn(view: &mut View, rows: &[Row], width: u16) -> String {
+        drawn_with(view, (rows, &[]), width)
+    }
+
+    fn drawn_with(view: &mut View, rows: (&[Row], &[ServerRow]), width: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, 12)).unwrap();
         let notes = ["something is not seen".to_owned()];
         terminal.draw(|frame| view.draw_rows(frame, rows, &notes)).unwrap();
@@ -152,6 +228,30 @@ mod tests {
         let text = drawn(&mut view, &rows, 120);
         for part in ["/mnt/b: fuse.sshfs (sshfs)", "READ", "2.0 us", "8.0 us"] {
             assert!(text.contains(part), "{part} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn servers_are_drawn_below_connections_and_their_clients_below_their_operations() {
+        let (rows, servers) = ([example(43, "/mnt/a", 10)], [example_row()]);
+        let mut view = View { selected: 7, ..View::default() };
+        let text = drawn_with(&mut view, (&rows, &servers), 200);
+        for part in ["FUSE connections: 1", "/mnt/a (fuse.sshfs)", "servers: 1", "/run/x (memory:)"]
+        {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+        assert_eq!(view.selected, 1, "the server");
+        view.detail = true;
+        let text = drawn_with(&mut view, (&rows, &servers), 200);
+        for part in ["/run/x (memory:), pid 9", "READ", "clients: 2, and 2 others", "4711", "1000"]
+        {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+        view.selected = 0;
+        assert!(drawn_with(&mut view, (&rows, &servers), 200).contains("/mnt/a: fuse.sshfs"));
+        for width in [1, 5, 30] {
+            drawn_with(&mut view, (&[], &servers), width);
+            drawn_with(&mut View::default(), (&[], &servers), width);
         }
     }
 
