@@ -3,8 +3,9 @@
 #[path = "served/files.rs"]
 mod files;
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,10 @@ use defuse_remote::{LaneUse, Reconnecting, RemoteOptions};
 use defuse_shared::LaneOffers;
 use defuse_socket::{Server, ServerOptions};
 use files::{context, create, name, read, write};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept,
+    bind, connect, listen, recv, send, shutdown, socket_with,
+};
 use tempfile::TempDir;
 
 /// Longer than any test takes.
@@ -266,4 +271,164 @@ fn forgotten_inodes_and_closed_files_leave_nothing_behind() {
         drop(client);
         second.end();
     });
+}
+
+/// A part of an exchange that is lost, with the connection: as if the server was killed at this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lost {
+    /// The server does not get the request of this opcode.
+    Request(u32),
+    /// The server has handled the request of this opcode.
+    Answer(u32),
+}
+
+const MKDIR: u32 = 9;
+const CREATE: u32 = 35;
+
+/// Passes messages between clients at one path and the server at another, until one is to be lost.
+#[derive(Default)]
+struct Between(Mutex<Option<Lost>>);
+
+impl Between {
+    fn start(path: &Path, server: &Path) -> Arc<Between> {
+        let between = Arc::new(Between::default());
+        let listener = Between::socket();
+        bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        listen(&listener, 16).unwrap();
+        let (own, server) = (Arc::clone(&between), server.to_path_buf());
+        std::thread::spawn(move || {
+            while let Ok(client) = accept(&listener) {
+                let upstream = Between::socket();
+                connect(&upstream, &SocketAddrUnix::new(&server).unwrap()).unwrap();
+                own.pass(client, upstream);
+            }
+        });
+        between
+    }
+
+    fn socket() -> OwnedFd {
+        let flags = SocketFlags::CLOEXEC;
+        socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+    }
+
+    fn lose(&self, lost: Lost) {
+        *self.0.lock().unwrap() = Some(lost);
+    }
+
+    fn is_lost(&self) -> bool {
+        self.0.lock().unwrap().is_none()
+    }
+
+    /// Passes the messages of a connection, both ways.
+    fn pass(self: &Arc<Self>, client: OwnedFd, server: OwnedFd) {
+        let ends = Arc::new((client, server));
+        // The number of the request whose answer is to be lost.
+        let awaited = Arc::new(Mutex::new(None));
+        for is_request in [true, false] {
+            let (between, ends, awaited) =
+                (Arc::clone(self), Arc::clone(&ends), Arc::clone(&awaited));
+            std::thread::spawn(move || {
+                let (from, to) = if is_request { (&ends.0, &ends.1) } else { (&ends.1, &ends.0) };
+                let mut room = vec![0; 256 << 10];
+                while let Ok((len, _)) = recv(from, &mut room[..], RecvFlags::empty()) {
+                    let message = &room[..len];
+                    if len == 0 || between.loses(is_request, message, &awaited) {
+                        break;
+                    }
+                    if send(to, message, SendFlags::NOSIGNAL).is_err() {
+                        break;
+                    }
+                }
+                let _ = shutdown(&ends.0, Shutdown::Both);
+                let _ = shutdown(&ends.1, Shutdown::Both);
+            });
+        }
+    }
+
+    fn loses(&self, is_request: bool, message: &[u8], awaited: &Mutex<Option<u64>>) -> bool {
+        let Some(head) = message.get(..16) else { return false };
+        let number = u64::from_ne_bytes(head[8..16].try_into().unwrap());
+        let (mut lost, mut awaited) = (self.0.lock().unwrap(), awaited.lock().unwrap());
+        if !is_request {
+            let is_it = *awaited == Some(number);
+            if is_it {
+                *lost = None;
+            }
+            return is_it;
+        }
+        let opcode = u32::from_ne_bytes(head[4..8].try_into().unwrap());
+        match *lost {
+            Some(Lost::Request(wanted)) if wanted == opcode => {
+                *lost = None;
+                true
+            }
+            Some(Lost::Answer(wanted)) if wanted == opcode => {
+                *awaited = Some(number);
+                false
+            }
+            _ => false,
+        }
+    }
+}
+
+/// A client by messages that loses one of them at a time, and the files of its server.
+fn losing() -> (TempDir, Arc<Between>, Reconnecting, Running, Arc<Memory>) {
+    let dir = TempDir::with_prefix("defuse-reconnect-").unwrap();
+    let (path, behind) = (dir.path().join("socket"), dir.path().join("server"));
+    let fs = memory();
+    let server = Running::start(&behind, fs.clone());
+    let between = Between::start(&path, &behind);
+    let client = Reconnecting::connect(&path, RemoteOptions::default(), LONG).unwrap();
+    (dir, between, client, server, fs)
+}
+
+fn make_file(client: &Reconnecting, text: &str) -> Result<File> {
+    let cx = context();
+    let flags = OpenFlags(OpenFlags::CREAT | OpenFlags::EXCL | 2);
+    let args = OpenArgs { flags, ..OpenArgs::default() };
+    let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
+    let made = client.create(&cx, Ino::ROOT, name(text), &node, args);
+    made.map(|(entry, opened)| File { ino: entry.ino, fh: opened.fh })
+}
+
+/// Nobody knows if a name that is there was made by the lost call, or by another client: neither success nor
+/// `EEXIST` would be true in both cases.
+#[test]
+fn a_creation_that_was_done_and_not_answered_fails_once_with_eio() {
+    let (_dir, between, client, server, fs) = losing();
+    between.lose(Lost::Answer(MKDIR));
+    assert_eq!(mkdir(&client, Ino::ROOT, "dir"), Err(Errno::EIO));
+    assert!(between.is_lost() && fs.lookup(&context(), Ino::ROOT, name("dir")).is_ok());
+    // From now on everything is known.
+    assert_eq!(mkdir(&client, Ino::ROOT, "dir"), Err(Errno::EEXIST));
+    let dir = lookup(&client, Ino::ROOT, "dir").unwrap();
+    assert!(mkdir(&client, dir, "inner").is_ok());
+    between.lose(Lost::Answer(CREATE));
+    assert_eq!(make_file(&client, "file"), Err(Errno::EIO));
+    assert!(between.is_lost());
+    assert_eq!(make_file(&client, "file"), Err(Errno::EEXIST));
+    assert!(lookup(&client, Ino::ROOT, "file").is_ok());
+    assert_eq!(client.reconnected(), 2);
+    drop(client);
+    server.end();
+}
+
+/// It failed with `EIO`, although the name is missing: whatever became of the call, it can be made again.
+#[test]
+fn a_creation_that_was_not_done_is_made_by_the_next_server() {
+    let (_dir, between, client, server, fs) = losing();
+    between.lose(Lost::Request(MKDIR));
+    let dir = mkdir(&client, Ino::ROOT, "dir").unwrap();
+    assert!(between.is_lost() && mkdir(&client, dir, "inner").is_ok());
+    between.lose(Lost::Request(CREATE));
+    let file = make_file(&client, "file").unwrap();
+    assert_eq!(write(&client, file, 0, b"data"), Ok(4));
+    assert!(fs.lookup(&context(), Ino::ROOT, name("file")).is_ok());
+    // A name that was there before the call is not made by anybody: this cannot be told from the other case.
+    between.lose(Lost::Request(MKDIR));
+    assert_eq!(mkdir(&client, Ino::ROOT, "dir"), Err(Errno::EIO));
+    assert_eq!(mkdir(&client, Ino::ROOT, "dir"), Err(Errno::EEXIST));
+    assert_eq!(client.reconnected(), 3);
+    drop(client);
+    server.end();
 }

@@ -7,7 +7,7 @@ use defuse_fs::{
 };
 
 use super::table::{Epoch, Handle, Identity, Place, Returned, Search, Whereabouts};
-use super::{Present, Reconnecting, Repeat};
+use super::{Present, Reconnecting, Repeat, nobody_knows};
 use crate::Remote;
 
 pub(super) struct Attempt<'a> {
@@ -15,6 +15,8 @@ pub(super) struct Attempt<'a> {
     cx: &'a Context<'a>,
     connected: Present,
     repeat: Repeat,
+    /// An earlier attempt may have been done.
+    unsure: bool,
     sent: Cell<bool>,
 }
 
@@ -23,9 +25,36 @@ impl<'a> Attempt<'a> {
         client: &'a Reconnecting,
         cx: &'a Context<'a>,
         connected: Present,
-        repeat: Repeat,
+        (repeat, unsure): (Repeat, bool),
     ) -> Attempt<'a> {
-        Attempt { client, cx, connected, repeat, sent: Cell::new(false) }
+        Attempt { client, cx, connected, repeat, unsure, sent: Cell::new(false) }
+    }
+
+    /// Makes `name` in `dir`, a number of this connection. If an earlier attempt may have made it, fails with `EIO`
+    /// where it is there: it may be that of this call, or that of another client.
+    pub(super) fn make_name<T>(
+        &self,
+        dir: Ino,
+        name: Name<'_>,
+        make: impl FnOnce(&Remote) -> Result<T>,
+    ) -> Result<T> {
+        if self.unsure {
+            let remote = &self.connected.remote;
+            match remote.lookup(self.cx, dir, name) {
+                Err(Errno::ENOENT) => {}
+                Err(Errno::ENOTCONN) => return Err(Errno::ENOTCONN),
+                Err(_) => return Err(nobody_knows()),
+                Ok(entry) => {
+                    remote.forget(entry.ino, 1);
+                    return Err(nobody_knows());
+                }
+            }
+        }
+        match make(self.server()?) {
+            // The first server may have gone on without its clients.
+            Err(Errno::EEXIST) if self.unsure => Err(nobody_knows()),
+            outcome => outcome,
+        }
     }
 
     /// The server has ended. `ENOTCONN` alone may be the answer of one that runs.
@@ -45,7 +74,7 @@ impl<'a> Attempt<'a> {
     /// The server, for the request itself, after everything that it names was found.
     pub(super) fn server(&self) -> Result<&Remote> {
         let remote = &self.connected.remote;
-        if self.repeat == Repeat::Never {
+        if self.repeat != Repeat::Again {
             // A server that ended while nobody asked it anything has not got the request.
             remote.shared.connection.look_for_end();
         }

@@ -14,7 +14,7 @@ use super::attempt::Attempt;
 use super::table::Place;
 use super::{Reconnecting, Repeat};
 use crate::lock;
-use Repeat::{Again, Never};
+use Repeat::{Again, IfMissing, Never};
 
 impl FileSystem for Reconnecting {
     fn caps(&self) -> Caps {
@@ -62,7 +62,9 @@ impl FileSystem for Reconnecting {
         name: Name<'_>,
         node: &NewNode<'_>,
     ) -> Result<Entry> {
-        self.make(cx, parent, name, |at, dir| at.server()?.mknod(cx, dir, name, node))
+        self.make(cx, parent, name, |at, dir| {
+            at.make_name(dir, name, |server| server.mknod(cx, dir, name, node))
+        })
     }
 
     fn mkdir(
@@ -72,7 +74,9 @@ impl FileSystem for Reconnecting {
         name: Name<'_>,
         node: &NewNode<'_>,
     ) -> Result<Entry> {
-        self.make(cx, parent, name, |at, dir| at.server()?.mkdir(cx, dir, name, node))
+        self.make(cx, parent, name, |at, dir| {
+            at.make_name(dir, name, |server| server.mkdir(cx, dir, name, node))
+        })
     }
 
     fn symlink(
@@ -83,13 +87,15 @@ impl FileSystem for Reconnecting {
         target: &[u8],
         node: &NewNode<'_>,
     ) -> Result<Entry> {
-        self.make(cx, parent, name, |at, dir| at.server()?.symlink(cx, dir, name, target, node))
+        self.make(cx, parent, name, |at, dir| {
+            at.make_name(dir, name, |server| server.symlink(cx, dir, name, target, node))
+        })
     }
 
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
         self.make(cx, parent, name, |at, dir| {
             let inner = at.ino(ino)?;
-            at.server()?.link(cx, inner, dir, name)
+            at.make_name(dir, name, |server| server.link(cx, inner, dir, name))
         })
     }
 
@@ -218,9 +224,10 @@ impl FileSystem for Reconnecting {
         node: &NewNode<'_>,
         args: OpenArgs,
     ) -> Result<(Entry, Opened)> {
-        self.call(cx, Never, |at| {
+        self.call(cx, IfMissing, |at| {
             let dir = at.ino(parent)?;
-            let (entry, opened) = at.server()?.create(cx, dir, name, node, args)?;
+            let make = |server: &crate::Remote| server.create(cx, dir, name, node, args);
+            let (entry, opened) = at.make_name(dir, name, make)?;
             let known = at.learn(Some((parent, name)), entry);
             at.changed(parent);
             at.changed(known.ino);
@@ -460,7 +467,7 @@ impl Reconnecting {
         name: Name<'_>,
         make: impl Fn(&Attempt<'_>, Ino) -> Result<Entry>,
     ) -> Result<Entry> {
-        self.call(cx, Never, |at| {
+        self.call(cx, IfMissing, |at| {
             let entry = make(at, at.ino(parent)?)?;
             at.changed(parent);
             Ok(at.learn(Some((parent, name)), entry))

@@ -35,6 +35,8 @@ pub struct Reconnecting {
 enum Repeat {
     /// It is made again: twice is as once.
     Again,
+    /// It makes a name, and is made again unless the name is there: then nobody knows who made it.
+    IfMissing,
     /// It fails with `EIO`, because nobody knows if it was done.
     Never,
 }
@@ -70,17 +72,19 @@ impl Reconnecting {
         repeat: Repeat,
         mut act: impl FnMut(&Attempt<'_>) -> Result<T>,
     ) -> Result<T> {
-        let mut wait = Wait::default();
+        let (mut wait, mut unsure) = (Wait::default(), false);
         loop {
-            let connected = self.link.connected(cx, &mut wait)?;
-            let attempt = Attempt::new(self, cx, connected, repeat);
+            let connected = match self.link.connected(cx, &mut wait) {
+                Err(_) if unsure => return Err(nobody_knows()),
+                found => found?,
+            };
+            let attempt = Attempt::new(self, cx, connected, (repeat, unsure));
             match act(&attempt) {
-                Err(Errno::ENOTCONN) if attempt.is_lost() => {
-                    if repeat == Repeat::Never && attempt.was_sent() {
-                        log::warn!("a server has ended before it answered a request: EIO");
-                        return Err(Errno::EIO);
-                    }
-                }
+                Err(Errno::ENOTCONN) if attempt.is_lost() => match repeat {
+                    Repeat::Never if attempt.was_sent() => return Err(nobody_knows()),
+                    Repeat::IfMissing => unsure |= attempt.was_sent(),
+                    Repeat::Never | Repeat::Again => {}
+                },
                 outcome => return outcome,
             }
         }
@@ -103,6 +107,12 @@ impl fmt::Debug for Reconnecting {
         let (inodes, files) = self.table().sizes();
         f.debug_struct("Reconnecting").field("inodes", &inodes).field("files", &files).finish()
     }
+}
+
+/// The error of a call that may or may not have been done.
+fn nobody_knows() -> Errno {
+    log::warn!("a server has ended before it answered a request: EIO");
+    Errno::EIO
 }
 
 /// The connection of an attempt.
