@@ -268,6 +268,39 @@ fn top_shows_servers_where_the_kernel_cannot_be_traced() {
     end(&asked(&place), Signal::TERM);
 }
 
+/// The server's count of requests of this operation, from all clients.
+fn requests(place: &Place, op: &str) -> u64 {
+    let answer = asked(place);
+    let ops = answer["ops"].as_array().unwrap();
+    ops.iter().find(|one| one["op"] == op).map_or(0, |one| one["count"].as_u64().unwrap())
+}
+
+/// Each close(2) waited for a request, also of files that were only read.
+#[test]
+fn a_file_is_closed_without_a_request_unless_a_lock_may_have_to_end() {
+    for source in ["memory:", "passthrough:src"] {
+        let place = Place::new();
+        place.ok(&["serve", source, "socket", "--shared"]);
+        let mount = format!("/x=shared:{}", place.path("socket").display());
+        let run = |script: &str| place.ok(&["run", "--mount", &mount, "--", "sh", "-c", script]);
+        run(
+            "echo hello >/x/file; for i in 1 2 3 4 5 6 7 8; do read line </x/file; done; cat /x/file >/x/copy",
+        );
+        assert!(requests(&place, "OPEN") + requests(&place, "CREATE") >= 10);
+        assert_eq!(requests(&place, "FLUSH"), 0, "{source}");
+        if std::process::Command::new("flock").arg("--version").output().is_err() {
+            println!("skipped: there is no flock");
+            return;
+        }
+        // The shell, which has taken no lock, closes the file that another process has locked: nobody finds the
+        // lock once close(2) has returned.
+        let script = "for i in 1 2 3 4 5 6 7 8 9 10; do exec 9>/x/lock; flock 9; exec 9>&-; flock -n /x/lock echo free; done";
+        assert_eq!(run(script), "free\n".repeat(10), "{source}");
+        assert!(requests(&place, "FLUSH") >= 20, "{source}: {}", requests(&place, "FLUSH"));
+        end(&asked(&place), Signal::TERM);
+    }
+}
+
 /// A server that is killed leaves its entry and its control socket behind.
 #[test]
 fn control_sockets_of_killed_servers_are_removed() {

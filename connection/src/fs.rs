@@ -550,10 +550,10 @@ impl<F: FileSystem> Connection<F> {
     }
 
     /// Accounts for an open file that the client is given. The client uses no descriptor below it: its
-    /// reads and writes come through this layer, and so does every flush, which ends locks.
+    /// reads and writes come through this layer, and so does a flush after a lock, which it ends.
     fn opened(&self, ino: Ino, opened: Opened, flags: OpenFlags, dir: bool) -> Opened {
         let fh = self.ledger.opened(File { ino, fh: opened.fh }, dir, flags);
-        Opened { fh, backing: None, lower: None, no_flush: false, ..opened }
+        Opened { fh, backing: None, lower: None, ..opened }
     }
 
     fn created(&self, (entry, opened): (Entry, Opened), flags: OpenFlags) -> (Entry, Opened) {

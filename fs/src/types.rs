@@ -505,8 +505,8 @@ pub struct Opened {
     /// instead of `O_WRONLY` is possible). A layer that must see mapped changes sets this to
     /// `None`.
     pub lower: Option<Arc<OwnedFd>>,
-    /// [`flush`](crate::FileSystem::flush) of this file only drops POSIX locks. It need not be
-    /// called if the frontend keeps these.
+    /// [`flush`](crate::FileSystem::flush) of this file only drops locks. It need not be called if the frontend
+    /// keeps them, or if the file has none of them since it was opened.
     pub no_flush: bool,
     /// No lseek: the file is a stream with a position of its own.
     pub stream: bool,

@@ -284,10 +284,15 @@ enum Lost {
 
 const MKDIR: u32 = 9;
 const CREATE: u32 = 35;
+const FLUSH: u32 = 25;
 
 /// Passes messages between clients at one path and the server at another, until one is to be lost.
 #[derive(Default)]
-struct Between(Mutex<Option<Lost>>);
+struct Between {
+    lost: Mutex<Option<Lost>>,
+    /// The opcodes of all requests.
+    requests: Mutex<Vec<u32>>,
+}
 
 impl Between {
     fn start(path: &Path, server: &Path) -> Arc<Between> {
@@ -312,11 +317,11 @@ impl Between {
     }
 
     fn lose(&self, lost: Lost) {
-        *self.0.lock().unwrap() = Some(lost);
+        *self.lost.lock().unwrap() = Some(lost);
     }
 
     fn is_lost(&self) -> bool {
-        self.0.lock().unwrap().is_none()
+        self.lost.lock().unwrap().is_none()
     }
 
     /// Passes the messages of a connection, both ways.
@@ -348,7 +353,7 @@ impl Between {
     fn loses(&self, is_request: bool, message: &[u8], awaited: &Mutex<Option<u64>>) -> bool {
         let Some(head) = message.get(..16) else { return false };
         let number = u64::from_ne_bytes(head[8..16].try_into().unwrap());
-        let (mut lost, mut awaited) = (self.0.lock().unwrap(), awaited.lock().unwrap());
+        let (mut lost, mut awaited) = (self.lost.lock().unwrap(), awaited.lock().unwrap());
         if !is_request {
             let is_it = *awaited == Some(number);
             if is_it {
@@ -357,6 +362,7 @@ impl Between {
             return is_it;
         }
         let opcode = u32::from_ne_bytes(head[4..8].try_into().unwrap());
+        self.requests.lock().unwrap().push(opcode);
         match *lost {
             Some(Lost::Request(wanted)) if wanted == opcode => {
                 *lost = None;
@@ -429,6 +435,33 @@ fn a_creation_that_was_not_done_is_made_by_the_next_server() {
     assert_eq!(mkdir(&client, Ino::ROOT, "dir"), Err(Errno::EIO));
     assert_eq!(mkdir(&client, Ino::ROOT, "dir"), Err(Errno::EEXIST));
     assert_eq!(client.reconnected(), 3);
+    drop(client);
+    server.end();
+}
+
+/// Each close(2) was a request.
+#[test]
+fn a_close_asks_the_server_only_after_changes_and_locks() {
+    let (_dir, between, client, server, _) = losing();
+    let flushes = || between.requests.lock().unwrap().iter().filter(|one| **one == FLUSH).count();
+    let flush = |file| client.flush(&context(), file, LockOwner(1));
+    let file = make_file(&client, "file").unwrap();
+    write(&client, file, 0, b"data").unwrap();
+    fsync(&client, file).unwrap();
+    assert_eq!(
+        (read(&client, file, 0, 4), flush(file), flushes()),
+        (Ok(b"data".to_vec()), Ok(()), 0)
+    );
+    // A change that is not durable may be lost with the server. So it is asked if it is there.
+    write(&client, file, 4, b"more").unwrap();
+    assert_eq!((flush(file), flushes()), (Ok(()), 1));
+    fsync(&client, file).unwrap();
+    // Record locks end when any open file of their process is closed.
+    let (_, other) = create(&client, "other");
+    fsync(&client, other).unwrap();
+    assert_eq!((flush(other), flushes()), (Ok(()), 1));
+    setlk(&client, file, LockType::Write).unwrap();
+    assert_eq!((flush(other), flushes()), (Ok(()), 2));
     drop(client);
     server.end();
 }

@@ -12,6 +12,7 @@ use zerocopy::FromBytes;
 
 use crate::abi;
 use crate::convert::library_dev;
+use crate::vendor;
 
 /// The maximum validity of a reply, in seconds. A longer one could overflow `Instant`.
 const FOREVER_S: u64 = u32::MAX as u64;
@@ -180,7 +181,7 @@ fn opened(out: &abi::OpenOut) -> Opened {
         cache,
         backing: None,
         lower: None,
-        no_flush: has(abi::FOPEN_NOFLUSH),
+        no_flush: has(abi::FOPEN_NOFLUSH | vendor::OPEN_FLUSH_ENDS_LOCKS),
         stream: has(abi::FOPEN_STREAM) || has(abi::FOPEN_NONSEEKABLE),
         parallel_direct_writes: has(abi::FOPEN_PARALLEL_DIRECT_WRITES),
         cache_dir: has(abi::FOPEN_CACHE_DIR),

@@ -110,6 +110,11 @@ pub const PAGES: u64 = 1 << 63;
 /// names no file.
 pub const VERSIONS: u64 = 1 << 62;
 
+/// A flag of the reply to OPEN, CREATE and TMPFILE: FLUSH of this file only ends locks, so that a client that has none there
+/// need not send it. A client must still send it after a lock, unlike with `FOPEN_NOFLUSH`. The kernel and other servers
+/// leave it zero.
+pub const OPEN_FLUSH_ENDS_LOCKS: u32 = 1 << 31;
+
 /// Position of the connection numbers in [`InitIn::unused`].
 const NAMES_AT: usize = 3;
 /// Position of the field that makes the connection an heir instead of a copy.

@@ -153,7 +153,7 @@ impl Passthrough {
             cache,
             backing,
             lower,
-            no_flush: local && !self.forwards_locks() && !self.options.flushes,
+            no_flush: local && !self.options.flushes,
             parallel_direct_writes: true,
             ..Opened::new(fh)
         })

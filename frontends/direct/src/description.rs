@@ -114,7 +114,7 @@ impl Description {
         };
         let Parts { here, opened, pin, flags, who } = parts;
         here.mount.users.fetch_add(1, Ordering::Relaxed);
-        let fh = opened.as_ref().map(|opened| opened.fh);
+        let (fh, flags) = (opened.as_ref().map(|opened| opened.fh), flags & !LOCKED);
         let opened = opened.unwrap_or_default();
         let file = Description {
             kind: here.node.kind(),
@@ -212,7 +212,21 @@ impl Description {
     /// The current flags, without creation flags; `F_GETFL`.
     #[inline]
     pub fn flags(&self) -> OpenFlags {
-        OpenFlags(self.cells().flags.load(Ordering::Relaxed))
+        OpenFlags(self.cells().flags.load(Ordering::Relaxed) & !LOCKED)
+    }
+
+    /// Notes that a lock was or will be taken through this open file, by any process that shares it.
+    pub(crate) fn will_be_locked(&self) {
+        self.here.mount.has_locked.store(true, Ordering::Relaxed);
+        self.cells().flags.fetch_or(LOCKED, Ordering::Relaxed);
+    }
+
+    /// True if closing it may have to end locks that the file system keeps: the record locks of this process, or
+    /// those of the open file, which another process may have taken.
+    pub(crate) fn may_hold_locks(&self) -> bool {
+        let mount = &self.here.mount;
+        let is_locked = self.cells().flags.load(Ordering::Relaxed) & LOCKED != 0;
+        mount.may_hold_locks() || is_locked && mount.has_locks()
     }
 
     /// Changes the flags that `F_SETFL` can change: append, nonblock, direct, noatime.
@@ -255,7 +269,7 @@ impl Description {
         if !mount.has_locks() {
             mount.locks.drop_owner(file.ino.0, LockKind::Posix, owner);
         }
-        if self.kind == FileKind::Directory || !self.needs_flush && !mount.may_hold_locks() {
+        if self.kind == FileKind::Directory || !self.needs_flush && !self.may_hold_locks() {
             return Ok(());
         }
         let cx = task.context();
@@ -265,6 +279,9 @@ impl Description {
         }
     }
 }
+
+/// A flag beside those of open(2): a lock was taken. The kernel has none of this value.
+const LOCKED: u32 = 1 << 31;
 
 /// `O_ASYNC`.
 const ASYNC: u32 = 0o20000;
@@ -281,7 +298,7 @@ impl Drop for Description {
                 if !mount.has_locks() {
                     mount.locks.drop_owner(file.ino.0, LockKind::Flock, owner);
                     mount.locks.drop_owner(file.ino.0, LockKind::Posix, owner);
-                } else if mount.may_hold_locks() {
+                } else if self.may_hold_locks() {
                     // Releases the locks of the open file description itself (F_OFD_SETLK).
                     let _ = mount.call(Op::FLUSH, |fs| fs.flush(&cx, file, owner));
                 }

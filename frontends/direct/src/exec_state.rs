@@ -31,7 +31,7 @@ pub struct OpenFileState {
     pub flags: u32,
     /// The file has no position.
     pub stream: bool,
-    /// The file system needs a flush at every close(2).
+    /// A flush is needed at every close(2): by the file system, or because locks were taken.
     pub needs_flush: bool,
     /// The owner of its locks, see [`Description::id`].
     pub id: u64,
@@ -46,7 +46,7 @@ impl Description {
             kind: self.kind,
             flags: self.flags().0,
             stream: self.stream,
-            needs_flush: self.needs_flush(),
+            needs_flush: self.needs_flush() || self.may_hold_locks(),
             id: self.id(),
         }
     }
@@ -71,8 +71,10 @@ impl Client {
         mount: &Arc<Mount>,
         state: &OpenFileState,
     ) -> Result<Arc<Description>> {
-        // The previous program may have locked it.
-        mount.has_locked.store(true, Ordering::Relaxed);
+        if state.needs_flush {
+            // The previous program may have locked it, or another file of the mount.
+            mount.has_locked.store(true, Ordering::Relaxed);
+        }
         let here = adopt(mount, state.ino, state.kind);
         let opened = state.fh.map(|fh| defuse_fs::Opened {
             fh,

@@ -1,7 +1,6 @@
 //! Record locks and flock: kept by the file system, or by its mount if it has none.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use defuse_fs::{Errno, Lock, LockKind, LockOwner, LockRequest, LockType};
 use defuse_probe::Op;
@@ -38,7 +37,7 @@ impl Client {
         let open = file.file()?;
         let request = request(task, file, family, lock, false)?;
         let mount = file.mount();
-        mount.has_locked.store(true, Relaxed);
+        file.will_be_locked();
         let cx = task.context();
         Ok(mount.call(Op::SETLK, |fs| match mount.has_locks() {
             true => fs.setlk(&cx, open, &request),
@@ -72,7 +71,7 @@ impl Client {
         let open = file.file()?;
         let request = request(task, file, family, lock, true)?;
         let mount = file.mount();
-        mount.has_locked.store(true, Relaxed);
+        file.will_be_locked();
         let ending = Ending { callback, file: Some(Arc::clone(file)) };
         let (pending, wait) = prepare_wait(task, mount.recorder(), (open, request), ending);
         match mount.has_locks() {

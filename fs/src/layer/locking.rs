@@ -33,8 +33,8 @@ impl<F: FileSystem> Locking<F> {
 
     fn opened(&self, ino: Ino, opened: Opened) -> Opened {
         *self.opens().entry(ino).or_default() += 1;
-        // The frontend must not lock the lower open file, and flush drops record locks.
-        Opened { lower: None, no_flush: false, ..opened }
+        // The frontend must not lock the lower open file.
+        Opened { lower: None, ..opened }
     }
 
     fn closed(&self, ino: Ino) {

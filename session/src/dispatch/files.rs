@@ -18,6 +18,7 @@ use defuse_wire::abi;
 use defuse_wire::convert::{self, Timeouts};
 use defuse_wire::reply::CreateOut;
 use defuse_wire::request::Extensions;
+use defuse_wire::vendor;
 
 impl Dispatcher {
     pub(super) fn open(
@@ -109,6 +110,7 @@ impl Dispatcher {
         // A file system that keeps locks drops them at FLUSH.
         let locks = self.negotiated.uses(abi::FUSE_POSIX_LOCKS);
         set(abi::FOPEN_NOFLUSH, opened.no_flush && !locks);
+        set(vendor::OPEN_FLUSH_ENDS_LOCKS, opened.no_flush && !self.is_kernel);
         set(abi::FOPEN_PARALLEL_DIRECT_WRITES, opened.parallel_direct_writes);
         out
     }

@@ -239,8 +239,13 @@ impl<'a> Attempt<'a> {
     /// Notes an open file. Returns it with its handle for the frontend.
     pub(super) fn opened(&self, ino: Ino, how: (OpenFlags, bool), opened: Opened) -> Opened {
         let (caller, file) = (self.cx.caller, File { ino, fh: opened.fh });
-        let fh = self.client.table().opened(file, (caller, how.0, how.1), self.epoch());
-        Opened { fh, ..opened }
+        let mut table = self.client.table();
+        let fh = table.opened(file, (caller, how.0, how.1), self.epoch());
+        if opened.no_flush {
+            table.flush_ends_locks(fh);
+        }
+        // This client looks at each close(2) for lost changes.
+        Opened { fh, no_flush: false, ..opened }
     }
 
     /// An inode with an open file, if the call has one.

@@ -1,6 +1,7 @@
 //! Every method of the contract: with the numbers of the present connection, and made again if its answer is lost.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use defuse_fs::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, Fallocate,
@@ -298,7 +299,10 @@ impl FileSystem for Reconnecting {
             let is_dead = present.remote.is_dead();
             let epoch = present.epoch + u64::from(is_dead);
             let inner = self.table().at_flush(file, epoch)?;
-            let Some(inner) = inner.filter(|_| !is_dead) else { return Ok(()) };
+            let Some((inner, no_flush)) = inner.filter(|_| !is_dead) else { return Ok(()) };
+            if no_flush && !self.has_locked.load(Ordering::Relaxed) {
+                return Ok(());
+            }
             match present.remote.flush(cx, inner, owner) {
                 Err(Errno::ENOTCONN) if present.remote.is_dead() => {}
                 outcome => return outcome,
@@ -383,6 +387,7 @@ impl FileSystem for Reconnecting {
     }
 
     fn setlk(&self, cx: &Context<'_>, file: File, request: &LockRequest) -> Result<()> {
+        self.has_locked.store(true, Ordering::Relaxed);
         // A lock whose answer is lost has ended with its server.
         self.call(cx, Again, |at| {
             let inner = at.file_for_lock(file)?;
@@ -395,6 +400,7 @@ impl FileSystem for Reconnecting {
     }
 
     fn setlkw(&self, wait: LockWait) {
+        self.has_locked.store(true, Ordering::Relaxed);
         let (file, request) = (wait.file(), wait.request());
         let found = wait.with_context(|cx| {
             self.call(cx, Again, |at| {

@@ -11,6 +11,7 @@ mod unsynced;
 
 use std::fmt;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -28,6 +29,8 @@ pub struct Reconnecting {
     link: Link,
     caps: Caps,
     table: Arc<Mutex<Table>>,
+    /// A lock was requested: flush may have to end it.
+    has_locked: AtomicBool,
 }
 
 /// The fate of a call whose answer is lost with the server.
@@ -53,7 +56,7 @@ impl Reconnecting {
         let link = Link::connect(path, options, limit, Arc::clone(&table))?;
         // A server without locks leaves them to the frontend, which does not lose them.
         let caps = link.present().remote.caps();
-        Ok(Reconnecting { link, caps, table })
+        Ok(Reconnecting { link, caps, table, has_locked: AtomicBool::new(false) })
     }
 
     /// The number of servers that were found again.

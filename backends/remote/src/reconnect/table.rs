@@ -70,6 +70,8 @@ struct OpenFile {
     heard: Heard,
     /// The connection in which it took a lock.
     locked: Option<Epoch>,
+    /// The server said that flush only ends locks.
+    no_flush: bool,
     gone: bool,
 }
 
@@ -373,10 +375,18 @@ impl Table {
             fh: file.fh,
             heard,
             locked: None,
+            no_flush: false,
             gone: false,
         };
         self.files.insert(fh, open);
         fh
+    }
+
+    /// Notes that flush of an open file only ends locks.
+    pub(super) fn flush_ends_locks(&mut self, fh: Fh) {
+        if let Some(open) = self.files.get_mut(&fh) {
+            open.no_flush = true;
+        }
     }
 
     /// The open file in a connection. Fails with `EBADF` for an unknown one, and with `ESTALE` for one that was not
@@ -399,7 +409,7 @@ impl Table {
         let Some(open) = self.files.get_mut(&fh).filter(|open| open.epoch < epoch) else {
             return false;
         };
-        (open.epoch, open.fh) = (epoch, inner);
+        (open.epoch, open.fh, open.no_flush) = (epoch, inner, false);
         true
     }
 
@@ -467,9 +477,10 @@ impl Table {
     }
 
     /// Before flush, which a program also makes by ending a child process: the open file on the present connection,
-    /// if it is open there. Fails with `EIO`, any number of times, if locks or changes may be lost of which the open
+    /// if it is open there, and true if flush only ends locks: all changes are durable, so that nobody needs to know
+    /// that the server is still there. Fails with `EIO`, any number of times, if locks or changes may be lost of which the open
     /// file was not told.
-    pub(super) fn at_flush(&mut self, file: File, epoch: Epoch) -> Result<Option<File>> {
+    pub(super) fn at_flush(&mut self, file: File, epoch: Epoch) -> Result<Option<(File, bool)>> {
         let open = self.files.get(&file.fh).ok_or(Errno::EBADF)?;
         let lost_locks = open.locked.is_some_and(|taken| taken < epoch);
         let Some(inode) = self.inodes.get_mut(&file.ino) else { return Ok(None) };
@@ -477,7 +488,8 @@ impl Table {
             return Err(Errno::EIO);
         }
         let is_open = open.epoch == epoch && inode.found.epoch == epoch;
-        Ok(is_open.then_some(File { ino: inode.found.ino, fh: open.fh }))
+        let file = File { ino: inode.found.ino, fh: open.fh };
+        Ok(is_open.then_some((file, open.no_flush && inode.unsynced.is_clean())))
     }
 
     pub(super) fn synced(&mut self, ino: Ino, count: u64) {

@@ -27,7 +27,7 @@ impl Unsynced {
         self.changes += 1;
     }
 
-    fn is_clean(&self) -> bool {
+    pub(super) fn is_clean(&self) -> bool {
         self.changes == self.synced
     }
 
