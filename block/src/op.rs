@@ -55,7 +55,8 @@ pub struct Done {
     pub tag: u64,
     /// Whole success or an error. After a failed read the memory holds anything.
     pub result: Result<()>,
-    /// The memory of a read or write; of others, nothing.
+    /// The memory of a read or write; of others, nothing. A device that failed in the middle of an operation keeps the
+    /// memory that it may still use: there is none with such an error.
     pub memory: Segments,
 }
 

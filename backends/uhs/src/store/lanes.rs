@@ -14,6 +14,10 @@ const KEPT: usize = 8;
 /// The wait of a thread for frames that other threads hold, before it looks again.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
+/// Looks for frames, about a second: after that they do not come back. A device that has failed as a whole keeps those
+/// that it had.
+const LOOKS: u32 = 500;
+
 /// The queues to a device that are not in use, and the frames of writes.
 pub(super) struct Lanes {
     device: Arc<dyn Device>,
@@ -76,8 +80,15 @@ impl Lane {
     /// Takes frames. Where there are none, it waits for writes of this lane, which `reaped` gets, or for
     /// those of others.
     pub(super) fn frames(&mut self, count: u32, reaped: &mut Vec<Done>) -> Frames {
+        let mut looks = 0;
         loop {
             if let Some(frames) = self.lanes.region.take(count) {
+                return frames;
+            }
+            if looks >= LOOKS
+                && let Ok(region) = Region::new(count.next_power_of_two())
+                && let Some(frames) = region.take(count)
+            {
                 return frames;
             }
             if self.in_flight() > 0 {
@@ -88,6 +99,7 @@ impl Lane {
                 });
                 continue;
             }
+            looks = (looks + 1).min(LOOKS);
             let idle = self.lanes.lock();
             drop(self.lanes.returned.wait_timeout(idle, LOOK_AGAIN));
         }

@@ -312,7 +312,8 @@ impl Store {
     /// A failure of the device, after which only failures follow.
     pub(crate) fn finish(&self, writing: Writing) -> Result<u64, StoreError> {
         let (group, fua) = (writing.group(), writing.fua);
-        let (mut bad, mut lane) = writing.wait();
+        let (bad, mut lane) = writing.wait();
+        let Some(mut bad) = bad else { return self.noted(Err(Errno::IO), "write") };
         let mut replaced = false;
         for _ in 0..TRIES {
             if bad.is_empty() {

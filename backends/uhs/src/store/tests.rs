@@ -1,9 +1,11 @@
 //! Stores on devices that fail, and mounts that may not write.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use defuse_block::sim::Call;
-use defuse_block::{Errno, Ram, Sim};
+use defuse_block::{Done, Errno, Facts, Op, Queue, Ram, Region, Sim, Waker, Worker};
 
 use super::*;
 
@@ -68,6 +70,72 @@ fn a_device_that_takes_no_writes_ends_the_store() {
     let (_, found) = open(&Sim::from_ram(&sim.now(), 1)).unwrap();
     // A write that failed may have reached the device.
     assert!([&b"old"[..], b"new"].contains(&found.inodes()[0].1));
+}
+
+/// A device whose queues panic at each reap, once `panics` is set.
+struct Broken {
+    inner: Ram,
+    panics: Arc<AtomicBool>,
+}
+
+struct BrokenQueue {
+    inner: Box<dyn Queue>,
+    panics: Arc<AtomicBool>,
+}
+
+impl Device for Broken {
+    fn facts(&self) -> &Facts {
+        self.inner.facts()
+    }
+    fn register(&self, region: &Arc<Region>) -> Result<(), Errno> {
+        self.inner.register(region)
+    }
+    fn queue(&self, depth: u32) -> Result<Box<dyn Queue>, Errno> {
+        let (inner, panics) = (self.inner.queue(depth)?, Arc::clone(&self.panics));
+        Ok(Box::new(BrokenQueue { inner, panics }))
+    }
+}
+
+impl Queue for BrokenQueue {
+    fn push(&mut self, op: Op) -> Result<(), Op> {
+        self.inner.push(op)
+    }
+    fn kick(&mut self) {
+        self.inner.kick();
+    }
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        assert!(!self.panics.load(Ordering::Relaxed), "the queue is broken");
+        self.inner.reap(done);
+    }
+    fn wait(&mut self, timeout: Option<Duration>) {
+        self.inner.wait(timeout);
+    }
+    fn waker(&self) -> Waker {
+        self.inner.waker()
+    }
+    fn in_flight(&self) -> usize {
+        self.inner.in_flight()
+    }
+    fn depth(&self) -> usize {
+        self.inner.depth()
+    }
+}
+
+/// The device keeps the memory of what it was about, and the group is not taken for written.
+#[test]
+fn a_device_whose_thread_fails_ends_the_store() {
+    let panics = Arc::new(AtomicBool::new(false));
+    let broken = Broken { inner: fresh(), panics: Arc::clone(&panics) };
+    let worker: Arc<dyn Device> = Arc::new(Worker::over(Arc::new(broken)).unwrap());
+    let survey = survey(&*worker, Rules::ALL).unwrap();
+    let store = Store::begin(worker, &survey, Rules::ALL, fastrand::Rng::with_seed(5)).unwrap();
+    commit(&store, vec![write(1, b"old")]).unwrap();
+    panics.store(true, Ordering::Relaxed);
+    for now in [true, false] {
+        let changes = vec![write(1, b"new")];
+        assert!(store.commit(store.turn(), changes, now, &mut |_, _| None).is_err());
+    }
+    assert!(store.sync(store.newest()).is_err());
 }
 
 #[test]

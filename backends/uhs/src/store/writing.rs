@@ -71,17 +71,22 @@ impl Writing {
         self.lane.poll(&mut self.reaped);
     }
 
-    /// Waits for all writes. Returns the slots whose write failed, and the lane.
-    pub(super) fn wait(mut self) -> (Vec<Failed>, Lane) {
+    /// Waits for all writes. Returns the slots whose write failed, and the lane. `None` where a device has kept the memory of
+    /// slots, which it does if it has failed as a whole.
+    pub(super) fn wait(mut self) -> (Option<Vec<Failed>>, Lane) {
         while self.lane.in_flight() > 0 {
             self.lane.wait(&mut self.reaped);
         }
-        let mut failed = Vec::new();
+        let mut failed = Some(Vec::new());
         for Done { tag, result, memory } in self.reaped {
             let Err(errno) = result else { continue };
             let Run { first, identities } = &self.runs[tag as usize];
             log::warn!("slots from block {first} on cannot be written: {errno}");
-            let Some(frames) = memory.into_frames() else { continue };
+            let Some(frames) = memory.into_frames() else {
+                failed = None;
+                continue;
+            };
+            let Some(failed) = failed.as_mut() else { continue };
             for ((block, identity), bytes) in
                 (*first..).zip(identities).zip(frames.chunks_exact(BLOCK))
             {
