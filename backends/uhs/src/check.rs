@@ -40,7 +40,7 @@ pub(crate) fn check_watched(
     watch: &dyn Watch,
 ) -> Result<Report, StoreError> {
     let survey = survey_and_see(&**device, Rules::ALL, |_| {}, watch)?;
-    let (names, pool, problems) = load::load(&**device, &survey, watch)?;
+    let (names, pool, problems) = load::load(&**device, &survey, u64::MAX, watch)?;
     Ok(Report {
         problems,
         inodes: names.count().0,

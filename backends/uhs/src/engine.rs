@@ -136,9 +136,11 @@ impl Engine {
             match load::restore(&*device, &superblock, options.index)? {
                 Some((survey, names, pool)) => (survey, names, pool, Vec::new()),
                 None => {
-                    let survey = survey_and_see(&*device, rules, |_| {}, watch)?;
-                    load::check_index(survey.found.live.len() as u64, 0, options.index)?;
-                    let (names, pool, problems) = load::load(&*device, &survey, watch)?;
+                    let scanned = Rules { kept: rules.kept.min(options.index), ..rules };
+                    let mut survey = survey_and_see(&*device, scanned, |_| {}, watch)?;
+                    let (names, pool, problems) =
+                        load::load(&*device, &survey, options.index, watch)?;
+                    survey.forget_bodies();
                     (survey, names, pool, problems)
                 }
             };

@@ -1,6 +1,7 @@
 //! From a device to the names of its files.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use defuse_block::{Blocking, Device};
 use defuse_fs::source::Watch;
@@ -11,21 +12,22 @@ use crate::format::inode::{Decoded, Inode, POINTERS_OF_BLOCK, Pointer, pointers_
 use crate::format::snapshot::{Header, Segment};
 use crate::format::superblock::{COPIES, Chunk, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
-use crate::names::{Loaded, Names, Problem, Told};
+use crate::names::{Loaded, Loading, Names, Problem, Told};
 use crate::space::{Run, Space};
 use crate::store::{StoreError, Survey, chunks_left, failed, slots, snapshot};
 
 /// Inodes after which somebody may end the loading.
 const LOOKED_AT: u64 = 4096;
 
-/// Reads all inodes that count.
+/// Loads all inodes that count, one after the other, into an index of `limit` bytes at most.
 ///
 /// # Errors
 ///
-/// A failure of the device, and [`StoreError::Interrupted`]. What the device holds is a [`Problem`].
+/// A failure of the device, [`StoreError::Index`], and [`StoreError::Interrupted`]. What the device holds is a [`Problem`].
 pub(crate) fn load(
     device: &dyn Device,
     survey: &Survey,
+    limit: u64,
     watch: &dyn Watch,
 ) -> Result<(Names, Arc<Pool>, Vec<Problem>), StoreError> {
     let (superblock, found) = (&survey.superblock, &survey.found);
@@ -34,18 +36,20 @@ pub(crate) fn load(
         found.damaged.keys().map(|ino| Problem::Damaged { ino: *ino }).collect();
     problems.extend(survey.unreadable.iter().map(|block| Problem::Unreadable { block: *block }));
     problems.extend(found.lost_removals.first().map(|_| Problem::LostRemovals));
-    let mut space = space(superblock);
-    let bodies = survey.inodes();
-    let mut loaded = Vec::with_capacity(bodies.len());
-    let all = bodies.len() as u64;
-    for (at, (ino, body)) in (0..).zip(bodies) {
+    let all = found.live.len() as u64;
+    check_index(all, 0, limit)?;
+    let pool = Arc::new(Pool::new(space(superblock)));
+    let mut loading = Loading::begin(Arc::clone(&pool), found.next_ino);
+    let mut at = 0;
+    survey.each(device, false, |ino, body| {
         if at % LOOKED_AT == 0 && watch.ends("loading inodes", at, all) {
             return Err(StoreError::Interrupted);
         }
+        at += 1;
         let whole = match Inode::decode(body) {
             Some(Decoded::Whole(inode)) => Some((inode, Vec::new())),
             Some(Decoded::Outside { inode, levels, bytes, pointers }) => {
-                let claim = &mut |run| space.claim(run);
+                let claim = &mut |run| pool.space().claim(run);
                 let spilled = records(&mut line, claim, (levels, bytes), pointers);
                 let inode = inode.with_records(&spilled.bytes).filter(|_| spilled.whole);
                 inode.map(|inode| (inode, spilled.blocks))
@@ -53,12 +57,12 @@ pub(crate) fn load(
             None => None,
         };
         match whole {
-            Some((inode, records)) => loaded.push(Loaded { ino, inode, records }),
+            Some((inode, records)) => loading.add(Loaded { ino, inode, records }),
             None => problems.push(Problem::Damaged { ino }),
         }
-    }
-    let pool = Arc::new(Pool::new(space));
-    let (names, more) = Names::load(Arc::clone(&pool), found.next_ino, loaded);
+        check_records(&pool, all, limit)
+    })?;
+    let (names, more) = loading.end();
     pool.set_slots(slots(superblock), chunks_left(superblock));
     problems.extend(more);
     Ok((names, pool, problems))
@@ -75,6 +79,12 @@ pub(crate) fn check_index(inodes: u64, records: u64, limit: u64) -> Result<(), S
         true => Ok(()),
         false => Err(StoreError::Index { inodes, bytes, limit }),
     }
+}
+
+/// As [`check_index`], for `inodes` of which a part is in memory already.
+fn check_records(pool: &Pool, inodes: u64, limit: u64) -> Result<(), StoreError> {
+    let loaded = pool.inodes().load(Ordering::Relaxed) * INODE_MEMORY;
+    check_index(inodes, pool.index_bytes().0.saturating_sub(loaded), limit)
 }
 
 /// The inodes that the snapshot of the last clean end tells, if there is one and nothing is wrong with it.

@@ -60,6 +60,8 @@ pub(crate) struct Rules {
     pub(crate) early_run: u64,
     /// Slots that may be used: with few of them, each is used again soon.
     pub(crate) usable: usize,
+    /// Bytes that a scan keeps of the bodies of inodes: beyond them, slots are read a second time.
+    pub(crate) kept: u64,
     /// The times of inodes come from a clock that every look steps, so that a seed repeats all bytes.
     pub(crate) stepped_time: bool,
 }
@@ -86,6 +88,8 @@ impl Rules {
         full_group: 1024,
         early_run: UNIT_BLOCKS,
         usable: usize::MAX,
+        // Enough for more than a million inodes with names of usual length.
+        kept: 256 << 20,
         stepped_time: false,
     };
 }

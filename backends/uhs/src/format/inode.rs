@@ -199,6 +199,22 @@ impl Inode {
         }
     }
 
+    /// The length of a body without inline data at its end. The data of an inode with other records than one name counts,
+    /// because it stays in memory.
+    pub(crate) fn without_data(body: &[u8]) -> usize {
+        let short = || {
+            let (_, levels, rest) = Inode::decode_head(body)?;
+            let mut from = Reader::new(rest);
+            let name = (from.u8()?, usize::from(from.u16()?));
+            from.bytes(name.1)?;
+            let data = (from.u8()?, usize::from(from.u16()?));
+            let is_short = levels == 0 && name.0 == NAME && data.0 == INLINE_DATA;
+            let len = HEAD + 2 * RECORD_BYTES + name.1;
+            (is_short && len + data.1 == body.len()).then_some(len)
+        };
+        short().unwrap_or(body.len())
+    }
+
     /// The fixed fields, the levels, and the rest of a body.
     fn decode_head(body: &[u8]) -> Option<(Inode, u8, &[u8])> {
         let (head, rest) = body.split_at_checked(HEAD)?;
@@ -411,6 +427,30 @@ mod tests {
                 Extent { page: 0, block: 100, count: 5, unwritten: false },
                 Extent { page: 9, block: 7, count: 1, unwritten: true },
             ]),
+        }
+    }
+
+    #[test]
+    fn only_inline_data_of_inodes_with_one_name_and_nothing_else_is_left_out() {
+        let data = || Data::Inline(vec![5; 1000]);
+        let links = vec![inode().links[0].clone()];
+        let short = Inode { links, xattrs: Vec::new(), data: data(), ..inode() };
+        let (body, len) = (short.body(), HEAD + 2 * RECORD_BYTES + 16 + 1);
+        assert_eq!((Inode::without_data(&body), body.len()), (len, len + 1000));
+        for cut in 0..body.len() {
+            assert_eq!(Inode::without_data(&body[..cut]), cut, "the record has no end");
+        }
+        let more = [body.as_slice(), &[0]].concat();
+        assert_eq!(Inode::without_data(&more), more.len());
+        let others = [
+            Inode { links: inode().links, ..short.clone() },
+            Inode { xattrs: inode().xattrs, ..short.clone() },
+            Inode { links: Vec::new(), ..short.clone() },
+            Inode { data: Data::Target(vec![b'x'; 100]), ..short.clone() },
+            Inode { data: inode().data, ..short },
+        ];
+        for other in others {
+            assert_eq!(Inode::without_data(&other.body()), other.body().len(), "{other:?}");
         }
     }
 

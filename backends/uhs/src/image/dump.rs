@@ -57,7 +57,7 @@ fn whole(
     scanned: &[(u64, Scanned)],
     watch: &dyn Watch,
 ) -> Result<Vec<Table>, StoreError> {
-    let (_, pool, problems) = load::load(device, survey, watch)?;
+    let (_, pool, problems) = load::load(device, survey, u64::MAX, watch)?;
     let units = pool.space().classes();
     let units = units.into_iter().map(|(class, units, free)| row![class, units, free]).collect();
     let problems = problems.iter().map(|problem| row![problem.to_string()]).collect();
@@ -207,9 +207,10 @@ fn inode(
     }
     let columns: &[&str] = &["block", "state", "stamp", "group", "index", "of", "bytes"];
     let mut tables = vec![Table { name: "slots", columns, rows }];
-    let bodies = survey.inodes();
-    let body = bodies.iter().find(|(number, _)| *number == ino).map(|(_, body)| *body);
-    if let Some(decoded) = body.and_then(Inode::decode) {
+    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
+    let version = survey.found.live.get(&ino);
+    let body = version.and_then(|version| survey.read(&mut line, version.block));
+    if let Some(decoded) = body.as_deref().and_then(Inode::decode) {
         tables.extend(contents(device, survey, decoded)?);
     }
     Ok(Some(tables))

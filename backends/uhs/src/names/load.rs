@@ -11,7 +11,7 @@ use super::record::{Body, Directory, Extra, Live, Record, Time};
 use super::{Names, ROOT, settle};
 use crate::content::{Content, Pool};
 use crate::engine::lock;
-use crate::format::inode::{Data, Extent, Inode, Link};
+use crate::format::inode::{Data, Inode, Link};
 use crate::space::Run;
 
 /// An inode that was read.
@@ -100,49 +100,58 @@ impl fmt::Display for Problem {
     }
 }
 
-impl Names {
-    /// The file system that these inodes are, and all that is wrong with it. `pool` knows the units of
-    /// inodes and the blocks of records. What is wrong is left out.
-    pub(crate) fn load(
-        pool: Arc<Pool>,
-        next_ino: u64,
-        loaded: Vec<Loaded>,
-    ) -> (Names, Vec<Problem>) {
+/// A file system of which inodes are read one after the other, by number.
+pub(crate) struct Loading {
+    names: Names,
+    pool: Arc<Pool>,
+    problems: Vec<Problem>,
+    /// The names of all inodes so far: position, and inode.
+    links: Vec<(u64, u64, Link)>,
+    dirs: Vec<u64>,
+}
+
+impl Loading {
+    /// One without inodes. `pool` knows the units of inodes.
+    pub(crate) fn begin(pool: Arc<Pool>, next_ino: u64) -> Loading {
         let names = Names::new(Arc::clone(&pool));
         names.next_ino.fetch_max(next_ino, Ordering::Relaxed);
-        let (mut problems, mut links, mut dirs) = (Vec::new(), Vec::new(), Vec::new());
-        let mut space = pool.space();
-        for Loaded { ino, mut inode, records } in loaded {
-            let Some(kind) = FileKind::from_mode(inode.mode).filter(|kind| fits(*kind, &inode))
-            else {
-                problems.push(Problem::Kind { ino });
-                continue;
-            };
-            let extents: &[Extent] = match &inode.data {
-                Data::Extents(extents) => extents,
-                _ => &[],
-            };
+        let (problems, links, dirs) = (Vec::new(), Vec::new(), Vec::new());
+        Loading { names, pool, problems, links, dirs }
+    }
+
+    /// Adds an inode, of which `pool` knows the blocks of records. What is wrong is left out.
+    pub(crate) fn add(&mut self, Loaded { ino, mut inode, records }: Loaded) {
+        let Some(kind) = FileKind::from_mode(inode.mode).filter(|kind| fits(*kind, &inode)) else {
+            self.problems.push(Problem::Kind { ino });
+            return;
+        };
+        if let Data::Extents(extents) = &inode.data {
+            let mut space = self.pool.space();
             let blocks = extents.iter().map(|extent| Run::from(*extent));
             if blocks.filter(|run| !space.claim(*run)).count() > 0 {
-                problems.push(Problem::Blocks { ino });
-                continue;
+                self.problems.push(Problem::Blocks { ino });
+                return;
             }
-            let count = inode.links.len();
-            let is_dir = kind == FileKind::Directory;
-            if (ino == ROOT) != (count == 0) || is_dir && count > 1 || ino == ROOT && !is_dir {
-                problems.push(Problem::Names { ino });
-            }
-            // With one name at most, and none of the root, no walk from the root meets a directory twice.
-            match (ino, is_dir) {
-                (ROOT, _) => inode.links.clear(),
-                (_, true) => inode.links.truncate(1),
-                _ => {}
-            }
-            links.extend(inode.links.iter().map(|link| (link.stamp, ino, link.clone())));
-            dirs.extend(is_dir.then_some(ino));
-            names.add_loaded(ino, inode, records);
         }
-        drop(space);
+        let count = inode.links.len();
+        let is_dir = kind == FileKind::Directory;
+        if (ino == ROOT) != (count == 0) || is_dir && count > 1 || ino == ROOT && !is_dir {
+            self.problems.push(Problem::Names { ino });
+        }
+        // With one name at most, and none of the root, no walk from the root meets a directory twice.
+        match (ino, is_dir) {
+            (ROOT, _) => inode.links.clear(),
+            (_, true) => inode.links.truncate(1),
+            _ => {}
+        }
+        self.links.extend(inode.links.iter().map(|link| (link.stamp, ino, link.clone())));
+        self.dirs.extend(is_dir.then_some(ino));
+        self.names.add_loaded(ino, inode, records);
+    }
+
+    /// The file system that these inodes are, and all that is wrong with it.
+    pub(crate) fn end(self) -> (Names, Vec<Problem>) {
+        let Loading { names, mut problems, mut links, dirs, .. } = self;
         links.sort_unstable_by_key(|(stamp, ino, _)| (*stamp, *ino));
         for (stamp, ino, link) in links {
             names.next_stamp.fetch_max(stamp.saturating_add(1), Ordering::Relaxed);
@@ -156,7 +165,9 @@ impl Names {
         }
         (names, problems)
     }
+}
 
+impl Names {
     pub(super) fn add_loaded(&self, ino: u64, inode: Inode, records: Vec<Run>) {
         let Inode { mode, uid, gid, rdev, size, links, xattrs, data, .. } = inode;
         let is_dir = FileKind::from_mode(mode) == Some(FileKind::Directory);

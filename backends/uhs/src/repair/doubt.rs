@@ -94,10 +94,10 @@ impl Doubt {
     }
 
     /// Adds what is readable of the groups. `body` returns that of the inode in a block.
-    pub(super) fn name<'a>(
+    pub(super) fn name(
         &mut self,
         scan: &[(u64, Scanned)],
-        body: impl Fn(u64) -> Option<&'a [u8]>,
+        mut body: impl FnMut(u64) -> Option<Vec<u8>>,
     ) {
         let (first, last) = self.groups;
         for (block, scanned) in scan {
@@ -107,7 +107,7 @@ impl Doubt {
             }
             match identity.kind {
                 Kind::Inode => {
-                    let inode = body(*block).and_then(Inode::decode);
+                    let inode = body(*block).as_deref().and_then(Inode::decode);
                     let links = inode.map(|decoded| match decoded {
                         Decoded::Whole(inode) | Decoded::Outside { inode, .. } => inode.links,
                     });

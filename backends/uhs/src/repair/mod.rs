@@ -61,7 +61,7 @@ pub(crate) fn repair_watched(
     let survey = decided(&**device, newest, watch)?;
     let found = &survey.found;
     let mut line = Blocking::new(&**device).map_err(failed("open a queue"))?;
-    let (patients, removed) = patients(&mut line, &survey);
+    let (patients, removed) = patients(&**device, &mut line, &survey)?;
     let claims = kept_blocks(&survey.superblock);
     let mut mender = Mender::new(patients, claims, found.next_ino, Timestamp::now().into());
     mender.mend();
@@ -122,7 +122,8 @@ fn decided(
         (None, _) | (_, Some(Newest::Undo)) => Ok(survey),
         (Some(doubt), Some(Newest::Keep)) => Ok(survey.count_up_to(&scan, doubt.groups.1)),
         (Some(mut doubt), None) => {
-            doubt.name(&scan, |block| survey.body(block));
+            let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
+            doubt.name(&scan, |block| survey.read(&mut line, block));
             Err(StoreError::Doubtful(doubt))
         }
     }
@@ -181,7 +182,15 @@ fn kept_blocks(superblock: &Superblock) -> Claims {
 }
 
 /// All inodes as far as they can be read, and the numbers of those of which nothing can be.
-fn patients(line: &mut Blocking, survey: &Survey) -> (BTreeMap<u64, Patient>, Vec<u64>) {
+///
+/// # Errors
+///
+/// A slot that could be read cannot be read again.
+fn patients(
+    device: &dyn Device,
+    line: &mut Blocking,
+    survey: &Survey,
+) -> Result<(BTreeMap<u64, Patient>, Vec<u64>), StoreError> {
     let found = &survey.found;
     let mut read: HashMap<u64, u8> = HashMap::new();
     let blocks = survey.superblock.blocks;
@@ -192,14 +201,15 @@ fn patients(line: &mut Blocking, survey: &Survey) -> (BTreeMap<u64, Patient>, Ve
         run.block < blocks && *times <= READ_TIMES
     };
     let (mut inodes, mut removed) = (BTreeMap::new(), Vec::new());
-    for (ino, body) in survey.inodes() {
+    survey.each(device, true, |ino, body| {
         let stamp = found.live.get(&ino).map_or(0, |version| version.stamp);
         let is_sound = Inode::decode(body).is_some();
         match patient(line, claim, body, stamp, is_sound) {
             Some(patient) => drop(inodes.insert(ino, patient)),
             None => removed.push(ino),
         }
-    }
+        Ok(())
+    })?;
     for (ino, version) in &found.damaged {
         let mut bytes = [0; BLOCK];
         let identity =
@@ -219,7 +229,7 @@ fn patients(line: &mut Blocking, survey: &Survey) -> (BTreeMap<u64, Patient>, Ve
             None => removed.push(*ino),
         }
     }
-    (inodes, removed)
+    Ok((inodes, removed))
 }
 
 /// An inode as far as its body can be read. Where the body is damaged, its records are searched for in all

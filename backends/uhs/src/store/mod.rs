@@ -9,6 +9,7 @@
 //! 3. [`Store::commit`] gives it a number and slots, and writes them.
 //! 4. [`Store::sync`] returns once it survives a power failure.
 
+mod bodies;
 mod copies;
 mod error;
 mod flushes;

@@ -1,11 +1,12 @@
 //! The slots of a device, each read once: by all cores, with several reads in flight.
 
-use std::ops::{Range, RangeInclusive};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use defuse_block::{Blocking, Device, Done, Errno, FRAME, Op, OpKind, Queue, Region};
 use defuse_fs::source::{Unwatched, Watch};
 
+use super::bodies::{Bodies, Budget};
 use super::copies::superblock;
 use super::error::{StoreError, failed};
 use super::slots;
@@ -32,25 +33,32 @@ pub(crate) struct Survey {
     pub(crate) found: Recovered,
     /// Blocks of slots that cannot be read.
     pub(crate) unreadable: Vec<u64>,
-    parts: Vec<Part>,
+    /// Those of each thread.
+    pub(super) bodies: Vec<Bodies>,
 }
 
 /// The findings of one thread.
-#[derive(Default)]
-struct Part {
+pub(super) struct Part {
     slots: Vec<(u64, Scanned)>,
-    /// Inodes: number, block, and the body within `bytes`.
-    bodies: Vec<(u64, u64, Range<usize>)>,
-    bytes: Vec<u8>,
+    pub(super) bodies: Bodies,
     unreadable: Vec<u64>,
 }
 
 /// Neighbouring blocks of one chunk.
 #[derive(Clone, Copy)]
-struct Piece {
-    block: u64,
-    blocks: u64,
-    key: u64,
+pub(super) struct Piece {
+    pub(super) block: u64,
+    pub(super) blocks: u64,
+    pub(super) key: u64,
+}
+
+/// The bodies that a scan keeps.
+#[derive(Clone, Copy)]
+pub(super) enum Keeps<'a> {
+    /// As many as there is room for, in this way.
+    Some(&'a Budget),
+    /// Those of the slots in these blocks, in ascending order, with their data if so.
+    These(&'a [u64], bool),
 }
 
 /// Reads the superblock and all slots of `device`, and works out what counts. Writes nothing.
@@ -74,29 +82,29 @@ pub(crate) fn survey_and_see(
     watch: &dyn Watch,
 ) -> Result<Survey, StoreError> {
     let superblock = superblock(device)?;
-    let parts = scan(device, &superblock, watch);
-    let mut parts = parts.map_err(|errno| match errno {
-        Errno::INTR => StoreError::Interrupted,
-        errno => failed("read the inodes")(errno),
-    })?;
+    let budget = Budget(AtomicU64::new(rules.kept));
+    let pieces = pieces(&superblock, gathered(device, &superblock));
+    let parts = scan(device, &superblock, &pieces, Keeps::Some(&budget), watch)?;
     let mut slots = Vec::new();
     let mut unreadable = Vec::new();
-    for part in &mut parts {
+    let mut bodies = Vec::new();
+    for mut part in parts {
         slots.append(&mut part.slots);
         unreadable.append(&mut part.unreadable);
+        bodies.push(part.bodies);
     }
     slots.sort_unstable_by_key(|(block, _)| *block);
     unreadable.sort_unstable();
     see(&slots);
     let mut found = recover(&slots, superblock.durable, rules);
     found.next_ino = superblock.next_ino.max(found.next_ino);
-    Ok(Survey { superblock, found, unreadable, parts })
+    Ok(Survey { superblock, found, unreadable, bodies })
 }
 
 impl Survey {
     /// The state that a snapshot has told.
     pub(crate) fn restored(superblock: Superblock, found: Recovered) -> Survey {
-        Survey { superblock, found, unreadable: Vec::new(), parts: Vec::new() }
+        Survey { superblock, found, unreadable: Vec::new(), bodies: Vec::new() }
     }
 
     /// The state of the same slots, `scan`, if the groups up to `group` count, whatever is missing of them.
@@ -104,12 +112,6 @@ impl Survey {
         let mut found = recover(scan, self.superblock.durable.max(group), Rules::ALL);
         found.next_ino = self.superblock.next_ino.max(found.next_ino);
         Survey { found, ..self }
-    }
-
-    /// The body of the inode in a slot that is whole.
-    pub(crate) fn body(&self, block: u64) -> Option<&[u8]> {
-        let of = |part: &'_ Part| part.bodies.iter().find(|(_, at, _)| *at == block).cloned();
-        self.parts.iter().find_map(|part| of(part).map(|(.., range)| &part.bytes[range]))
     }
 
     /// The place of the slot at `block`; `None` where no chunk has it.
@@ -122,46 +124,59 @@ impl Survey {
         let chunk = self.superblock.chunks.iter().find(holds)?;
         Some(SlotIdentity { uuid: self.superblock.uuid, key: chunk.key, block })
     }
-
-    /// The bodies of the inodes that count, by number.
-    pub(crate) fn inodes(&self) -> Vec<(u64, &[u8])> {
-        let counts =
-            |ino, block| self.found.live.get(&ino).is_some_and(|version| version.block == block);
-        let bodies = self.parts.iter().flat_map(|part| {
-            let counting = part.bodies.iter().filter(|(ino, block, _)| counts(*ino, *block));
-            counting.map(|(ino, _, range)| (*ino, &part.bytes[range.clone()]))
-        });
-        let mut bodies: Vec<(u64, &[u8])> = bodies.collect();
-        bodies.sort_unstable_by_key(|(ino, _)| *ino);
-        bodies
-    }
 }
 
-/// Reads all slots. `EINTR` if `watch` ends that.
-fn scan(
-    device: &dyn Device,
-    superblock: &Superblock,
-    watch: &dyn Watch,
-) -> Result<Vec<Part>, Errno> {
-    // A region gives runs out of blocks of a power of two.
+/// Blocks of a read. A region gives runs out of blocks of a power of two.
+pub(super) fn gathered(device: &dyn Device, superblock: &Superblock) -> u64 {
     let gathered = (slots(superblock) / READS).clamp(*GATHERED.start(), *GATHERED.end());
     let largest = (u64::from(device.facts().max_transfer) / BLOCK as u64).max(1);
-    let gathered = gathered.next_power_of_two().min(1 << largest.ilog2());
-    let pieces: Vec<Piece> = superblock
-        .chunks
-        .iter()
-        .flat_map(|chunk| {
-            let first = u64::from(chunk.first_unit) * UNIT_BLOCKS;
-            let end = first + u64::from(chunk.units) * UNIT_BLOCKS;
-            (first..end).step_by(gathered as usize).map(move |block| Piece {
-                block,
-                blocks: gathered.min(end - block),
-                key: chunk.key,
-            })
+    gathered.next_power_of_two().min(1 << largest.ilog2())
+}
+
+/// All slots, in pieces of `gathered` blocks.
+fn pieces(superblock: &Superblock, gathered: u64) -> Vec<Piece> {
+    let chunks = superblock.chunks.iter();
+    let pieces = chunks.flat_map(|chunk| {
+        let first = u64::from(chunk.first_unit) * UNIT_BLOCKS;
+        let end = first + u64::from(chunk.units) * UNIT_BLOCKS;
+        (first..end).step_by(gathered as usize).map(move |block| Piece {
+            block,
+            blocks: gathered.min(end - block),
+            key: chunk.key,
         })
-        .collect();
+    });
+    pieces.collect()
+}
+
+/// Reads slots in `pieces`.
+///
+/// # Errors
+///
+/// A failure of the device as a whole, and [`StoreError::Interrupted`] if `watch` ends the reading.
+pub(super) fn scan(
+    device: &dyn Device,
+    superblock: &Superblock,
+    pieces: &[Piece],
+    keeps: Keeps<'_>,
+    watch: &dyn Watch,
+) -> Result<Vec<Part>, StoreError> {
+    let parts = scan_by_threads(device, superblock, pieces, keeps, watch);
+    parts.map_err(|errno| match errno {
+        Errno::INTR => StoreError::Interrupted,
+        errno => failed("read the inodes")(errno),
+    })
+}
+
+/// `EINTR` if `watch` ends the reading.
+fn scan_by_threads(
+    device: &dyn Device,
+    superblock: &Superblock,
+    pieces: &[Piece],
+    keeps: Keeps<'_>,
+    watch: &dyn Watch,
+) -> Result<Vec<Part>, Errno> {
     // The number of cores costs a dozen system calls.
-    let threads = match slots(superblock) / SHARE {
+    let threads = match pieces.iter().map(|piece| piece.blocks).sum::<u64>() / SHARE {
         0 | 1 => 1,
         wanted => {
             wanted.min(std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64))
@@ -172,7 +187,8 @@ fn scan(
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
         !watch.ends("reading inodes", done as u64, pieces.len() as u64)
     };
-    let work = || Scanner::new(device, superblock, gathered)?.run(&pieces, &next, &goes_on);
+    let largest = pieces.iter().map(|piece| piece.blocks).max().unwrap_or(1).next_power_of_two();
+    let work = || Scanner::new(device, superblock, largest, keeps)?.run(pieces, &next, &goes_on);
     if threads == 1 {
         return Ok(vec![work()?]);
     }
@@ -189,6 +205,7 @@ struct Scanner<'a> {
     superblock: &'a Superblock,
     queue: Box<dyn Queue>,
     region: std::sync::Arc<Region>,
+    keeps: Keeps<'a>,
     part: Part,
 }
 
@@ -197,11 +214,14 @@ impl<'a> Scanner<'a> {
         device: &'a dyn Device,
         superblock: &'a Superblock,
         gathered: u64,
+        keeps: Keeps<'a>,
     ) -> Result<Self, Errno> {
         let region = Region::new(DEPTH * gathered as u32)?;
         device.register(&region)?;
         let queue = device.queue(DEPTH)?;
-        Ok(Scanner { device, superblock, queue, region, part: Part::default() })
+        let (slots, unreadable) = (Vec::new(), Vec::new());
+        let part = Part { slots, bodies: Bodies::default(), unreadable };
+        Ok(Scanner { device, superblock, queue, region, keeps, part })
     }
 
     /// Reads pieces, each of which one thread takes by `next`, while `goes_on` says so after each.
@@ -263,11 +283,17 @@ impl<'a> Scanner<'a> {
             if let Found::Whole(identity, body) = &found
                 && identity.kind == slot::Kind::Inode
             {
-                let start = part.bytes.len();
-                part.bytes.extend_from_slice(body);
-                part.bodies.push((identity.ino, block, start..part.bytes.len()));
+                match self.keeps {
+                    Keeps::Some(budget) => part.bodies.keep_some(budget, identity.ino, block, body),
+                    Keeps::These(these, whole) if these.binary_search(&block).is_ok() => {
+                        part.bodies.keep(identity.ino, block, body, whole);
+                    }
+                    Keeps::These(..) => {}
+                }
             }
-            part.slots.extend(Scanned::of(&found).map(|scanned| (block, scanned)));
+            if let Keeps::Some(_) = self.keeps {
+                part.slots.extend(Scanned::of(&found).map(|scanned| (block, scanned)));
+            }
         }
     }
 }

@@ -11,6 +11,7 @@ mod full;
 mod golden;
 mod index;
 mod lost;
+mod memory;
 mod mounts;
 mod names;
 mod player;

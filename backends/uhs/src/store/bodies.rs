@@ -1,0 +1,229 @@
+//! The bodies of inodes: those that a scan keeps, and those that are read a second time.
+//!
+//! A scan keeps what a mount needs, up to a bound ([`Rules::kept`](crate::commit::Rules)), because nobody knows before its end
+//! which inodes count, or if there is memory for their index. What it did not keep is read again by number, some
+//! thousand inodes at a time.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use defuse_block::{Blocking, Device, Errno, FRAME};
+use defuse_fs::source::Unwatched;
+
+use super::error::{StoreError, failed};
+use super::scan::{Keeps, Piece, Survey, gathered, scan};
+use crate::format::inode::Inode;
+use crate::format::slot::{self, Found};
+
+/// Inodes that are read again at a time, whose bodies have 64 MiB at most.
+const BATCH: usize = 16 * 1024;
+
+/// Blocks between two that are wanted, which are read rather than left out.
+const BRIDGED: u64 = 16;
+
+/// Bytes that a thread takes from the budget at a time.
+const GRANT: u64 = 64 * 1024;
+
+/// Bytes that all threads of a scan may still keep.
+pub(super) struct Budget(pub(super) AtomicU64);
+
+/// Bodies, one after the other.
+#[derive(Default)]
+pub(super) struct Bodies {
+    all: Vec<Body>,
+    bytes: Vec<u8>,
+    /// Bytes that were taken from the budget and not used.
+    granted: u64,
+    /// The budget is used up.
+    is_full: bool,
+}
+
+/// A body within the bytes.
+struct Body {
+    ino: u64,
+    block: u64,
+    start: usize,
+    len: u16,
+    /// Bytes of inline data at the end that were not kept.
+    left_out: u16,
+}
+
+/// An inode that counts.
+struct Counting<'a> {
+    ino: u64,
+    block: u64,
+    /// Its body, if that was kept.
+    kept: Option<(&'a Bodies, &'a Body)>,
+}
+
+impl Budget {
+    /// Takes `bytes` or what is left.
+    fn take(&self, bytes: u64) -> u64 {
+        let take = |left: u64| Some(left.saturating_sub(bytes));
+        let left = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        left.map_or(0, |left| left.min(bytes))
+    }
+}
+
+impl Bodies {
+    /// Keeps a body without its inline data while there is room.
+    pub(super) fn keep_some(&mut self, budget: &Budget, ino: u64, block: u64, body: &[u8]) {
+        if self.is_full {
+            return;
+        }
+        let bytes = (Inode::without_data(body) + size_of::<Body>()) as u64;
+        if self.granted < bytes {
+            self.granted += budget.take(GRANT.max(bytes));
+        }
+        if self.granted < bytes {
+            self.is_full = true;
+            return;
+        }
+        self.granted -= bytes;
+        self.keep(ino, block, body, false);
+    }
+
+    /// Keeps a body, `whole` or without its inline data.
+    pub(super) fn keep(&mut self, ino: u64, block: u64, body: &[u8], whole: bool) {
+        let len = if whole { body.len() } else { Inode::without_data(body) };
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(&body[..len]);
+        // A slot has 4 KiB.
+        let (len, left_out) = (len as u16, (body.len() - len) as u16);
+        self.all.push(Body { ino, block, start, len, left_out });
+    }
+
+    fn bytes(&self, body: &Body) -> &[u8] {
+        &self.bytes[body.start..][..usize::from(body.len)]
+    }
+}
+
+impl Survey {
+    /// Shows the bodies of all inodes that count to `see`, by number. Unless they are to be `whole`, inline data of an inode with
+    /// one name and nothing else is zeros.
+    ///
+    /// # Errors
+    ///
+    /// Those of `see`, and a failure of the device.
+    pub(crate) fn each(
+        &self,
+        device: &dyn Device,
+        whole: bool,
+        mut see: impl FnMut(u64, &[u8]) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        let mut bytes = Vec::new();
+        for batch in self.counting(whole).chunks(BATCH) {
+            let missing = batch.iter().filter(|inode| inode.kept.is_none());
+            let mut missing: Vec<u64> = missing.map(|inode| inode.block).collect();
+            missing.sort_unstable();
+            let again = self.read_again(device, &missing, whole)?;
+            let mut places: Vec<(u64, u64, (&Bodies, &Body))> = again
+                .iter()
+                .flat_map(|bodies| bodies.all.iter().map(move |body| (bodies, body)))
+                .map(|(bodies, body)| (body.block, body.ino, (bodies, body)))
+                .collect();
+            places.sort_unstable_by_key(|(block, ino, _)| (*block, *ino));
+            for Counting { ino, block, kept } in batch {
+                let key = (*block, *ino);
+                let place = || places.binary_search_by_key(&key, |(block, ino, _)| (*block, *ino));
+                let (bodies, body) = match kept {
+                    Some(kept) => *kept,
+                    // It was whole a moment before.
+                    None => place().map(|at| places[at].2).map_err(|_| lost())?,
+                };
+                bytes.clear();
+                bytes.extend_from_slice(bodies.bytes(body));
+                bytes.resize(bytes.len() + usize::from(body.left_out), 0);
+                see(*ino, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody wants bodies any more.
+    pub(crate) fn forget_bodies(&mut self) {
+        self.bodies = Vec::new();
+    }
+
+    /// The inodes that count, by number, and the bodies of them that were kept as they are wanted.
+    fn counting(&self, whole: bool) -> Vec<Counting<'_>> {
+        let live = self.found.live.iter();
+        let mut counting: Vec<Counting<'_>> = live
+            .map(|(ino, version)| Counting { ino: *ino, block: version.block, kept: None })
+            .collect();
+        counting.sort_unstable_by_key(|inode| inode.ino);
+        let mut kept: Vec<(u64, (&Bodies, &Body))> = Vec::new();
+        for bodies in &self.bodies {
+            let counts = |body: &&Body| {
+                let live = self.found.live.get(&body.ino);
+                live.is_some_and(|version| version.block == body.block)
+            };
+            let wanted = bodies.all.iter().filter(|body| !whole || body.left_out == 0);
+            kept.extend(wanted.filter(counts).map(|body| (body.ino, (bodies, body))));
+        }
+        kept.sort_unstable_by_key(|(ino, _)| *ino);
+        let mut kept = kept.into_iter().peekable();
+        for inode in &mut counting {
+            inode.kept = kept.next_if(|(ino, _)| *ino == inode.ino).map(|(_, body)| body);
+        }
+        counting
+    }
+
+    /// Reads the bodies of the slots in these blocks, in ascending order. Neighbours are read together.
+    fn read_again(
+        &self,
+        device: &dyn Device,
+        blocks: &[u64],
+        whole: bool,
+    ) -> Result<Vec<Bodies>, StoreError> {
+        if blocks.is_empty() {
+            return Ok(Vec::new());
+        }
+        let most = gathered(device, &self.superblock);
+        let mut pieces: Vec<Piece> = Vec::new();
+        for block in blocks {
+            let key = self.place(*block).ok_or_else(lost)?.key;
+            if let Some(last) = pieces.last_mut()
+                && last.key == key
+                && block - last.block < most
+                && block - (last.block + last.blocks) < BRIDGED
+            {
+                last.blocks = block + 1 - last.block;
+                continue;
+            }
+            pieces.push(Piece { block: *block, blocks: 1, key });
+        }
+        let keeps = Keeps::These(blocks, whole);
+        // It is quick, and whoever waits sees how many inodes are loaded.
+        let parts = scan(device, &self.superblock, &pieces, keeps, &Unwatched)?;
+        Ok(parts.into_iter().map(|part| part.bodies).collect())
+    }
+
+    /// The body of the inode in the slot at `block`; `None` if that is not whole.
+    pub(crate) fn read(&self, line: &mut Blocking, block: u64) -> Option<Vec<u8>> {
+        let mut bytes = [0; FRAME];
+        line.read(block, &mut bytes).ok()?;
+        match slot::decode(&bytes, &self.place(block)?) {
+            Found::Whole(_, body) => Some(body.to_vec()),
+            _ => None,
+        }
+    }
+
+    /// The bodies of all inodes that count, which the scan has kept whole.
+    #[cfg(test)]
+    pub(crate) fn inodes(&self) -> Vec<(u64, &[u8])> {
+        let counting = self.counting(true).into_iter();
+        let kept = counting.filter_map(|inode| Some((inode.ino, inode.kept?)));
+        kept.map(|(ino, (bodies, body))| (ino, bodies.bytes(body))).collect()
+    }
+
+    /// Bytes of the bodies that the scan has kept.
+    #[cfg(test)]
+    pub(crate) fn kept(&self) -> usize {
+        let of = |bodies: &Bodies| bodies.bytes.len() + bodies.all.len() * size_of::<Body>();
+        self.bodies.iter().map(of).sum()
+    }
+}
+
+fn lost() -> StoreError {
+    failed("read the inodes again")(Errno::IO)
+}
