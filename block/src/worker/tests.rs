@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::ThreadId;
 
 use super::*;
-use crate::{Blocking, OpKind, Ram, RawBuf, Segments};
+use crate::{Blocking, OpKind, Ram};
 
 /// A device that remembers the threads that use its queues.
 struct Watched {
@@ -166,21 +166,16 @@ impl Queue for BrokenQueue {
 }
 
 /// Reads with eight operations in flight until one fails, and then once more. Each is answered once.
-fn read_until_failure(worker: &Worker, raw: bool) {
+fn read_until_failure(worker: &Worker) {
     const EIGHT: u64 = 8;
     let region = Region::new(64).unwrap();
     // The others may have met the panic already.
     let Ok(mut queue) = worker.queue(EIGHT as u32) else { return };
-    let mut buffers = vec![[0_u8; 4096]; EIGHT as usize];
     let (mut tags, mut failures) = (0_u64, 0);
     while failures < 2 {
         let first = tags;
-        for buffer in &mut buffers {
-            let memory: Segments = match raw {
-                // SAFETY: the loop below ends when all operations are reaped.
-                true => unsafe { RawBuf::new(buffer.as_mut_ptr(), buffer.len()) }.into(),
-                false => region.take(1).expect("frames come back or few are lost").into(),
-            };
+        for _ in 0..EIGHT {
+            let memory = region.take(1).expect("few frames are lost").into();
             let kind = OpKind::Read { block: tags % 1024, memory };
             queue.push(Op { tag: tags, kind }).unwrap();
             tags += 1;
@@ -206,6 +201,15 @@ fn read_until_failure(worker: &Worker, raw: bool) {
     assert!(region.free_frames() >= region.frames() - EIGHT as u32);
 }
 
+/// Reads into memory of this thread until that fails, and then once more.
+fn read_own_memory_until_failure(worker: &Worker) {
+    let Ok(mut line) = Blocking::new(worker) else { return };
+    let mut bytes = [0; 4096];
+    let failed = std::iter::repeat_with(|| line.read(0, &mut bytes)).find(Result::is_err);
+    assert_eq!(failed, Some(Err(Errno::IO)));
+    assert_eq!(line.read(0, &mut bytes), Err(Errno::IO));
+}
+
 /// A panic of the thread ended it, and all of its users waited for ever.
 #[test]
 fn a_panic_of_a_queue_fails_every_operation_once() {
@@ -220,7 +224,10 @@ fn a_panic_of_a_queue_fails_every_operation_once() {
             for _ in 0..4 {
                 let (worker, tell) = (Arc::clone(&worker), tell.clone());
                 thread::spawn(move || {
-                    read_until_failure(&worker, raw);
+                    match raw {
+                        true => read_own_memory_until_failure(&worker),
+                        false => read_until_failure(&worker),
+                    }
                     drop(worker);
                     tell.send(()).unwrap();
                 });
