@@ -6,7 +6,7 @@
 //!   backend behind every frontend, and native file systems prove the suite itself.
 //! - [`mounted`]: mounts of the real program that are always removed again.
 //! - [`suites`]: third-party suites and real programs, run on such mounts and on native ext4.
-//! - [`gluster`] (of `defuse-measure`): servers of GlusterFS in name spaces of their own.
+//! - [`gluster`] and [`cluster`] (of `defuse-measure`): servers of GlusterFS in name spaces of their own, on one host or three.
 //! - [`inside`]: third-party suites in programs under `defuse run`.
 //!
 //! Unsafe code is in `posix/sys.rs` only: a few system calls without a safe wrapper.
@@ -21,7 +21,7 @@ pub mod mounted;
 pub mod posix;
 pub mod suites;
 
-pub use defuse_measure::gluster;
+pub use defuse_measure::{cluster, gluster};
 
 /// The programs in docs/direct.md compile as they are.
 #[cfg(doctest)]

@@ -8,7 +8,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -105,10 +105,16 @@ impl Servers {
     ///
     /// The error contains the output of the programs.
     pub fn with(volumes: &[Volume]) -> Result<Servers> {
+        Servers::by(SCRIPT, volumes).map(|(servers, _)| servers)
+    }
+
+    /// Starts servers by a script. Returns the words after `ready`, too.
+    pub(crate) fn by(script: &str, volumes: &[Volume]) -> Result<(Servers, Vec<String>)> {
         let lines: String = volumes.iter().map(Volume::line).collect();
         let mut command = Command::new("unshare");
         command.env("VOLUMES", lines);
-        command.args(["--net", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", SCRIPT]);
+        command.args(["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+        command.args(["sh", "-c", script]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("unshare(1) of util-linux")?;
         let input = child.stdin.take().context("a pipe")?;
@@ -120,8 +126,9 @@ impl Servers {
             let read = BufReader::new(output).read_line(&mut line);
             let _ = send.send(read.map(|_| line));
         });
-        let ready = matches!(first.recv_timeout(PATIENCE), Ok(Ok(line)) if line.trim() == "ready");
-        if !ready {
+        let line = first.recv_timeout(PATIENCE).ok().and_then(std::result::Result::ok);
+        let mut words = line.iter().flat_map(|line| line.split_whitespace()).map(str::to_owned);
+        if words.next().as_deref() != Some("ready") {
             drop(input);
             let _ = child.kill();
             let _ = child.wait();
@@ -130,7 +137,13 @@ impl Servers {
             bail!("the servers of GlusterFS did not start: {}", said.trim());
         }
         let network = File::open(format!("/proc/{}/ns/net", child.id()))?;
-        Ok(Servers { child, _input: input, network })
+        Ok((Servers { child, _input: input, network }, words.collect()))
+    }
+
+    /// A path that only processes of [`Servers::within`] see, for this process.
+    pub(crate) fn room(&self, path: &Path) -> PathBuf {
+        let root = format!("/proc/{}/root", self.child.id());
+        Path::new(&root).join(path.strip_prefix("/").unwrap_or(path))
     }
 
     /// The command line that runs the rest of its arguments in the network of the servers.

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod caches;
+pub mod cluster;
 pub mod command;
 pub mod cpu;
 pub mod gluster;

@@ -1,0 +1,116 @@
+//! A volume on three servers with its mounts.
+
+mod load;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+use defuse_testkit::cluster::Cluster;
+use defuse_testkit::mounted::Mount;
+use rustix::mount::{UnmountFlags, unmount};
+
+pub use load::{Load, Written};
+
+/// Seconds without an answer after which GlusterFS gives up a connection.
+pub const PING: &str = "4";
+
+/// A time after which something hangs. GlusterFS's own limits are below, but the machine may be loaded.
+pub const HANGS: Duration = Duration::from_secs(40);
+
+pub fn timed<T>(what: &str, run: impl FnOnce() -> T) -> T {
+    let begun = Instant::now();
+    let result = run();
+    println!("{what}: {:.1} s", begun.elapsed().as_secs_f64());
+    result
+}
+
+/// Waits until `is` is true.
+pub fn until(what: &str, mut is: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < 3 * HANGS, "not within {:?}: {what}", 3 * HANGS);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Mounts a volume by this program. The third server has no bricks, and never fails.
+pub fn mount(cluster: &Cluster, volume: &str, place: &Path) -> Mount {
+    let inside = cluster.servers().inside();
+    let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
+    let source = format!("gluster://{}/{volume}", cluster.host(3));
+    Mount::under(&inside, source.as_ref(), place, &[]).unwrap()
+}
+
+/// A mount by GlusterFS's own client.
+pub struct Native {
+    pub path: std::path::PathBuf,
+    client: Child,
+}
+
+impl Native {
+    /// Mounts a volume on a new directory `native` in `place`.
+    pub fn new(cluster: &Cluster, volume: &str, place: &Path) -> Native {
+        let path = place.join("native");
+        fs::create_dir(&path).unwrap();
+        let device = || rustix::fs::stat(&path).map(|stat| stat.st_dev);
+        let outside = device().unwrap();
+        let mut client = cluster.servers().command(Path::new("glusterfs"));
+        client.args(["--no-daemon", "--log-file=/dev/null"]);
+        client.arg(format!("--volfile-server={}", cluster.host(3)));
+        client.arg(format!("--volfile-id={volume}")).arg(&path);
+        let client = client.stdin(Stdio::null()).spawn().unwrap();
+        until("GlusterFS's own mount", || device().is_ok_and(|device| device != outside));
+        Native { path, client }
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.client.id()
+    }
+}
+
+impl Drop for Native {
+    fn drop(&mut self) {
+        let _ = unmount(&self.path, UnmountFlags::DETACH);
+        let _ = self.client.kill();
+        let _ = self.client.wait();
+    }
+}
+
+/// Resident memory of a process in KiB.
+pub fn memory(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches("kB").trim().parse().unwrap()
+}
+
+/// Waits until no file of a replicated volume has to be healed, and both bricks have the same.
+pub fn heals(cluster: &Cluster, volume: &str) {
+    let _ = cluster.gluster(3, &["volume", "heal", volume]);
+    let mut asked = Instant::now();
+    until("both bricks have everything", || {
+        if asked.elapsed() > Duration::from_secs(5) {
+            // A healer that has looked too early sleeps for minutes.
+            let _ = cluster.gluster(3, &["volume", "heal", volume]);
+            asked = Instant::now();
+        }
+        let info = cluster.gluster(3, &["volume", "heal", volume, "info"]).unwrap_or_default();
+        info.matches("Number of entries: 0").count() == 2
+    });
+    let [one, two] = [1, 2].map(|server| files(&cluster.brick(server, volume)));
+    assert!(!one.is_empty());
+    for (name, data) in &one {
+        assert!(two.get(name) == Some(data), "{name} differs between bricks");
+    }
+    assert_eq!(one.len(), two.len());
+}
+
+/// The files of a brick, without those by which GlusterFS controls itself.
+fn files(brick: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(brick).unwrap().map(|entry| entry.unwrap().path());
+    let files = entries.filter(|path| path.is_file());
+    let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
+    files.map(|path| (name(&path), fs::read(&path).unwrap())).collect()
+}

@@ -1,0 +1,312 @@
+//! Faults of the servers of a GlusterFS volume under load: bricks, servers and lines that fail and come back.
+
+mod cluster;
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use cluster::{HANGS, Load, Native, PING, Written, heals, memory, mount, timed, until};
+use defuse_testkit::cluster::Cluster;
+use defuse_testkit::gluster::{Volume, why_not};
+use defuse_testkit::mounted;
+
+/// All parts share the servers, and run one after another.
+#[test]
+fn a_volume_survives_the_faults_of_its_servers() {
+    let Some(cluster) = start() else { return };
+    timed("brick", || a_killed_brick_stops_nobody_and_comes_back_whole(&cluster));
+    timed("server", || a_crashed_server_stops_nobody_and_comes_back_whole(&cluster));
+    timed("line", || a_cut_line_holds_up_only_those_who_need_it(&cluster));
+    timed("split brain", || a_split_brain_is_eio_until_it_is_resolved(&cluster));
+    timed("options", || new_options_disturb_no_program(&cluster, 3));
+    timed("stop and start", || a_volume_works_again_after_a_stop(&cluster));
+}
+
+/// The longer parts, which run with `DEFUSE_FULL=1`.
+#[test]
+fn a_volume_survives_long_faults() {
+    if std::env::var_os("DEFUSE_FULL").is_none() {
+        return;
+    }
+    let Some(cluster) = start() else { return };
+    timed("line", || a_line_that_is_cut_for_long_stops_nobody_and_loses_nothing(&cluster));
+    timed("memory", || new_options_take_no_more_memory_than_in_the_native_client(&cluster));
+    timed("rebalance", || files_move_to_a_new_brick_under_their_writers(&cluster));
+}
+
+fn start() -> Option<Cluster> {
+    if let Some(reason) = mounted::why_not().or_else(why_not) {
+        println!("skipped: {reason}");
+        return None;
+    }
+    let options = || {
+        vec![
+            ("network.ping-timeout", PING),
+            ("features.cache-invalidation", "on"),
+            ("cluster.heal-timeout", "5"),
+        ]
+    };
+    let volume = |name: &str, is_replicated| Volume {
+        name: name.to_owned(),
+        is_replicated,
+        options: options(),
+    };
+    let volumes = [volume("dist", false), volume("repl", true)];
+    Some(timed("start", || Cluster::start(&volumes).unwrap()))
+}
+
+fn names(what: &str) -> impl Iterator<Item = String> {
+    (0..4).map(move |number| format!("{what}-{number}"))
+}
+
+/// Writers have had no error and no hang, and everything that they know to be durable is there.
+fn all_went_on(written: &[Written], dir: &Path) {
+    for written in written {
+        assert!(written.errors.is_empty(), "{:?}", written.errors);
+        assert!(written.syncs > 0 && written.longest < HANGS, "{:?}", written.longest);
+        written.is_in(dir);
+    }
+    println!(
+        "  {} syncs, longest call {:?}",
+        written.iter().map(|it| it.syncs).sum::<u64>(),
+        written.iter().map(|it| it.longest).max().unwrap()
+    );
+}
+
+/// Runs writers while `fault` happens. Then checks their data on the mount, on another one, and on both bricks.
+fn writers_survive(cluster: &Cluster, what: &str, fault: impl FnOnce()) {
+    let place = mounted::scratch().unwrap();
+    let here = mount(cluster, "repl", place.path());
+    let load = Load::start(here.path(), names(what));
+    std::thread::sleep(Duration::from_millis(500));
+    fault();
+    std::thread::sleep(Duration::from_millis(500));
+    let written = load.stop();
+    all_went_on(&written, here.path());
+    heals(cluster, "repl");
+    here.end().unwrap();
+    let again = mount(cluster, "repl", place.path());
+    written.iter().for_each(|it| it.is_in(again.path()));
+    again.end().unwrap();
+    for server in [1, 2] {
+        written.iter().for_each(|it| it.is_in(&cluster.brick(server, "repl")));
+    }
+}
+
+fn start_bricks(cluster: &Cluster, volume: &str) {
+    cluster.gluster(3, &["volume", "start", volume, "force"]).unwrap();
+}
+
+fn a_killed_brick_stops_nobody_and_comes_back_whole(cluster: &Cluster) {
+    writers_survive(cluster, "brick", || {
+        cluster.kill_brick(1, "repl").unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        start_bricks(cluster, "repl");
+    });
+}
+
+fn a_crashed_server_stops_nobody_and_comes_back_whole(cluster: &Cluster) {
+    writers_survive(cluster, "server", || {
+        cluster.crash(2).unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        cluster.restart(2).unwrap();
+    });
+}
+
+fn a_line_that_is_cut_for_long_stops_nobody_and_loses_nothing(cluster: &Cluster) {
+    writers_survive(cluster, "line", || {
+        cluster.cut(2).unwrap();
+        std::thread::sleep(Duration::from_secs(15));
+        cluster.join(2).unwrap();
+    });
+}
+
+/// On a distributed volume, open files of the server that is cut off wait for it, and those of the other one do not wait
+/// for them. All servers have all directories, so that names may wait.
+fn a_cut_line_holds_up_only_those_who_need_it(cluster: &Cluster) {
+    let place = mounted::scratch().unwrap();
+    let mount = mount(cluster, "dist", place.path());
+    let all: Vec<String> = (0..40).map(|number| format!("line-{number}")).collect();
+    all.iter().for_each(|name| fs::write(mount.path().join(name), name).unwrap());
+    let (near, far): (Vec<_>, Vec<_>) =
+        all.into_iter().partition(|name| cluster.brick(1, "dist").join(name).exists());
+    assert!(near.len() > 3 && far.len() > 3, "{near:?} {far:?}");
+    let near = Load::start(mount.path(), near.into_iter().take(4));
+    let far = Load::start(mount.path(), far.into_iter().take(16));
+    std::thread::sleep(Duration::from_millis(500));
+    cluster.cut(2).unwrap();
+    std::thread::sleep(Duration::from_secs(8));
+    let near = near.stop();
+    all_went_on(&near, mount.path());
+    cluster.join(2).unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let far = far.stop();
+    let longest = |all: &[Written]| all.iter().map(|it| it.longest_of_data).max().unwrap();
+    let (of_near, of_far) = (longest(&near), longest(&far));
+    println!("  longest call: {of_near:?} beside {of_far:?}");
+    assert!(of_near < of_far / 2, "{of_near:?}, although only others waited {of_far:?}");
+    assert!(of_far < HANGS, "{of_far:?}");
+    let errors = far.iter().flat_map(|it| &it.errors);
+    for error in errors {
+        assert!(error.kind() == ErrorKind::NotConnected, "{error}");
+    }
+    // It connects again, and what was acknowledged is there.
+    until("files of the server are there", || {
+        far.iter().all(|it| fs::metadata(mount.path().join(it.name())).is_ok())
+    });
+    far.iter().for_each(|it| it.is_in(mount.path()));
+    mount.end().unwrap();
+}
+
+/// Both bricks have a version of their own, which each was alone to get.
+fn a_split_brain_is_eio_until_it_is_resolved(cluster: &Cluster) {
+    let manual = |state| {
+        let keys = ["self-heal-daemon", "data-self-heal", "metadata-self-heal", "entry-self-heal"];
+        let words =
+            keys.into_iter().flat_map(|key| [format!("cluster.{key}"), String::from(state)]);
+        let words: Vec<String> = words.collect();
+        let words = words.iter().map(String::as_str);
+        let all: Vec<&str> = ["volume", "set", "repl"].into_iter().chain(words).collect();
+        cluster.gluster(3, &all).unwrap();
+    };
+    manual("off");
+    let place = mounted::scratch().unwrap();
+    let first = mount(cluster, "repl", place.path());
+    fs::write(first.path().join("split"), "both").unwrap();
+    fs::write(first.path().join("other"), "fine").unwrap();
+    first.end().unwrap();
+    for (server, text) in [(1, "the longer text"), (2, "short")] {
+        cluster.kill_brick(server, "repl").unwrap();
+        let alone = mount(cluster, "repl", place.path());
+        fs::write(alone.path().join("split"), text).unwrap();
+        alone.end().unwrap();
+        start_bricks(cluster, "repl");
+        is_up(cluster);
+    }
+    let mount = mount(cluster, "repl", place.path());
+    let (split, other) = (mount.path().join("split"), mount.path().join("other"));
+    until("the split is seen", || fs::read(&split).is_err());
+    for _ in 0..3 {
+        let error = fs::read(&split).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+        assert!(
+            fs::File::options()
+                .write(true)
+                .open(&split)
+                .and_then(|file| { std::os::unix::fs::FileExt::write_all_at(&file, b"x", 0) })
+                .is_err()
+        );
+        assert_eq!(fs::read(&other).unwrap(), b"fine");
+        fs::write(&other, "fine").unwrap();
+    }
+    manual("on");
+    let words = ["volume", "heal", "repl", "split-brain", "bigger-file", "/split"];
+    until("the split is resolved", || cluster.gluster(3, &words).is_ok());
+    until("the file can be read", || fs::read(&split).is_ok_and(|text| text == b"the longer text"));
+    mount.end().unwrap();
+    heals(cluster, "repl");
+}
+
+/// Both bricks answer to their server.
+fn is_up(cluster: &Cluster) {
+    until("both bricks run", || {
+        let status = cluster.gluster(3, &["volume", "status", "repl", "--xml"]).unwrap_or_default();
+        status.matches("<status>1</status>").count() >= 2
+    });
+}
+
+/// Changes options so that each client gets another graph of translators.
+fn change_options(cluster: &Cluster, times: usize) {
+    for time in 0..times {
+        let state = if time % 2 == 0 { "on" } else { "off" };
+        let words = ["volume", "set", "repl", "performance.read-ahead", state];
+        cluster.gluster(3, &words).unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+    }
+}
+
+fn new_options_disturb_no_program(cluster: &Cluster, times: usize) {
+    writers_survive(cluster, "options", || change_options(cluster, times));
+}
+
+fn new_options_take_no_more_memory_than_in_the_native_client(cluster: &Cluster) {
+    let place = mounted::scratch().unwrap();
+    let here = mount(cluster, "repl", place.path());
+    let native = Native::new(cluster, "repl", place.path());
+    let loads =
+        [Load::start(here.path(), names("ours")), Load::start(&native.path, names("native"))];
+    // The first graphs take memory that stays.
+    change_options(cluster, 4);
+    let pids = [here.pid(), native.pid()];
+    let before = pids.map(memory);
+    change_options(cluster, 20);
+    let after = pids.map(memory);
+    let [ours, theirs] = loads.map(Load::stop);
+    let [grown, native_grown] = [0, 1].map(|at| after[at].saturating_sub(before[at]));
+    println!("  20 new graphs: {grown} KiB, GlusterFS's own client {native_grown} KiB");
+    all_went_on(&ours, here.path());
+    all_went_on(&theirs, &native.path);
+    // A graph takes about a megabyte and a half.
+    assert!(grown < 2 * native_grown + 20 * 1536, "{grown} KiB beside {native_grown} KiB");
+    drop(native);
+    here.end().unwrap();
+}
+
+fn files_move_to_a_new_brick_under_their_writers(cluster: &Cluster) {
+    let place = mounted::scratch().unwrap();
+    let mount = mount(cluster, "dist", place.path());
+    for number in 0..200 {
+        fs::write(mount.path().join(format!("moved-{number}")), number.to_string()).unwrap();
+    }
+    let load = Load::start(mount.path(), (0..8).map(|number| format!("moving-{number}")));
+    std::thread::sleep(Duration::from_millis(500));
+    let brick = format!("{}:/run/gluster/bricks/dist", cluster.host(3));
+    cluster.gluster(3, &["volume", "add-brick", "dist", &brick, "force"]).unwrap();
+    cluster.gluster(3, &["volume", "rebalance", "dist", "start", "force"]).unwrap();
+    until("the rebalance has ended", || {
+        let status = cluster.gluster(3, &["volume", "rebalance", "dist", "status"]).unwrap();
+        !status.contains("in progress") && status.contains("completed")
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    let written = load.stop();
+    all_went_on(&written, mount.path());
+    let is_moved = |number: &i32| cluster.brick(3, "dist").join(format!("moved-{number}")).exists();
+    let moved = (0..200).filter(is_moved).count();
+    assert!(moved > 0, "no file has moved");
+    for number in 0..200 {
+        let text = fs::read_to_string(mount.path().join(format!("moved-{number}"))).unwrap();
+        assert_eq!(text, number.to_string());
+    }
+    mount.end().unwrap();
+}
+
+fn a_volume_works_again_after_a_stop(cluster: &Cluster) {
+    let place = mounted::scratch().unwrap();
+    let mount = mount(cluster, "repl", place.path());
+    let load = Load::start(mount.path(), names("stop"));
+    std::thread::sleep(Duration::from_millis(500));
+    cluster.gluster(3, &["volume", "stop", "repl", "force"]).unwrap();
+    let begun = Instant::now();
+    while fs::File::open(mount.path().join("new"))
+        .is_err_and(|error| error.kind() == ErrorKind::NotFound)
+    {
+        assert!(begun.elapsed() < HANGS, "a stopped volume answers");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    start_bricks(cluster, "repl");
+    until("the volume works again", || fs::write(mount.path().join("new"), "x").is_ok());
+    std::thread::sleep(Duration::from_secs(1));
+    let written = load.stop();
+    for written in &written {
+        assert!(!written.errors.is_empty(), "a stop without errors");
+        for error in &written.errors {
+            assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN), "{error}");
+        }
+        assert!(written.longest < HANGS, "{:?}", written.longest);
+        written.is_in(mount.path());
+    }
+    mount.end().unwrap();
+    heals(cluster, "repl");
+}
