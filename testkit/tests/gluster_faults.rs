@@ -3,14 +3,17 @@
 mod cluster;
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use cluster::{HANGS, Load, Native, PING, Written, heals, memory, mount, timed, until};
 use defuse_testkit::cluster::Cluster;
 use defuse_testkit::gluster::{Volume, why_not};
 use defuse_testkit::mounted;
+use rustix::fs::{FlockOperation, fcntl_lock};
 
 /// All parts share the servers, and run one after another.
 #[test]
@@ -19,6 +22,8 @@ fn a_volume_survives_the_faults_of_its_servers() {
     timed("brick", || a_killed_brick_stops_nobody_and_comes_back_whole(&cluster));
     timed("server", || a_crashed_server_stops_nobody_and_comes_back_whole(&cluster));
     timed("line", || a_cut_line_holds_up_only_those_who_need_it(&cluster));
+    timed("locks", || locks_last_as_in_the_native_client(&cluster));
+    timed("run", || programs_without_a_mount_go_on(&cluster));
     timed("split brain", || a_split_brain_is_eio_until_it_is_resolved(&cluster));
     timed("options", || new_options_disturb_no_program(&cluster, 3));
     timed("stop and start", || a_volume_works_again_after_a_stop(&cluster));
@@ -132,7 +137,9 @@ fn a_cut_line_holds_up_only_those_who_need_it(cluster: &Cluster) {
     all.iter().for_each(|name| fs::write(mount.path().join(name), name).unwrap());
     let (near, far): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|name| cluster.brick(1, "dist").join(name).exists());
-    assert!(near.len() > 3 && far.len() > 3, "{near:?} {far:?}");
+    assert!(near.len() > 7 && far.len() > 3, "{near:?} {far:?}");
+    let native = Native::new(cluster, "dist", place.path());
+    let beside = Load::start(native.path(), near.iter().skip(4).take(4).cloned());
     let near = Load::start(mount.path(), near.into_iter().take(4));
     let far = Load::start(mount.path(), far.into_iter().take(16));
     std::thread::sleep(Duration::from_millis(500));
@@ -140,12 +147,18 @@ fn a_cut_line_holds_up_only_those_who_need_it(cluster: &Cluster) {
     std::thread::sleep(Duration::from_secs(8));
     let near = near.stop();
     all_went_on(&near, mount.path());
+    let beside = beside.stop();
+    all_went_on(&beside, native.path());
     cluster.join(2).unwrap();
-    std::thread::sleep(Duration::from_secs(1));
+    std::thread::sleep(Duration::from_secs(5));
     let far = far.stop();
     let longest = |all: &[Written]| all.iter().map(|it| it.longest_of_data).max().unwrap();
     let (of_near, of_far) = (longest(&near), longest(&far));
     println!("  longest call: {of_near:?} beside {of_far:?}");
+    let names = |all: &[Written]| all.iter().map(|it| it.longest).max().unwrap();
+    let (ours, theirs) = (names(&near), names(&beside));
+    let slack = Duration::from_secs(10);
+    assert!(ours < theirs + slack, "{ours:?}, GlusterFS's own client {theirs:?}");
     assert!(of_near < of_far / 2, "{of_near:?}, although only others waited {of_far:?}");
     assert!(of_far < HANGS, "{of_far:?}");
     let errors = far.iter().flat_map(|it| &it.errors);
@@ -156,8 +169,125 @@ fn a_cut_line_holds_up_only_those_who_need_it(cluster: &Cluster) {
     until("files of the server are there", || {
         far.iter().all(|it| fs::metadata(mount.path().join(it.name())).is_ok())
     });
-    far.iter().for_each(|it| it.is_in(mount.path()));
+    for far in &far {
+        far.is_in(mount.path());
+        assert!(far.syncs_since > 0, "{} is not usable any more: {:?}", far.name(), far.errors);
+    }
     mount.end().unwrap();
+}
+
+/// Two processes that have a byte locked each, and wait for that of the other one; the second one after the first.
+const CYCLE: &str = r#"
+import fcntl, os, signal, sys, time
+def lock(file, at): fcntl.lockf(file, fcntl.LOCK_EX, 1, at)
+def wake(*_): raise InterruptedError
+signal.signal(signal.SIGALRM, wake)
+open(sys.argv[1], "w").close()
+up, down = os.pipe(), os.pipe()
+child = os.fork()
+me = 1 if child == 0 else 0
+file = open(sys.argv[1], "r+")
+lock(file, me)
+os.write((up, down)[me][1], b"x")
+os.read((down, up)[me][0], 1)
+signal.alarm(2 if child else 60)
+if child == 0: time.sleep(0.3)
+try:
+    lock(file, 1 - me)
+    print(me, "has both", flush=True)
+except OSError as error:
+    print(me, type(error).__name__, flush=True)
+if child == 0: os._exit(0)
+file.close()
+os.waitpid(child, 0)
+"#;
+
+/// Locks of this client and of GlusterFS's own exclude each other, also when both have new options. A cycle of waits
+/// lasts until a signal in both. A lock of a killed daemon is free for a client that waits for it.
+fn locks_last_as_in_the_native_client(cluster: &Cluster) {
+    let places = [mounted::scratch().unwrap(), mounted::scratch().unwrap()];
+    let mut here = mount(cluster, "repl", places[0].path());
+    let native = Native::new(cluster, "repl", places[1].path());
+    fs::write(here.path().join("lock"), "x").unwrap();
+    let open = |dir: &Path| {
+        let path = dir.join("lock");
+        fs::File::options().read(true).write(true).open(path).unwrap()
+    };
+    let now = FlockOperation::NonBlockingLockExclusive;
+    for (from, to) in [(here.path(), native.path()), (native.path(), here.path())] {
+        let (holder, other) = (open(from), open(to));
+        fcntl_lock(&holder, now).unwrap();
+        for _ in 0..2 {
+            assert!(fcntl_lock(&other, now).is_err(), "{} has a lock", from.display());
+            change_options(cluster, 1);
+            (&holder).write_all(b"y").unwrap();
+            holder.sync_all().unwrap();
+        }
+        assert!(fcntl_lock(&other, now).is_err(), "{} has a lock", from.display());
+        drop(holder);
+        until("the lock is free", || fcntl_lock(&other, now).is_ok());
+    }
+    let cycle = |dir: &Path| {
+        let mut python = Command::new("python3");
+        let output = python.args(["-c", CYCLE]).arg(dir.join("cycle")).output().unwrap();
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
+    };
+    match Command::new("python3").arg("--version").output() {
+        Ok(_) => {
+            let ours = cycle(here.path());
+            assert_eq!(ours, "0 InterruptedError\n1 has both\n");
+            assert_eq!(ours, cycle(native.path()));
+        }
+        Err(_) => println!("skipped: python3 is not installed"),
+    }
+    let holder = open(here.path());
+    fcntl_lock(&holder, now).unwrap();
+    let other = open(native.path());
+    let (send, receive) = channel();
+    std::thread::spawn(move || send.send(fcntl_lock(&other, FlockOperation::LockExclusive)));
+    assert!(receive.recv_timeout(Duration::from_millis(300)).is_err(), "the daemon has the lock");
+    here.kill().unwrap();
+    receive.recv_timeout(HANGS).expect("the lock of a dead daemon").unwrap();
+}
+
+/// Writes a number to a file, makes it durable and reads it, until a file says stop. The last number is outside, too.
+const NUMBERS: &str = r#"number=0
+until [ -e "$1/stop" ]; do
+    number=$((number + 1))
+    echo $number | dd of=/volume/numbers conv=fsync 2>"$1/dd" || { cat "$1/dd"; exit 3; }
+    [ "$(cat /volume/numbers)" = $number ] || exit 4
+    echo $number >"$1/last"
+done"#;
+
+fn programs_without_a_mount_go_on(cluster: &Cluster) {
+    let place = mounted::scratch().unwrap();
+    let mut run = cluster.servers().command(mounted::program().unwrap());
+    run.env("DEFUSE_RUNTIME_DIR", place.path().join("run"));
+    run.args(["run", "--mount", &format!("/volume=gluster://{}/repl", cluster.host(3))]);
+    run.args(["--", "sh", "-c", NUMBERS, "sh"]).arg(place.path());
+    let run = run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let number = || -> u64 {
+        let text = fs::read_to_string(place.path().join("last")).unwrap_or_default();
+        text.trim().parse().unwrap_or(0)
+    };
+    until("the run has written", || number() > 3);
+    cluster.kill_brick(1, "repl").unwrap();
+    let before = number();
+    until("the run goes on without a brick", || number() > before + 10);
+    start_bricks(cluster, "repl");
+    is_up(cluster);
+    let before = number();
+    until("the run goes on with both bricks", || number() > before + 10);
+    fs::write(place.path().join("stop"), "").unwrap();
+    let output = run.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(output.status.success(), "{}: {said}", output.status);
+    println!("  {} numbers", number());
+    heals(cluster, "repl");
+    for server in [1, 2] {
+        let last = fs::read_to_string(cluster.brick(server, "repl").join("numbers")).unwrap();
+        assert_eq!(last.trim(), number().to_string());
+    }
 }
 
 /// Both bricks have a version of their own, which each was alone to get.
@@ -236,7 +366,7 @@ fn new_options_take_no_more_memory_than_in_the_native_client(cluster: &Cluster) 
     let here = mount(cluster, "repl", place.path());
     let native = Native::new(cluster, "repl", place.path());
     let loads =
-        [Load::start(here.path(), names("ours")), Load::start(&native.path, names("native"))];
+        [Load::start(here.path(), names("ours")), Load::start(native.path(), names("native"))];
     // The first graphs take memory that stays.
     change_options(cluster, 4);
     let pids = [here.pid(), native.pid()];
@@ -247,7 +377,7 @@ fn new_options_take_no_more_memory_than_in_the_native_client(cluster: &Cluster) 
     let [grown, native_grown] = [0, 1].map(|at| after[at].saturating_sub(before[at]));
     println!("  20 new graphs: {grown} KiB, GlusterFS's own client {native_grown} KiB");
     all_went_on(&ours, here.path());
-    all_went_on(&theirs, &native.path);
+    all_went_on(&theirs, native.path());
     // A graph takes about a megabyte and a half.
     assert!(grown < 2 * native_grown + 20 * 1536, "{grown} KiB beside {native_grown} KiB");
     drop(native);
@@ -297,10 +427,11 @@ fn a_volume_works_again_after_a_stop(cluster: &Cluster) {
     }
     start_bricks(cluster, "repl");
     until("the volume works again", || fs::write(mount.path().join("new"), "x").is_ok());
-    std::thread::sleep(Duration::from_secs(1));
+    std::thread::sleep(Duration::from_secs(3));
     let written = load.stop();
     for written in &written {
         assert!(!written.errors.is_empty(), "a stop without errors");
+        assert!(written.syncs_since > 0, "an open file is lost: {:?}", written.errors);
         for error in &written.errors {
             assert_eq!(error.raw_os_error(), Some(libc::ENOTCONN), "{error}");
         }

@@ -25,6 +25,8 @@ pub struct Written {
     blocks: Vec<(u64, u64)>,
     /// Number of times that all blocks were acknowledged.
     pub syncs: u64,
+    /// Those since the last failed call, through the same open file.
+    pub syncs_since: u64,
     /// Failed calls.
     pub errors: Vec<io::Error>,
     /// Time of the longest call.
@@ -58,6 +60,7 @@ fn write(path: PathBuf, name: String, stop: &AtomicBool) -> Written {
         name,
         blocks,
         syncs: 0,
+        syncs_since: 0,
         errors: Vec::new(),
         longest: Duration::ZERO,
         longest_of_data: Duration::ZERO,
@@ -68,8 +71,7 @@ fn write(path: PathBuf, name: String, stop: &AtomicBool) -> Written {
         version += 1;
         if let Err(error) = written.round(&path, &mut file, version) {
             written.errors.push(error);
-            // An open file may be lost with its server, but the next one must not be.
-            file = None;
+            written.syncs_since = 0;
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -93,6 +95,7 @@ impl Written {
         self.timed_data(|| file.sync_all())?;
         self.blocks.iter_mut().for_each(|(acknowledged, _)| *acknowledged = version);
         self.syncs += 1;
+        self.syncs_since += 1;
         self.timed(|| path.metadata())?;
         Ok(())
     }
@@ -158,6 +161,7 @@ fn lost_torn_and_foreign_blocks_are_found() {
         name: "a".to_owned(),
         blocks,
         syncs: 1,
+        syncs_since: 1,
         errors: Vec::new(),
         longest: none,
         longest_of_data: none,

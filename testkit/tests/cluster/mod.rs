@@ -4,7 +4,7 @@ mod load;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
@@ -46,7 +46,7 @@ pub fn mount(cluster: &Cluster, volume: &str, place: &Path) -> Mount {
 
 /// A mount by GlusterFS's own client.
 pub struct Native {
-    pub path: std::path::PathBuf,
+    path: PathBuf,
     client: Child,
 }
 
@@ -66,6 +66,12 @@ impl Native {
         Native { path, client }
     }
 
+    /// The mount point.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The process.
     pub fn pid(&self) -> u32 {
         self.client.id()
     }
