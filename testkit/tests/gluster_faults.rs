@@ -37,6 +37,7 @@ fn a_volume_survives_long_faults() {
     }
     let Some(cluster) = start() else { return };
     timed("line", || a_line_that_is_cut_for_long_stops_nobody_and_loses_nothing(&cluster));
+    timed("locks and bricks", || locks_survive_bricks_as_in_the_native_client(&cluster));
     timed("memory", || new_options_take_no_more_memory_than_in_the_native_client(&cluster));
     timed("rebalance", || files_move_to_a_new_brick_under_their_writers(&cluster));
 }
@@ -248,6 +249,37 @@ fn locks_last_as_in_the_native_client(cluster: &Cluster) {
     assert!(receive.recv_timeout(Duration::from_millis(300)).is_err(), "the daemon has the lock");
     here.kill().unwrap();
     receive.recv_timeout(HANGS).expect("the lock of a dead daemon").unwrap();
+}
+
+/// Each brick fails in turn while a client has a lock: the first failure takes it from nobody.
+fn locks_survive_bricks_as_in_the_native_client(cluster: &Cluster) {
+    let places = [mounted::scratch().unwrap(), mounted::scratch().unwrap()];
+    let here = mount(cluster, "repl", places[0].path());
+    let native = Native::new(cluster, "repl", places[1].path());
+    let open = |dir: &Path, name: &str| {
+        let path = dir.join(name);
+        fs::File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+    };
+    let now = FlockOperation::NonBlockingLockExclusive;
+    let (ours, theirs) = (open(here.path(), "ours"), open(native.path(), "theirs"));
+    fcntl_lock(&ours, now).unwrap();
+    fcntl_lock(&theirs, now).unwrap();
+    let (other, of_us) = (open(native.path(), "ours"), open(here.path(), "theirs"));
+    for server in [1, 2] {
+        cluster.kill_brick(server, "repl").unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        start_bricks(cluster, "repl");
+        is_up(cluster);
+        heals(cluster, "repl");
+        // Time for the clients to connect again.
+        std::thread::sleep(Duration::from_secs(5));
+        let [kept, native_kept] = [&other, &of_us].map(|other| fcntl_lock(other, now).is_err());
+        println!("  after brick {server}: kept {kept}, GlusterFS's own client {native_kept}");
+        // The second brick has no lock of the time before its end, and the first one had none to give it.
+        assert!(kept || (server == 2 && !native_kept), "brick {server}");
+    }
+    drop((ours, of_us));
+    here.end().unwrap();
 }
 
 /// Writes a number to a file, makes it durable and reads it, until a file says stop. The last number is outside, too.

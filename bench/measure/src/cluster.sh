@@ -56,15 +56,20 @@ for number in 1 2 3; do
     ip link set "line$number" netns "$holder" name line
 done
 # The last server gets the commands.
-say() {
-    nsenter --target "${holders##* }" --net --mount gluster --mode=script "$@" </dev/null
+on() {
+    holder=$1
+    shift
+    nsenter --target "$holder" --net --mount gluster --mode=script "$@" </dev/null
 }
-g() { say "$@" >/dev/null; }
+g() { on "${holders##* }" "$@" >/dev/null; }
 until g pool list 2>/dev/null; do sleep 0.05; done
 for number in 1 2; do
     until g peer probe "10.77.0.$number" 2>/dev/null; do sleep 0.1; done
 done
-until [ "$(say peer status | grep -c 'Peer in Cluster (Connected)')" = 2 ]; do sleep 0.1; done
+# Each server checks by itself that the others are there.
+for holder in $holders; do
+    until [ "$(on "$holder" peer status | grep -c 'Peer in Cluster (Connected)')" = 2 ]; do sleep 0.1; done
+done
 # A line is the name of a volume, its kind, and options. The first two servers have a brick each.
 while read -r name kind options; do
     [ -n "$name" ] || continue

@@ -195,6 +195,16 @@ pub const STEPS: &[Step] = &[
             &["test", "--package", "defuse-testkit", "--test", "run_suites"],
         )
     },
+    Step {
+        when: When::Full,
+        env: &[("DEFUSE_FULL", "1")],
+        ..cargo(
+            "gluster-faults",
+            "faults of the servers of GlusterFS, also the long ones",
+            TEST_TOOLS,
+            &["test", "--package", "defuse-testkit", "--test", "gluster_faults"],
+        )
+    },
     full("bpf", "the BPF program matches its source", bpf::TOOLS, |_| bpf::check()),
     full("fresh", "both commands of the README on a minimal Debian", fresh::TOOLS, |_| {
         fresh::check()
