@@ -1,9 +1,14 @@
 //! The library as installed by `cargo xtask library`: its symbols, and C programs that use it.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use std::sync::OnceLock;
+use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+use defuse_memory::Memory;
+use defuse_socket::{Server, ServerOptions};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf()
@@ -179,6 +184,50 @@ fn asynchronous_operations_work_in_c() {
 fn many_threads_share_the_library() {
     let Some((dir, mut program)) = program("tests/c/threads.c", &["-D_GNU_SOURCE"]) else { return };
     assert_eq!(run(program.arg(dir.path())), "passed\n");
+}
+
+/// A server of `fs` at `socket`, and the thread that runs it.
+fn served(socket: &Path, fs: &Arc<Memory>) -> (Arc<Server>, JoinHandle<bool>) {
+    let fs = Arc::clone(fs);
+    let server = Arc::new(Server::bind(socket, fs, ServerOptions::default()).unwrap());
+    let running = Arc::clone(&server);
+    (server, std::thread::spawn(move || running.run()))
+}
+
+/// Programs of a run and mounts were tested with `reconnect`, and those in C were not.
+#[test]
+fn programs_in_c_continue_with_the_next_server() {
+    let Some((dir, mut program)) = program("tests/c/reconnect.c", &["-D_GNU_SOURCE"]) else {
+        return;
+    };
+    let socket = dir.path().join("socket");
+    let fs = Arc::new(Memory::new(defuse_memory::Options::default()));
+    let mut server = Some(served(&socket, &fs));
+    let program = program.arg(&socket).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut program = program.stderr(Stdio::piped()).spawn().unwrap();
+    let mut input = program.stdin.take().unwrap();
+    let mut said = Vec::new();
+    for line in BufReader::new(program.stdout.take().unwrap()).lines() {
+        let line = line.unwrap();
+        if let Some((server, thread)) = server.take() {
+            server.shut_down();
+            thread.join().unwrap();
+        }
+        if line == "restart" {
+            server = Some(served(&socket, &fs));
+        }
+        // After its last line it reads nothing.
+        let _ = input.write_all(b"go on\n");
+        said.push(line);
+    }
+    let ended = program.wait_with_output().unwrap();
+    let errors = String::from_utf8_lossy(&ended.stderr);
+    assert!(ended.status.success(), "{said:?} {errors}");
+    assert_eq!(said, ["restart", "restart", "end", "restart", "passed"]);
+    if let Some((server, thread)) = server {
+        server.shut_down();
+        thread.join().unwrap();
+    }
 }
 
 #[test]
