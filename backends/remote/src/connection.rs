@@ -22,7 +22,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::lanes::{Lanes, Offered};
 use super::slots::{Claim, Done, Slots, Waited};
-use crate::sys::errno;
+use crate::sys::{errno, keep_process_id, process_id};
 use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
 use defuse_wire::vendor;
@@ -104,13 +104,14 @@ impl ClientConnection {
     ) -> Result<Self> {
         let may_spin = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TICK)).map_err(errno)?;
+        keep_process_id();
         Ok(ClientConnection {
             socket,
             slots: Slots::new(),
             // The kernel allocates no memory for untouched pages.
             incoming: Mutex::new(Incoming { message: vec![0; MESSAGE_MAX] }),
             dead: AtomicBool::new(false),
-            process: AtomicU32::new(std::process::id()),
+            process: AtomicU32::new(process_id()),
             timeout,
             on_notification,
             no_interrupt: AtomicBool::new(false),
@@ -129,6 +130,7 @@ impl ClientConnection {
 
     /// From now on only the process `pid` may use the connection.
     pub(super) fn belongs_to(&self, pid: u32) {
+        keep_process_id();
         self.process.store(pid, Ordering::Relaxed);
     }
 
@@ -138,7 +140,7 @@ impl ClientConnection {
 
     /// True in the process that the connection belongs to, false in its child processes.
     pub(super) fn is_own(&self) -> bool {
-        self.process.load(Ordering::Relaxed) == std::process::id()
+        self.process.load(Ordering::Relaxed) == process_id()
     }
 
     /// Sends a request and waits for its reply. `decode` reads the body in the receive buffer.
