@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use cluster::{HANGS, Load, Native, PING, Written, heals, memory, mount, timed, until};
+use cluster::{HANGS, LONG, Load, Native, PING, Written, heals, memory, mount, timed, until};
 use defuse_testkit::cluster::Cluster;
 use defuse_testkit::gluster::{Volume, why_not};
 use defuse_testkit::mounted;
@@ -85,7 +85,7 @@ fn all_went_on(written: &[Written], dir: &Path) {
 fn writers_survive(cluster: &Cluster, what: &str, fault: impl FnOnce()) {
     let place = mounted::scratch().unwrap();
     let here = mount(cluster, "repl", place.path());
-    let load = Load::start(here.path(), names(what));
+    let load = Load::with(here.path(), names(what), LONG);
     std::thread::sleep(Duration::from_millis(500));
     fault();
     std::thread::sleep(Duration::from_millis(500));

@@ -9,8 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-const BLOCK: usize = 4096;
+const BLOCK: usize = 512;
 const BLOCKS: u64 = 16;
+
+/// Rounds until a writer begins again at the start of its file, so that nothing hides a block that was lost before.
+pub const LONG: u64 = 4096;
 
 /// Running writers, each of which has a file of its own.
 pub struct Load {
@@ -23,7 +26,7 @@ pub struct Written {
     name: String,
     /// The version of each block that fsync(2) has acknowledged, and the last one that was written.
     blocks: Vec<(u64, u64)>,
-    /// Number of times that all blocks were acknowledged.
+    /// Number of rounds that were acknowledged.
     pub syncs: u64,
     /// Those since the last failed call, through the same open file.
     pub syncs_since: u64,
@@ -38,10 +41,15 @@ pub struct Written {
 impl Load {
     /// Starts a writer for each name in `dir`.
     pub fn start(dir: &Path, names: impl IntoIterator<Item = String>) -> Load {
+        Load::with(dir, names, 1)
+    }
+
+    /// Starts writers that begin again after `rounds`.
+    pub fn with(dir: &Path, names: impl IntoIterator<Item = String>, rounds: u64) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
         let writer = |name: String| {
             let (path, stop) = (dir.join(&name), Arc::clone(&stop));
-            std::thread::spawn(move || write(path, name, &stop))
+            std::thread::spawn(move || write(path, name, rounds, &stop))
         };
         let writers = names.into_iter().map(writer).collect();
         Load { stop, writers }
@@ -54,8 +62,8 @@ impl Load {
     }
 }
 
-fn write(path: PathBuf, name: String, stop: &AtomicBool) -> Written {
-    let blocks = vec![(0, 0); BLOCKS as usize];
+fn write(path: PathBuf, name: String, rounds: u64, stop: &AtomicBool) -> Written {
+    let blocks = vec![(0, 0); (rounds * BLOCKS) as usize];
     let mut written = Written {
         name,
         blocks,
@@ -79,7 +87,7 @@ fn write(path: PathBuf, name: String, stop: &AtomicBool) -> Written {
 }
 
 impl Written {
-    /// Writes a version to all blocks, has it acknowledged, and reads it.
+    /// Writes a version to the blocks of this round, and has it acknowledged.
     fn round(&mut self, path: &Path, open: &mut Option<File>, version: u64) -> io::Result<()> {
         if open.is_none() {
             let opened =
@@ -87,13 +95,16 @@ impl Written {
             *open = Some(self.timed(opened)?);
         }
         let Some(file) = open else { return Ok(()) };
-        for block in 0..BLOCKS {
+        let rounds = self.blocks.len() as u64 / BLOCKS;
+        let first = version % rounds * BLOCKS;
+        for block in first..first + BLOCKS {
             self.blocks[block as usize].1 = version;
             let bytes = content(&self.name, block, version);
             self.timed_data(|| file.write_all_at(&bytes, block * BLOCK as u64))?;
         }
         self.timed_data(|| file.sync_all())?;
-        self.blocks.iter_mut().for_each(|(acknowledged, _)| *acknowledged = version);
+        let round = first as usize..(first + BLOCKS) as usize;
+        self.blocks[round].iter_mut().for_each(|(acknowledged, _)| *acknowledged = version);
         self.syncs += 1;
         self.syncs_since += 1;
         self.timed(|| path.metadata())?;

@@ -12,7 +12,7 @@ use defuse_testkit::cluster::Cluster;
 use defuse_testkit::mounted::Mount;
 use rustix::mount::{UnmountFlags, unmount};
 
-pub use load::{Load, Written};
+pub use load::{LONG, Load, Written};
 
 /// Seconds without an answer after which GlusterFS gives up a connection.
 pub const PING: &str = "4";
