@@ -27,7 +27,10 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
         println!("skipped: {reason}");
         return;
     }
+    let others = mounted::scratch().unwrap();
+    let others = Mount::new("memory:".as_ref(), others.path(), &[]).unwrap();
     let servers = timed("start", || Servers::start().unwrap());
+    servers_keep_no_mount_of_others(&servers, &others);
     for volume in ["dist", "repl"] {
         let place = mounted::scratch().unwrap();
         let mount = mount(&servers, volume, place.path());
@@ -81,6 +84,15 @@ fn timed<T>(what: &str, run: impl FnOnce() -> T) -> T {
     let result = run();
     println!("{what}: {:.1} s", begun.elapsed().as_secs_f64());
     result
+}
+
+/// A test that ended a mount waited for the end of the servers of another one.
+fn servers_keep_no_mount_of_others(servers: &Servers, mount: &Mount) {
+    let mounts = servers.within("cat".as_ref()).arg("/proc/self/mountinfo").output().unwrap();
+    let place = mount.path().to_str().unwrap();
+    let has_it = |mounts: &str| mounts.lines().any(|line| line.contains(place));
+    assert!(has_it(&fs::read_to_string("/proc/self/mountinfo").unwrap()));
+    assert!(mounts.status.success() && !has_it(&String::from_utf8_lossy(&mounts.stdout)));
 }
 
 fn mount(servers: &Servers, volume: &str, place: &Path) -> Mount {

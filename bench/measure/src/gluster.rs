@@ -53,6 +53,9 @@ const ADMINISTRATOR: [&str; 2] = ["/usr/sbin", "/sbin"];
 
 const SCRIPT: &str = include_str!("gluster.sh");
 
+/// The beginning of each script.
+const LEAVE_MOUNTS: &str = include_str!("leave_mounts.sh");
+
 /// Running servers, until dropped.
 #[derive(Debug)]
 pub struct Servers {
@@ -114,7 +117,7 @@ impl Servers {
         let mut command = Command::new("unshare");
         command.env("VOLUMES", lines);
         command.args(["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
-        command.args(["sh", "-c", script]);
+        command.args(["sh", "-c", &format!("{LEAVE_MOUNTS}{script}")]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("unshare(1) of util-linux")?;
         let input = child.stdin.take().context("a pipe")?;
