@@ -21,7 +21,6 @@ fn a_volume_survives_the_faults_of_its_servers() {
     let Some(cluster) = start() else { return };
     timed("brick", || a_killed_brick_stops_nobody_and_comes_back_whole(&cluster));
     timed("server", || a_crashed_server_stops_nobody_and_comes_back_whole(&cluster));
-    timed("line", || a_cut_line_holds_up_only_those_who_need_it(&cluster));
     timed("locks", || locks_last_as_in_the_native_client(&cluster));
     timed("run", || programs_without_a_mount_go_on(&cluster));
     timed("split brain", || a_split_brain_is_eio_until_it_is_resolved(&cluster));
@@ -36,7 +35,8 @@ fn a_volume_survives_long_faults() {
         return;
     }
     let Some(cluster) = start() else { return };
-    timed("line", || a_line_that_is_cut_for_long_stops_nobody_and_loses_nothing(&cluster));
+    timed("long line", || a_line_that_is_cut_for_long_stops_nobody_and_loses_nothing(&cluster));
+    timed("line", || a_cut_line_holds_up_only_those_who_need_it(&cluster));
     timed("locks and bricks", || locks_survive_bricks_as_in_the_native_client(&cluster));
     timed("memory", || new_options_take_no_more_memory_than_in_the_native_client(&cluster));
     timed("rebalance", || files_move_to_a_new_brick_under_their_writers(&cluster));
