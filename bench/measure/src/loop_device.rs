@@ -2,11 +2,20 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
 
 use crate::command;
+
+/// The longest wait for others to leave a device.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Time between two looks at it.
+const INTERVAL: Duration = Duration::from_millis(10);
 
 /// A loop device on an image file that is its own. The image goes with it. If this process is killed, the kernel
 /// detaches the device with its last user.
@@ -62,6 +71,30 @@ impl LoopDevice {
         &self.node
     }
 
+    /// Waits until no file system on the device is mounted, in any mount namespace: a new namespace has copies of all mounts until
+    /// its process has left them.
+    ///
+    /// # Errors
+    ///
+    /// Where the device is in use for ten seconds.
+    pub fn wait_until_free(&self) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            match rustix::fs::open(&self.node, OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
+                Err(Errno::BUSY) if begun.elapsed() < PATIENCE => thread::sleep(INTERVAL),
+                opened => {
+                    let shown = || {
+                        format!(
+                            "{} is in use: umount its file systems, in all mount namespaces",
+                            self.node.display()
+                        )
+                    };
+                    return opened.map(drop).with_context(shown);
+                }
+            }
+        }
+    }
+
     /// The path of the image.
     pub fn image(&self) -> &Path {
         &self.image
@@ -76,5 +109,31 @@ impl LoopDevice {
 impl Drop for LoopDevice {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.image);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_is_waited_for_until_its_last_user_leaves() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = match LoopDevice::create(&dir.path().join("image"), 1 << 20, 4096) {
+            Ok(device) => device,
+            Err(error) => return println!("skipped: {error:#}"),
+        };
+        device.wait_until_free().unwrap();
+        let exclusive = OFlags::EXCL | OFlags::CLOEXEC;
+        let user = rustix::fs::open(device.node(), exclusive, Mode::empty()).unwrap();
+        let held = Duration::from_millis(200);
+        let leaves = thread::spawn(move || {
+            thread::sleep(held);
+            drop(user);
+        });
+        let begun = Instant::now();
+        device.wait_until_free().unwrap();
+        assert!(begun.elapsed() >= held / 2, "somebody uses it");
+        leaves.join().unwrap();
     }
 }

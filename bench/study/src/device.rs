@@ -56,6 +56,7 @@ impl Device {
     /// Creates a file system without lazy initialisation, and mounts it.
     pub fn format(&mut self) -> Result<()> {
         self.unmount()?;
+        self.device.wait_until_free()?;
         let node = self.device.node().to_string_lossy().into_owned();
         let inodes = self.inodes.to_string();
         // Without discard the image keeps its blocks, so that later cells do not allocate them

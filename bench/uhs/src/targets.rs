@@ -107,6 +107,7 @@ impl Stage {
         target: Target,
         work: impl FnOnce(&Stage, &dyn Files) -> Result<T>,
     ) -> Result<T> {
+        self.device()?.wait_until_free()?;
         let node = self.node()?.to_owned();
         let node = node.to_string_lossy();
         match target {
