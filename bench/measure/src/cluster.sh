@@ -70,21 +70,9 @@ done
 for holder in $holders; do
     until [ "$(on "$holder" peer status | grep -c 'Peer in Cluster (Connected)')" = 2 ]; do sleep 0.1; done
 done
-# A line is the name of a volume, its kind, and options. The first two servers have a brick each.
-while read -r name kind options; do
-    [ -n "$name" ] || continue
-    case $kind in
-        replicated) kind='replica 2' ;;
-        *) kind= ;;
-    esac
-    # shellcheck disable=SC2086 # words
-    g volume create "$name" $kind "10.77.0.1:/run/gluster/bricks/$name" "10.77.0.2:/run/gluster/bricks/$name" force
-    # shellcheck disable=SC2086 # words
-    [ -z "$options" ] || g volume set "$name" $options
-    g volume start "$name"
-done <<LINES
-${VOLUMES%?}
-LINES
+# The first two servers have a brick each.
+bricks() { echo "10.77.0.1:/run/gluster/bricks/$1 10.77.0.2:/run/gluster/bricks/$1"; }
+make_volumes
 trap 'exit 0' TERM
 exec 3<&0
 { read -r _ <&3 || :; kill -TERM 1; } &

@@ -54,7 +54,7 @@ const ADMINISTRATOR: [&str; 2] = ["/usr/sbin", "/sbin"];
 const SCRIPT: &str = include_str!("gluster.sh");
 
 /// The beginning of each script.
-const LEAVE_MOUNTS: &str = include_str!("leave_mounts.sh");
+const BEGINNING: &str = concat!(include_str!("leave_mounts.sh"), include_str!("volumes.sh"));
 
 /// Running servers, until dropped.
 #[derive(Debug)]
@@ -117,7 +117,7 @@ impl Servers {
         let mut command = Command::new("unshare");
         command.env("VOLUMES", lines);
         command.args(["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
-        command.args(["sh", "-c", &format!("{LEAVE_MOUNTS}{script}")]);
+        command.args(["sh", "-c", &format!("{BEGINNING}{script}")]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().context("unshare(1) of util-linux")?;
         let input = child.stdin.take().context("a pipe")?;

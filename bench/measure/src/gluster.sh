@@ -24,23 +24,12 @@ VOLUME
 glusterd -f /var/lib/glusterd/glusterd.vol -L WARNING
 g() { gluster --glusterd-sock=$socket --mode=script "$@" >/dev/null </dev/null; }
 until g pool list 2>/dev/null; do sleep 0.05; done
-bricks=/run/gluster/bricks
-mkdir $bricks
-# A line is the name of a volume, its kind, and options.
-while read -r name kind options; do
-    [ -n "$name" ] || continue
-    mkdir "$bricks/${name}1" "$bricks/${name}2"
-    case $kind in
-        replicated) kind='replica 2' ;;
-        *) kind= ;;
-    esac
-    # shellcheck disable=SC2086 # words
-    g volume create "$name" $kind "$host:$bricks/${name}1" "$host:$bricks/${name}2" force
-    # shellcheck disable=SC2086 # words
-    [ -z "$options" ] || g volume set "$name" $options
-    g volume start "$name"
-done <<LINES
-${VOLUMES%?}
-LINES
+room=/run/gluster/bricks
+mkdir $room
+bricks() {
+    mkdir "$room/${1}1" "$room/${1}2"
+    echo "$host:$room/${1}1 $host:$room/${1}2"
+}
+make_volumes
 echo ready
 read -r _ || exit 0
