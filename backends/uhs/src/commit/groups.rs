@@ -1,6 +1,8 @@
 //! Closing groups, and learning that they are durable.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
+
+use hashbrown::HashMap;
 
 use super::recover::Recovered;
 use super::slots::{NOBODY, Slot};

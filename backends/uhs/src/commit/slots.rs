@@ -163,7 +163,9 @@ impl Slots {
         }
         self.settle(durable);
         let mut long = 0;
-        for run in &self.chunks {
+        // Free slots that lie together are where the search goes on: those before the cursor were taken.
+        let (from, _) = self.cursor;
+        for run in self.chunks[from..].iter().chain(&self.chunks[..from]) {
             let mut at = 0;
             while let Some((start, len)) = run.next_free(at) {
                 long += if len >= LONG { len } else { 0 };

@@ -2,7 +2,8 @@
 
 use defuse_fs::{Attr, Errno, FileKind, Result, SetAttr, SetTime, Timestamp};
 
-use super::record::{Changing, Time};
+use super::paths::Change;
+use super::record::{Changing, Record, Time};
 use super::{Names, list, settle, touch};
 use crate::content::Facts;
 use crate::group::Handle;
@@ -27,6 +28,7 @@ impl Names {
             }
             if *set != SetAttr::default() {
                 changing.settle_times();
+                let _change = self.change_of_rights(changing.record, set.perm.is_some());
                 set_owner_and_mode(&mut changing, set);
                 let time = |time| match time {
                     SetTime::Now => now,
@@ -45,6 +47,11 @@ impl Names {
             }
             Ok(self.attr_of(changing.record, changing.extra()))
         })
+    }
+
+    /// Begins a change of who may search a directory, if the record is one and the change `may` be such.
+    pub(super) fn change_of_rights(&self, record: &Record, may: bool) -> Option<Change<'_>> {
+        (may && record.directory().is_some()).then(|| self.paths.change())
     }
 
     /// `EISDIR`, `EINVAL` for what has no data.

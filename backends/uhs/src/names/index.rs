@@ -4,11 +4,12 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use hashbrown::HashTable;
-
 use super::order::Rid;
 
 const SHARDS: usize = 64;
+
+/// Entries of the smallest table.
+const SMALLEST: usize = 16;
 
 /// The hash of a directory and a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,20 +18,46 @@ pub(super) struct Key {
     hash: u32,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Found {
-    hash: u32,
-    rid: Rid,
+/// A table with linear probing: entries of 8 bytes lie where their hashes say or shortly after, so that a search takes one line
+/// of the cache, as a rule. At least a quarter of the places is empty.
+#[derive(Default)]
+pub(super) struct Part {
+    /// None, or a power of two.
+    places: Vec<Place>,
+    used: usize,
 }
 
-#[derive(Default)]
-pub(super) struct Part(HashTable<Found>);
+/// Nothing, or the hash of a name with the place of its inode.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Place(u64);
+
+impl Place {
+    const EMPTY: Place = Place(0);
+
+    /// No inode has the place `Rid::MAX`, so that the lower half is not 0.
+    fn new(hash: u32, rid: Rid) -> Place {
+        Place(u64::from(hash) << 32 | (u64::from(rid) + 1))
+    }
+
+    fn hash(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    fn rid(self) -> Rid {
+        (self.0 as u32).wrapping_sub(1)
+    }
+}
 
 /// The index of all names.
 pub(super) struct Index {
-    shards: [RwLock<Part>; SHARDS],
+    shards: [Shard; SHARDS],
     keys: RandomState,
 }
+
+/// A part with its lock, apart from those of others, which other processors take.
+#[derive(Default)]
+#[repr(align(64))]
+struct Shard(RwLock<Part>);
 
 /// The parts of two names, which may be the same one.
 pub(super) struct Two<'a> {
@@ -41,15 +68,15 @@ pub(super) struct Two<'a> {
 
 impl Index {
     pub(super) fn new() -> Self {
-        let shards = std::array::from_fn(|_| RwLock::default());
+        let shards = std::array::from_fn(|_| Shard::default());
         Index { shards, keys: RandomState::new() }
     }
 
     /// Makes room for `count` names.
     pub(super) fn reserve(&self, count: usize) {
         for shard in &self.shards {
-            let mut part = shard.write().unwrap_or_else(PoisonError::into_inner);
-            part.0.reserve(count / SHARDS, |found| spread(found.hash));
+            let mut part = shard.0.write().unwrap_or_else(PoisonError::into_inner);
+            part.reserve(count / SHARDS);
         }
     }
 
@@ -62,11 +89,11 @@ impl Index {
     }
 
     pub(super) fn read(&self, key: Key) -> RwLockReadGuard<'_, Part> {
-        self.shards[key.shard].read().unwrap_or_else(PoisonError::into_inner)
+        self.shards[key.shard].0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn write(&self, key: Key) -> RwLockWriteGuard<'_, Part> {
-        self.shards[key.shard].write().unwrap_or_else(PoisonError::into_inner)
+        self.shards[key.shard].0.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Locks the parts of two names.
@@ -90,28 +117,130 @@ impl Two<'_> {
     }
 }
 
-/// The table wants 64 bits; those that it looks at come from all 32.
-fn spread(hash: u32) -> u64 {
-    u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
 impl Part {
     /// The inode for which `verify` holds.
     pub(super) fn find(&self, key: Key, mut verify: impl FnMut(Rid) -> bool) -> Option<Rid> {
-        let same = |found: &Found| found.hash == key.hash && verify(found.rid);
-        self.0.find(spread(key.hash), same).map(|found| found.rid)
+        let same = |place: Place| place.hash() == key.hash && verify(place.rid());
+        self.search(key.hash, same).map(|at| self.places[at].rid())
     }
 
     pub(super) fn insert(&mut self, key: Key, rid: Rid) {
-        let found = Found { hash: key.hash, rid };
-        self.0.insert_unique(spread(key.hash), found, |found| spread(found.hash));
+        self.reserve(1);
+        self.used += 1;
+        self.put(Place::new(key.hash, rid));
     }
 
     /// Takes one entry out: an inode may have two names with the same hash.
     pub(super) fn remove(&mut self, key: Key, rid: Rid) {
-        let same = |found: &Found| found.hash == key.hash && found.rid == rid;
-        if let Ok(entry) = self.0.find_entry(spread(key.hash), same) {
-            entry.remove();
+        let gone = Place::new(key.hash, rid);
+        let Some(mut gap) = self.search(key.hash, |place| place == gone) else { return };
+        self.used -= 1;
+        // Entries behind the gap move into it, unless that were before the place that their hashes say.
+        let mask = self.places.len() - 1;
+        let mut at = gap;
+        loop {
+            at = (at + 1) & mask;
+            let place = self.places[at];
+            if place == Place::EMPTY {
+                break;
+            }
+            let distance = at.wrapping_sub(self.home(place.hash())) & mask;
+            if distance >= at.wrapping_sub(gap) & mask {
+                self.places[gap] = place;
+                gap = at;
+            }
         }
+        self.places[gap] = Place::EMPTY;
+    }
+
+    /// Makes room for `more` entries.
+    fn reserve(&mut self, more: usize) {
+        let least = (self.used + more) * 4 / 3 + 1;
+        if least <= self.places.len() {
+            return;
+        }
+        let empty = vec![Place::EMPTY; least.next_power_of_two().max(SMALLEST)];
+        let full = std::mem::replace(&mut self.places, empty);
+        full.into_iter().filter(|place| *place != Place::EMPTY).for_each(|place| self.put(place));
+    }
+
+    fn put(&mut self, place: Place) {
+        let mask = self.places.len() - 1;
+        let mut at = self.home(place.hash());
+        while self.places[at] != Place::EMPTY {
+            at = (at + 1) & mask;
+        }
+        self.places[at] = place;
+    }
+
+    /// Where the first entry lies, from the place that `hash` says, for which `same` holds.
+    fn search(&self, hash: u32, mut same: impl FnMut(Place) -> bool) -> Option<usize> {
+        let mask = self.places.len().checked_sub(1)?;
+        let mut at = self.home(hash);
+        loop {
+            match self.places[at] {
+                Place::EMPTY => return None,
+                place if same(place) => return Some(at),
+                _ => at = (at + 1) & mask,
+            }
+        }
+    }
+
+    /// The place for a hash. All its bits decide.
+    fn home(&self, hash: u32) -> usize {
+        let spread = u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (spread >> 32) as usize & (self.places.len() - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// Few hashes, so that entries crowd, also around the end of the table.
+    #[test]
+    fn a_part_finds_what_was_inserted_and_not_removed() {
+        let mut random = fastrand::Rng::with_seed(11);
+        let (mut part, mut model) = (Part::default(), BTreeSet::new());
+        for round in 0..20_000 {
+            let (hash, rid) = (random.u32(..12) << 20, random.u32(..6));
+            let key = Key { shard: 0, hash };
+            let found = part.find(key, |other| other == rid);
+            assert_eq!(found.is_some(), model.contains(&(hash, rid)), "round {round}");
+            match found {
+                Some(_) => {
+                    part.remove(key, rid);
+                    model.remove(&(hash, rid));
+                }
+                None => {
+                    part.insert(key, rid);
+                    model.insert((hash, rid));
+                }
+            }
+            assert_eq!(part.used, model.len());
+            let mut all = BTreeSet::new();
+            for hash in 0..12 {
+                let key = Key { shard: 0, hash: hash << 20 };
+                part.find(key, |rid| !all.insert((hash << 20, rid)));
+            }
+            assert_eq!(all, model, "round {round}");
+        }
+    }
+
+    #[test]
+    fn a_quarter_of_a_part_is_empty_and_the_last_inode_has_a_place() {
+        let mut part = Part::default();
+        part.reserve(1000);
+        let room = part.places.len();
+        for rid in (Rid::MAX - 1000)..Rid::MAX {
+            let key = Key { shard: 0, hash: rid.wrapping_mul(77) };
+            part.insert(key, rid);
+            assert_eq!(part.find(key, |other| other == rid), Some(rid));
+        }
+        assert_eq!(part.places.len(), room, "there was room for so many");
+        (0..5000).for_each(|rid| part.insert(Key { shard: 0, hash: rid }, rid));
+        assert!(part.used * 4 <= part.places.len() * 3);
     }
 }

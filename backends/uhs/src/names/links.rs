@@ -60,6 +60,7 @@ impl Names {
             if child.count.load(Ordering::Relaxed) != 0 {
                 return Err(Errno::ENOTEMPTY);
             }
+            let _change = self.paths.change();
             child.dead.store(true, Ordering::Release);
             let now = self.now();
             let place = LockedName { parent, name, dir: &dir, entries: &mut entries, key };

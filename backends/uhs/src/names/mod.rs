@@ -2,7 +2,8 @@
 //!
 //! Every inode has a record. A closed file that is on the device as it should be has nothing else: its
 //! content is read again when somebody wants it. Three structures lead to records: their numbers
-//! (`records.rs`), names (`index.rs`), and the stamps of the entries of a directory (`order.rs`).
+//! (`records.rs`), names (`index.rs`), and the stamps of the entries of a directory (`order.rs`). A fourth
+//! leads from whole paths to directories (`paths.rs`).
 //!
 //! # Lock order
 //!
@@ -12,6 +13,7 @@
 //! 4. A content, which never waits for 2 and 3.
 //! 5. Parts of the index: two in their order.
 //! 6. A shard of records, one at a time.
+//! 7. A change of directories (`paths.rs`), which nobody waits for.
 //!
 //! A lookup holds 5 while it verifies the name at the record. A change of a name holds 5 for writing while
 //! it changes the records: so it is seen whole, or not yet.
@@ -25,6 +27,7 @@ mod list;
 mod load;
 mod make;
 mod order;
+mod paths;
 mod record;
 mod records;
 mod rename;
@@ -46,6 +49,7 @@ use crate::group::Handle;
 use crate::space::Run;
 use clock::Clock;
 use index::Index;
+use paths::Paths;
 use record::{Body, Changing, Directory, Extra, Live, Record, Time};
 use records::Records;
 
@@ -79,6 +83,7 @@ pub(crate) struct Names {
     pool: Arc<Pool>,
     records: Records,
     index: Index,
+    paths: Paths,
     renames: Mutex<()>,
     clock: Clock,
     next_ino: AtomicU64,
@@ -114,6 +119,7 @@ impl Names {
             records: Records::new(Arc::clone(&pool)),
             pool,
             index: Index::new(),
+            paths: Paths::default(),
             renames: Mutex::default(),
             clock: Clock::default(),
             next_ino: AtomicU64::new(ROOT + 1),

@@ -17,7 +17,8 @@ use crate::space::Run;
 /// Lookups and opens from which on they are not counted back: the inode stays until the next mount.
 const MANY: u32 = u32::MAX / 2;
 
-/// An inode.
+/// An inode: two lines of the cache.
+#[repr(align(64))]
 pub(super) struct Record {
     pub(super) ino: u64,
     pub(super) size: u64,

@@ -17,7 +17,7 @@ const CHUNK: usize = 512;
 
 /// Inodes whose numbers have the same rest.
 #[derive(Default)]
-pub(super) struct Shard {
+struct Shard {
     /// Places by number.
     by_ino: HashTable<u32>,
     /// Chunks never move, and never grow.
@@ -26,8 +26,13 @@ pub(super) struct Shard {
     extras: Extras,
 }
 
+/// A shard with its lock, apart from those of others, which other processors take.
+#[derive(Default)]
+#[repr(align(64))]
+struct Locked(RwLock<Shard>);
+
 pub(super) struct Records {
-    shards: [RwLock<Shard>; SHARDS],
+    shards: [Locked; SHARDS],
     pool: Arc<Pool>,
     /// An odd random number, by which numbers of inodes are hashed.
     key: u64,
@@ -39,14 +44,14 @@ fn shard_of(ino: u64) -> usize {
 
 impl Shard {
     /// The record at a place.
-    pub(super) fn at(&self, place: u32) -> Option<(&Record, Option<&Extra>)> {
+    fn at(&self, place: u32) -> Option<(&Record, Option<&Extra>)> {
         let chunk = self.chunks.get(place as usize / CHUNK)?;
         let record = chunk.get(place as usize % CHUNK)?.as_ref()?;
         let extra = record.has_extra.then(|| self.extras.get(&place)).flatten();
         Some((record, extra.map(|extra| &**extra)))
     }
 
-    pub(super) fn at_mut(&mut self, place: u32) -> Option<Changing<'_>> {
+    fn at_mut(&mut self, place: u32) -> Option<Changing<'_>> {
         let chunk = self.chunks.get_mut(place as usize / CHUNK)?;
         let record = chunk.get_mut(place as usize % CHUNK)?.as_mut()?;
         Some(Changing { record, extras: &mut self.extras, at: place })
@@ -100,16 +105,16 @@ fn hash(ino: u64, key: u64) -> u64 {
 
 impl Records {
     pub(super) fn new(pool: Arc<Pool>) -> Self {
-        let shards = std::array::from_fn(|_| RwLock::default());
+        let shards = std::array::from_fn(|_| Locked::default());
         Records { shards, pool, key: fastrand::u64(..) | 1 }
     }
 
     fn read(&self, shard: usize) -> RwLockReadGuard<'_, Shard> {
-        self.shards[shard].read().unwrap_or_else(PoisonError::into_inner)
+        self.shards[shard].0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write(&self, shard: usize) -> RwLockWriteGuard<'_, Shard> {
-        self.shards[shard].write().unwrap_or_else(PoisonError::into_inner)
+        self.shards[shard].0.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes room for `count` inodes.

@@ -122,6 +122,7 @@ impl Names {
             let others = content.others() + link_bytes(name);
             content.promise_others(&self.pool, others)?;
         }
+        let _change = moves_dir.then(|| self.paths.change());
         let (now, mut gone) = (self.now(), Vec::new());
         let mut parts = self.index.write_two(from.key, to.key);
         match &target {

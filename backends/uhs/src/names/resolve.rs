@@ -1,43 +1,67 @@
 //! Whole paths.
 
-use defuse_fs::{Attr, Ino, NormalPath, Resolved, Result};
+use defuse_fs::{Ino, NormalPath, Resolved, Result};
 
 use super::Names;
+use super::paths::Directory;
 use super::record::{Extra, Record};
 use super::xattrs::ACCESS;
 
-/// A step on a path.
-struct Step {
-    ino: u64,
-    /// It is a directory, which everyone may search or not.
-    dir: Option<bool>,
-    /// That of the last name.
-    attr: Option<Attr>,
+/// The end of a walk along directories.
+enum Walked {
+    To(Directory),
+    /// There is no such name.
+    Missing {
+        open_to_all: bool,
+    },
+    /// Something on the way is no directory.
+    Elsewhere,
 }
 
 impl Names {
     pub(crate) fn resolve(&self, from: u64, path: NormalPath<'_>) -> Result<Resolved> {
-        let step = |record: &Record, extra: Option<&Extra>, is_last: bool| Step {
-            ino: record.ino,
-            dir: record.directory().map(|_| is_open_to_all(record, extra)),
-            attr: is_last.then(|| self.attr_of(record, extra)),
+        let (above, name) = path.split_last();
+        let key = self.paths.key(from, above.map_or(b"", NormalPath::as_bytes));
+        let dir = match key.and_then(|key| self.paths.find(key)) {
+            Some(dir) => dir,
+            None => match self.walk(from, above)? {
+                Walked::To(dir) => {
+                    key.into_iter().for_each(|key| self.paths.note(key, dir));
+                    dir
+                }
+                Walked::Missing { open_to_all } => return Ok(Resolved::Missing { open_to_all }),
+                Walked::Elsewhere => return Ok(Resolved::Walk),
+            },
         };
-        let mut at = self.records.see(from, |record, extra| Ok(step(record, extra, false)))?;
+        let open_to_all = dir.open_to_all;
+        let found = self.look(dir.ino, name, |record, extra| Resolved::Inode {
+            ino: Ino(record.ino),
+            attr: self.attr_of(record, extra),
+            open_to_all,
+        });
+        Ok(found.unwrap_or(Resolved::Missing { open_to_all }))
+    }
+
+    /// Walks from one directory to another.
+    fn walk(&self, from: u64, path: Option<NormalPath<'_>>) -> Result<Walked> {
+        let step = |record: &Record, extra: Option<&Extra>| {
+            let open_to_all = is_open_to_all(record, extra);
+            record.directory().map(|_| Directory { ino: record.ino, open_to_all })
+        };
+        let mut next = self.records.see(from, |record, extra| Ok(step(record, extra)))?;
         let mut open_to_all = true;
-        let mut names = path.names().peekable();
-        while let Some(name) = names.next() {
-            let Some(open) = at.dir else { return Ok(Resolved::Walk) };
-            open_to_all &= open;
-            let is_last = names.peek().is_none();
-            match self.look(at.ino, name, |record, extra| step(record, extra, is_last)) {
-                Some(next) => at = next,
-                None => return Ok(Resolved::Missing { open_to_all }),
+        let mut names = path.into_iter().flat_map(NormalPath::names);
+        loop {
+            let Some(dir) = next else { return Ok(Walked::Elsewhere) };
+            open_to_all &= dir.open_to_all;
+            let Some(name) = names.next() else {
+                return Ok(Walked::To(Directory { open_to_all, ..dir }));
+            };
+            match self.look(dir.ino, name, step) {
+                Some(found) => next = found,
+                None => return Ok(Walked::Missing { open_to_all }),
             }
         }
-        Ok(match at.attr {
-            Some(attr) => Resolved::Inode { ino: Ino(at.ino), attr, open_to_all },
-            None => Resolved::Walk,
-        })
     }
 }
 

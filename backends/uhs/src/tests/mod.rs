@@ -14,6 +14,7 @@ mod lost;
 mod memory;
 mod mounts;
 mod names;
+mod paths;
 mod player;
 mod queues;
 mod sequences;

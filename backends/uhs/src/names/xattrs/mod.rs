@@ -51,6 +51,7 @@ impl Names {
                 return Err(Errno::EPERM);
             }
             let links = changing.extra().map_or(0, Extra::link_bytes);
+            let _change = self.change_of_rights(changing.record, name == ACCESS);
             let promise = |bytes| content.promise_others(&self.pool, links + bytes);
             let done = match name {
                 ACCESS | DEFAULT => set_acl(&mut changing, (name, value), flags, promise),
@@ -97,6 +98,7 @@ impl Names {
         let name = name.as_bytes();
         self.records.change(ino, |mut changing| {
             check_name(changing.record, name)?;
+            let _change = self.change_of_rights(changing.record, name == ACCESS);
             let there = changing.record.has_extra && changing.make_extra().xattrs.remove(name);
             if !there && name != ACCESS && name != DEFAULT {
                 return Err(Errno::ENODATA);
