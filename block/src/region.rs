@@ -236,6 +236,23 @@ impl Frames {
         &self.region
     }
 
+    /// Takes the frames from the one with the number `at` on out, to be owned apart. Bytes stay where they are.
+    ///
+    /// # Panics
+    ///
+    /// Unless both parts have frames.
+    #[must_use]
+    pub fn split_off(&mut self, at: u32) -> Frames {
+        assert!(0 < at && at < self.count, "no frames on one side of {at} in {self:?}");
+        let rest = Frames {
+            region: Arc::clone(&self.region),
+            first: self.first + at,
+            count: self.count - at,
+        };
+        self.count = at;
+        rest
+    }
+
     pub(crate) fn start(&self) -> *mut u8 {
         self.region.start.wrapping_add(self.first as usize * FRAME)
     }
@@ -399,6 +416,21 @@ mod tests {
         if region.small_pages.load(Ordering::Relaxed) == 0 {
             assert_eq!(large(), Some(4 << 11), "four pages of 2 MiB");
         }
+    }
+
+    #[test]
+    fn both_parts_of_a_run_come_back_by_themselves() {
+        let region = Region::new(32).unwrap();
+        let mut run = region.take(20).unwrap();
+        (0..20).for_each(|at| run[at * FRAME] = at as u8);
+        let mut rest = run.split_off(5);
+        assert_eq!((run.count(), rest.count(), rest.index()), (5, 15, run.index() + 5));
+        assert_eq!((run[4 * FRAME], rest[0], rest[14 * FRAME]), (4, 5, 19));
+        drop(run);
+        assert_eq!(region.free_frames(), 32 - 15);
+        drop(rest.split_off(14));
+        drop(rest);
+        assert!(region.take(32).is_some());
     }
 
     #[test]

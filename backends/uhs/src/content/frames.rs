@@ -25,10 +25,17 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// The frames of a run, each for a page.
+    /// The frames of a run, each for a page. A long run becomes several, which are given back apart.
     pub(crate) fn each(run: Frames) -> impl Iterator<Item = Frame> {
-        let run = Arc::new(run);
-        (0..run.count() as u16).map(move |at| Frame { run: Arc::clone(&run), at })
+        let mut rest = Some(run);
+        let runs = std::iter::from_fn(move || {
+            let mut run = rest.take()?;
+            rest = (run.count() as usize > RUN).then(|| run.split_off(RUN as u32));
+            Some(Arc::new(run))
+        });
+        runs.flat_map(|run| {
+            (0..run.count() as u16).map(move |at| Frame { run: Arc::clone(&run), at })
+        })
     }
 
     /// Frames of their own memory with these blocks.
@@ -212,11 +219,15 @@ impl Pool {
         true
     }
 
-    /// Pages are in memory that were not.
+    /// Pages are in memory that were not. They leave in the parts that share their memory ([`Frame::each`]).
     pub(super) fn remember(&self, content: &Weak<Mutex<Content>>, first: u64, count: u64) {
         let Some(memory) = self.memory() else { return };
         let mut clock = memory.clock();
-        clock.push_back(Entry { content: Weak::clone(content), first, count });
+        for before in (0..count).step_by(RUN) {
+            let count = (count - before).min(RUN as u64);
+            let content = Weak::clone(content);
+            clock.push_back(Entry { content, first: first + before, count });
+        }
         // Entries whose pages are gone do not pile up.
         let most = 2 * memory.region.frames() as usize;
         let old = if clock.len() > most { clock.drain(..8).collect() } else { Vec::new() };

@@ -4,8 +4,7 @@
 //! others fail, too, the page is *stuck*: it stays in memory, the inode on the device has the block from before or a
 //! hole, and every commit tries again. Until then each sync of the file fails.
 
-use std::collections::BTreeSet;
-
+use super::page_set::PageSet;
 use super::{Content, Pool};
 use crate::format::inode::Extent;
 use crate::space::Run;
@@ -39,7 +38,7 @@ impl Content {
                 pool.shun(cut);
             }
         }
-        self.waits.remove(&page);
+        self.waits.remove(page);
         if stuck {
             let old = self.replaced.remove(&page).filter(|_| !in_place);
             old.into_iter().for_each(|block| self.extents.add(one(page, block)));
@@ -47,11 +46,11 @@ impl Content {
             self.waits.insert(page);
         }
         self.version += 1;
-        let has_block = self.extents.at(page).is_some() || self.promised.contains(&page);
+        let has_block = self.extents.at(page).is_some() || self.promised.contains(page);
         let promised =
             has_block || self.promise_splits(pool, 2, true).is_ok() && pool.promise(1, true);
         // Without space for another one, or without the page, there is nothing to write.
-        if !promised || !self.pages.contains_key(&page) {
+        if !promised || !self.pages.contains(page) {
             pool.unpromise(u64::from(promised && !has_block));
             self.forget_pages(pool, page..page + 1);
             self.given_up = true;
@@ -79,15 +78,14 @@ impl Content {
 
     /// Takes in that the pages of a group are on the device. True where others are stuck.
     pub(crate) fn is_stuck(&mut self) -> bool {
-        let dirty = &self.dirty;
-        self.stuck.retain(|page| dirty.contains(page));
-        self.waits.retain(|page| dirty.contains(page));
+        self.stuck.keep_those_of(&self.dirty);
+        self.waits.keep_those_of(&self.dirty);
         !self.stuck.is_empty()
     }
 
     /// Gives the pages up that are stuck: what was written there is lost.
     pub(crate) fn give_up_stuck(&mut self, pool: &Pool) {
-        for page in std::mem::take(&mut self.stuck) {
+        for page in std::mem::take(&mut self.stuck).iter() {
             self.forget_pages(pool, page..page + 1);
             self.given_up = true;
         }
@@ -95,16 +93,9 @@ impl Content {
 
     /// The pages that take a block in the next group, and those that it writes: all, or all that are not stuck.
     pub(super) fn take_waiting(&mut self, skip_stuck: bool) -> (Vec<u64>, Vec<u64>) {
-        let waits = skip_stuck.then_some(&self.waits).filter(|waits| !waits.is_empty());
-        let take = |set: &mut BTreeSet<u64>| -> Vec<u64> {
-            let all = std::mem::take(set);
-            let Some(waits) = waits else { return all.into_iter().collect() };
-            let (stay, go): (BTreeSet<u64>, BTreeSet<u64>) =
-                all.into_iter().partition(|page| waits.contains(page));
-            *set = stay;
-            go.into_iter().collect()
-        };
-        (take(&mut self.promised), take(&mut self.dirty))
+        let none = PageSet::default();
+        let waits = if skip_stuck { &self.waits } else { &none };
+        (self.promised.take_all_but(waits), self.dirty.take_all_but(waits))
     }
 }
 

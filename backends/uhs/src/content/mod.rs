@@ -24,6 +24,8 @@ pub(crate) mod extents;
 mod frames;
 mod lost;
 mod moving;
+mod page_set;
+mod page_table;
 mod pages;
 mod place;
 pub(crate) mod pool;
@@ -33,7 +35,7 @@ mod records;
 mod tests;
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -41,8 +43,9 @@ use crate::format::inode::{Data, Extent, INLINE};
 use ahead::Ahead;
 use extents::Extents;
 pub(crate) use frames::{Frame, Supply, Wanted};
+use page_set::PageSet;
+use page_table::PageTable;
 pub(crate) use pages::Need;
-use pages::Page;
 pub(crate) use pool::{INODE_MEMORY, Pool};
 use records::Outside;
 
@@ -56,16 +59,16 @@ pub(crate) struct Content {
     data: Data,
     extents: Extents,
     size: u64,
-    pages: BTreeMap<u64, Page>,
+    pages: PageTable,
     /// Pages that differ from the device.
-    dirty: BTreeSet<u64>,
+    dirty: PageSet,
     /// Dirty pages that take a new block when they are written, which is set aside for them.
-    promised: BTreeSet<u64>,
+    promised: PageSet,
     outside: Outside,
     /// Dirty pages that the device does not take.
-    stuck: BTreeSet<u64>,
+    stuck: PageSet,
     /// Those of them that the group does not write.
-    waits: BTreeSet<u64>,
+    waits: PageSet,
     /// Pages whose blocks the last group wrote for the first time.
     placed: Vec<Range<u64>>,
     /// Those that were written since, before the group that says so.
@@ -168,7 +171,7 @@ impl Content {
         let written = pool.written();
         let waits = !self.dirty.is_empty() || self.shifted.is_some() || self.outside.is_used();
         let waits = waits || self.given_up || !self.early.is_empty();
-        if waits || self.pages.values().any(|page| page.batch > written) {
+        if waits || self.pages.range(0..u64::MAX).any(|(_, page)| page.batch > written) {
             return None;
         }
         self.pages.clear();

@@ -65,7 +65,7 @@ impl Content {
             }
             for (page, block) in (extent.page..extent.end()).zip(extent.block..) {
                 // Pages past the end, and those that are stuck, stay.
-                if is(block) && self.pages.contains_key(&page) && !self.stuck.contains(&page) {
+                if is(block) && self.pages.contains(page) && !self.stuck.contains(page) {
                     self.promise(pool, page, true)?;
                     self.set_dirty(pool, page);
                     moved += 1;
@@ -84,7 +84,7 @@ impl Content {
     ) -> Result<u64> {
         let (pages, count) = (extent.page..extent.end(), u64::from(extent.count));
         // Of a dirty page the block is about to be written.
-        if !is(extent.block) || self.dirty.range(pages.clone()).next().is_some() {
+        if !is(extent.block) || self.dirty.count(pages.clone()) > 0 {
             return Ok(0);
         }
         self.promise_extents(pool, extent.count as usize + 1, false)?;

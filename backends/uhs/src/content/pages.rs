@@ -1,6 +1,5 @@
 //! Reading and writing in memory: inline, or pages of 4 KiB.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 use defuse_block::{FRAME, Frames};
@@ -26,7 +25,7 @@ pub(super) struct Page {
 }
 
 impl Page {
-    fn new(frame: Frame) -> Self {
+    pub(super) fn new(frame: Frame) -> Self {
         Page { frame, used: true, batch: 0 }
     }
 }
@@ -52,7 +51,7 @@ impl Content {
             return Vec::new();
         }
         let pages = touched(offset, end);
-        let mut cached = self.pages.range(pages.clone()).map(|(page, _)| *page).peekable();
+        let mut cached = self.pages.range(pages.clone()).map(|(page, _)| page).peekable();
         let mut missing = Vec::new();
         for extent in self.extents.within(pages).filter(|extent| !extent.unwritten) {
             for (page, block) in (extent.page..extent.end()).zip(extent.block..) {
@@ -79,7 +78,7 @@ impl Content {
 
     /// True if the page is in memory, and nobody shares it.
     fn can_change(&self, page: u64) -> bool {
-        self.pages.get(&page).is_some_and(|page| page.frame.is_alone())
+        self.pages.get(page).is_some_and(|page| page.frame.is_alone())
     }
 
     /// The need of a write of `len` bytes at `offset`.
@@ -113,10 +112,10 @@ impl Content {
     pub(crate) fn fill(&mut self, pool: &Pool, first: u64, frames: &[Frame]) {
         let mut new = false;
         for (page, frame) in (first..).zip(frames) {
-            self.pages.entry(page).or_insert_with(|| {
+            if !self.pages.contains(page) {
                 new = true;
-                Page::new(frame.clone())
-            });
+                self.pages.insert(page, Page::new(frame.clone()));
+            }
         }
         if new {
             pool.remember(&self.me, first, frames.len() as u64);
@@ -260,7 +259,7 @@ impl Content {
     /// each page must be looked at.
     fn promise_new(&mut self, pool: &Pool, pages: &Range<u64>) -> bool {
         let count = (pages.end - pages.start) as usize;
-        let known = self.promised.range(pages.clone()).next().is_some()
+        let known = self.promised.count(pages.clone()) > 0
             || self.extents.within(pages.clone()).next().is_some();
         if known || self.is_shifted(pool, pages.end - 1) {
             return false;
@@ -274,14 +273,14 @@ impl Content {
             pool.unpromise(count as u64);
             return false;
         }
-        self.promised.extend(pages.clone());
+        self.promised.insert_all(pages.clone());
         true
     }
 
     /// Makes sure that there will be a block for a page that is about to change. `moves` says that the
     /// one that it has must not be overwritten, because a durable inode uses it. `ENOSPC`.
     pub(super) fn promise(&mut self, pool: &Pool, page: u64, moves: bool) -> Result<()> {
-        let promised = self.promised.contains(&page);
+        let promised = self.promised.contains(page);
         let moves = moves || self.is_shifted(pool, page);
         let extent = self.extents.at(page);
         if promised || !moves && extent.is_some_and(|extent| !extent.unwritten) {
@@ -306,7 +305,7 @@ impl Content {
     /// written.
     fn is_beside_dirty(&self, page: u64) -> bool {
         let goes_on = |page: u64| self.extents.at(page).is_some_and(|extent| extent.count > 1);
-        let dirty = |page: u64| self.dirty.contains(&page);
+        let dirty = |page: u64| self.dirty.contains(page);
         let before = || page.checked_sub(1).is_some_and(|before| dirty(before) && goes_on(before));
         dirty(page) || before() || dirty(page + 1) && goes_on(page)
     }
@@ -342,7 +341,7 @@ impl Content {
         };
         self.promise(pool, page, moves)?;
         if let Some(mut fresh) = fresh {
-            match self.pages.get(&page) {
+            match self.pages.get(page) {
                 Some(old) => fresh.copy_from_slice(old.frame.bytes()),
                 None => fresh.fill(0),
             }
@@ -353,7 +352,7 @@ impl Content {
             }
         }
         self.set_dirty(pool, page);
-        let cached = self.pages.get_mut(&page).ok_or(Errno::EIO)?;
+        let cached = self.pages.get_mut(page).ok_or(Errno::EIO)?;
         cached.used = true;
         cached.frame.bytes_mut().ok_or(Errno::EIO)
     }
@@ -416,8 +415,7 @@ impl Content {
 
     /// True if the page is in memory or has data on the device.
     pub(super) fn has_data(&self, page: u64) -> bool {
-        self.pages.contains_key(&page)
-            || self.extents.at(page).is_some_and(|extent| !extent.unwritten)
+        self.pages.contains(page) || self.extents.at(page).is_some_and(|extent| !extent.unwritten)
     }
 
     /// Takes pages and their blocks away.
@@ -429,42 +427,33 @@ impl Content {
 
     /// Takes pages out of memory, whatever they hold.
     pub(super) fn forget_pages(&mut self, pool: &Pool, pages: Range<u64>) {
-        let cached = self.pages.range(pages.clone()).map(|(page, _)| *page);
-        for page in cached.collect::<Vec<u64>>() {
-            self.pages.remove(&page);
-        }
-        take_out(&mut self.stuck, pages.clone());
-        take_out(&mut self.waits, pages.clone());
-        let dirty = take_out(&mut self.dirty, pages.clone());
-        let promised = take_out(&mut self.promised, pages);
+        self.pages.take_out(pages.clone(), |_, cached| drop(cached));
+        self.stuck.take_out(pages.clone());
+        self.waits.take_out(pages.clone());
+        let dirty = self.dirty.take_out(pages.clone());
+        let promised = self.promised.take_out(pages);
         pool.forget_pages(dirty, promised);
     }
 
-    /// Drops those of these pages that are on the device, and that nobody has used since the last call.
-    /// Returns how many, and true if others stay.
+    /// Drops these pages, which came into memory together, if all of them are on the device and nobody has used one since the last
+    /// call: the memory of a run is free when its last page is. Returns how many, and true if they stay.
     pub(super) fn evict(&mut self, pool: &Pool, first: u64, count: u64) -> (usize, bool) {
         let written = pool.written();
-        let (mut gone, mut kept) = (Vec::new(), false);
-        for (page, cached) in self.pages.range_mut(first..first.saturating_add(count)) {
+        let pages = first..first.saturating_add(count);
+        let mut kept = false;
+        for (page, cached) in self.pages.range_mut(pages.clone()) {
             let busy = cached.batch > written || self.dirty.contains(page);
-            if busy || std::mem::take(&mut cached.used) {
-                kept = true;
-            } else {
-                gone.push(*page);
-            }
+            kept |= std::mem::take(&mut cached.used) || busy;
         }
-        gone.iter().for_each(|page| drop(self.pages.remove(page)));
-        (gone.len(), kept)
+        let mut gone = 0;
+        if !kept {
+            self.pages.take_out(pages, |_, cached| {
+                gone += 1;
+                drop(cached);
+            });
+        }
+        (gone, kept)
     }
-}
-
-/// Takes a range out of a set. Returns how many members it had.
-pub(super) fn take_out(set: &mut BTreeSet<u64>, range: Range<u64>) -> usize {
-    let out: Vec<u64> = set.range(range).copied().collect();
-    for page in &out {
-        set.remove(page);
-    }
-    out.len()
 }
 
 /// Appends zeros, as many as fit.

@@ -1,12 +1,12 @@
 //! Blocks for the pages that a group writes, and for the records that say where they are.
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 use defuse_fs::{Errno, Result};
 
 use super::frames::Frame;
-use super::pages::{PAGE, take_out};
+use super::page_set::PageSet;
+use super::pages::PAGE;
 use super::{Content, Pool};
 use crate::format::UNIT_BLOCKS;
 use crate::format::inode::Extent;
@@ -57,7 +57,7 @@ impl Content {
     ) -> Option<Range<u64>> {
         let pages = offset / PAGE / run * run..(offset + len) / PAGE / run * run;
         let all = (pages.end - pages.start) as usize;
-        let whole = |set: &BTreeSet<u64>| set.range(pages.clone()).count() == all;
+        let whole = |set: &PageSet| set.count(pages.clone()) == all;
         let is_ready = all > 0
             && whole(&self.promised)
             && whole(&self.dirty)
@@ -86,8 +86,8 @@ impl Content {
             return Err(errno);
         }
         self.early.extend(self.placed.drain(before..));
-        take_out(&mut self.promised, pages.clone());
-        take_out(&mut self.dirty, pages);
+        self.promised.take_out(pages.clone());
+        self.dirty.take_out(pages);
         self.has_placed(all.len());
         pool.forget_pages(all.len(), all.len());
         Ok((batch, data))
@@ -118,7 +118,7 @@ impl Content {
             let mut blocks =
                 extents.flat_map(|extent| (extent.page..extent.end()).zip(extent.block..));
             for (page, cached) in self.pages.range_mut(pages) {
-                let (_, block) = blocks.next().filter(|(at, _)| at == page).ok_or(Errno::EIO)?;
+                let (_, block) = blocks.next().filter(|(at, _)| *at == page).ok_or(Errno::EIO)?;
                 cached.batch = batch;
                 data.push((block, cached.frame.clone()));
             }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use defuse_fs::{Errno, Fallocate, Result, Whence};
 
 use super::frames::Supply;
-use super::pages::{Need, PAGE, SIZE_MAX, take_out};
+use super::pages::{Need, PAGE, SIZE_MAX};
 use super::{Content, Pool};
 use crate::format::inode::Extent;
 
@@ -127,7 +127,7 @@ impl Content {
             self.extents.add(Extent { unwritten: true, ..extent });
         }
         // Pages that wait for a block have one now.
-        let promised = holes.into_iter().map(|hole| take_out(&mut self.promised, hole) as u64);
+        let promised = holes.into_iter().map(|hole| self.promised.take_out(hole) as u64);
         pool.unpromise(promised.sum());
         Ok(())
     }
@@ -143,7 +143,7 @@ impl Content {
             }
         }
         // Pages that wait for a block split what is unwritten.
-        let waiting = |hole: &Range<u64>| self.promised.range(hole.clone()).count();
+        let waiting = |hole: &Range<u64>| self.promised.count(hole.clone());
         let splits: usize = holes.iter().map(waiting).sum();
         let found = found.and_then(|()| self.promise_extents(pool, taken.len() + splits, false));
         let found = found.and_then(|()| self.promise_splits(pool, splits, false));
@@ -196,14 +196,17 @@ impl Content {
 
     /// Moves the pages in memory from `first` on.
     fn move_pages(&mut self, pool: &Pool, first: u64, to: impl Fn(u64) -> u64) {
-        let moved = self.pages.split_off(&first);
-        if let Some((last, _)) = moved.last_key_value() {
+        let mut moved = Vec::new();
+        self.pages.take_out(first..u64::MAX, |page, cached| moved.push((page, cached)));
+        if let Some((last, _)) = moved.last() {
             pool.remember(&self.me, to(first), last - first + 1);
         }
-        self.pages.extend(moved.into_iter().map(|(page, cached)| (to(page), cached)));
+        for (page, cached) in moved {
+            self.pages.insert(to(page), cached);
+        }
         let sets = [&mut self.dirty, &mut self.promised, &mut self.stuck, &mut self.waits];
         for set in sets {
-            let moved = set.split_off(&first);
+            let moved = set.split_off(first);
             set.extend(moved.into_iter().map(&to));
         }
         move_ranges(&mut self.placed, first, &to);
@@ -225,7 +228,7 @@ impl Content {
         let page = offset / PAGE;
         match whence {
             Whence::Data => {
-                let dirty = self.dirty.range(page..).next().copied();
+                let dirty = self.dirty.next(page);
                 let next = self.extents.next_data(page).into_iter().chain(dirty).min();
                 let at = next.ok_or(Errno::ENXIO)?.saturating_mul(PAGE).max(offset);
                 if at < self.size { Ok(at) } else { Err(Errno::ENXIO) }
@@ -234,7 +237,7 @@ impl Content {
                 let mut at = page;
                 loop {
                     at = self.extents.next_hole(at);
-                    if !self.dirty.contains(&at) {
+                    if !self.dirty.contains(at) {
                         return Ok(at.saturating_mul(PAGE).max(offset).min(self.size));
                     }
                     at += 1;
