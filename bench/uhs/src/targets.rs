@@ -121,7 +121,7 @@ impl Stage {
             Target::Xfs => {
                 command::output("mkfs.xfs", &["-q", "-f", "-K", &node])?;
             }
-            Target::Uhs => return self.with_uhs(Default::default(), work),
+            Target::Uhs => return self.with_uhs(with_much_memory(), work),
         }
         rustix::mount::mount(
             self.node()?,
@@ -155,6 +155,18 @@ impl Stage {
         let done = work(self, &Inside::new(Arc::clone(&client))?);
         client.unmount(NAME, false)?;
         done
+    }
+}
+
+/// Options with memory for pages as the others have it: the kernel caches them in all memory, and lets a tenth of that wait for the
+/// device before it begins to write (vm.dirty_background_ratio in Documentation/admin-guide/sysctl/vm.rst).
+fn with_much_memory() -> defuse_uhs::Options {
+    let info = rustix::system::sysinfo();
+    let pages = (info.totalram as usize).saturating_mul(info.mem_unit as usize) / BLOCK as usize;
+    defuse_uhs::Options {
+        cache_pages: pages / 4,
+        dirty_pages: pages / 10,
+        ..defuse_uhs::Options::default()
     }
 }
 

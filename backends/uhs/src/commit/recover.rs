@@ -1,6 +1,8 @@
 //! From the slots of a device to the state that counts.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use hashbrown::HashMap;
 
 use super::Rules;
 use crate::format::NUMBERS;
@@ -66,7 +68,7 @@ pub(crate) struct Recovered {
 pub(crate) fn recover(scan: &[(u64, Scanned)], known: u64, rules: Rules) -> Recovered {
     let durable = newest_group(scan, known, rules);
     let mut found = Recovered { durable, next_stamp: 1, next_ino: 1, ..Recovered::default() };
-    let mut newest: HashMap<u64, (u64, bool, u64)> = HashMap::new();
+    let mut newest: HashMap<u64, (u64, bool, u64)> = HashMap::with_capacity(scan.len());
     let (mut removals, mut lost) = (HashSet::new(), Vec::new());
     for (block, scanned) in scan {
         let identities: &[Option<Identity>] = match scanned {
@@ -109,6 +111,7 @@ pub(crate) fn recover(scan: &[(u64, Scanned)], known: u64, rules: Rules) -> Reco
     let lost = lost.into_iter().filter(|(stamp, _)| !removals.contains(stamp));
     found.lost_removals = lost.map(|(_, block)| block).collect();
     let gone: HashSet<u64> = found.removals.iter().flat_map(|(_, list)| list).copied().collect();
+    found.live.reserve(newest.len());
     for (ino, (stamp, whole, block)) in newest.into_iter().filter(|(ino, _)| !gone.contains(ino)) {
         match whole {
             true => drop(found.live.insert(ino, Version { block, stamp })),

@@ -1,17 +1,18 @@
 //! Names and attributes as they were read from a device, and what can be wrong with them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use defuse_fs::FileKind;
 
+use super::order::Rid;
 use super::record::{Body, Directory, Extra, Live, Record, Time};
 use super::{Names, ROOT, settle};
 use crate::content::{Content, Pool};
 use crate::engine::lock;
-use crate::format::inode::{Data, Inode, Link};
+use crate::format::inode::{Data, Inode, Link, Moment};
 use crate::space::Run;
 
 /// An inode that was read.
@@ -105,9 +106,18 @@ pub(crate) struct Loading {
     names: Names,
     pool: Arc<Pool>,
     problems: Vec<Problem>,
-    /// The names of all inodes so far: position, and inode.
-    links: Vec<(u64, u64, Link)>,
+    /// The names of all inodes so far.
+    links: Vec<Named>,
     dirs: Vec<u64>,
+}
+
+/// A name that was read, with what its directory has to know of the inode.
+struct Named {
+    link: Link,
+    ino: u64,
+    rid: Rid,
+    is_dir: bool,
+    birth: Moment,
 }
 
 impl Loading {
@@ -144,19 +154,31 @@ impl Loading {
             (_, true) => inode.links.truncate(1),
             _ => {}
         }
-        self.links.extend(inode.links.iter().map(|link| (link.stamp, ino, link.clone())));
         self.dirs.extend(is_dir.then_some(ino));
-        self.names.add_loaded(ino, inode, records);
+        let (links, birth) = (inode.links.clone(), inode.btime);
+        let rid = self.names.add_loaded(ino, inode, records);
+        let named = |link| Named { link, ino, rid, is_dir, birth };
+        self.links.extend(links.into_iter().map(named));
     }
 
     /// The file system that these inodes are, and all that is wrong with it.
     pub(crate) fn end(self) -> (Names, Vec<Problem>) {
         let Loading { names, mut problems, mut links, dirs, .. } = self;
-        links.sort_unstable_by_key(|(stamp, ino, _)| (*stamp, *ino));
-        for (stamp, ino, link) in links {
-            names.next_stamp.fetch_max(stamp.saturating_add(1), Ordering::Relaxed);
-            problems.extend(names.add_loaded_link(ino, &link));
+        links.sort_unstable_by_key(|named| (named.link.stamp, named.ino));
+        let last = links.last().map_or(0, |named| named.link.stamp);
+        names.next_stamp.fetch_max(last.saturating_add(1), Ordering::Relaxed);
+        // A new entry does not write the slot of its directory.
+        let mut newest: HashMap<u64, Moment> = HashMap::new();
+        for named in links {
+            match names.add_loaded_link(&named) {
+                None => {
+                    let birth = newest.entry(named.link.parent).or_insert(named.birth);
+                    *birth = named.birth.max(*birth);
+                }
+                Some(problem) => problems.push(problem),
+            }
         }
+        newest.into_iter().for_each(|(dir, birth)| names.is_as_new_as(dir, birth));
         match dirs.contains(&ROOT) {
             true => {
                 problems.extend(names.loops(&dirs).into_iter().map(|ino| Problem::Loop { ino }));
@@ -168,7 +190,7 @@ impl Loading {
 }
 
 impl Names {
-    pub(super) fn add_loaded(&self, ino: u64, inode: Inode, records: Vec<Run>) {
+    pub(super) fn add_loaded(&self, ino: u64, inode: Inode, records: Vec<Run>) -> Rid {
         let Inode { mode, uid, gid, rdev, size, links, xattrs, data, .. } = inode;
         let is_dir = FileKind::from_mode(mode) == Some(FileKind::Directory);
         let content = Content::new(data, size);
@@ -186,7 +208,7 @@ impl Names {
         };
         let mut record = Record::new(ino, mode, (uid, gid), body);
         record.size = size;
-        self.records.insert(record);
+        let rid = self.records.insert(record);
         let times = [
             (Time::Access, inode.atime),
             (Time::Modification, inode.mtime),
@@ -204,31 +226,30 @@ impl Names {
             times.into_iter().for_each(|(time, moment)| changing.set_time(time, moment));
             Ok(())
         });
+        rid
     }
 
     /// Enters a name into its directory.
-    fn add_loaded_link(&self, ino: u64, link: &Link) -> Option<Problem> {
-        let parent = link.parent;
+    fn add_loaded_link(&self, named: &Named) -> Option<Problem> {
+        let Named { link: Link { parent, stamp, name }, ino, rid, is_dir, .. } = named;
+        let (parent, ino) = (*parent, *ino);
         let Ok(dir) = self.directory(parent) else { return Some(Problem::Stray { ino, parent }) };
-        let key = self.index.key(parent, &link.name);
+        let key = self.index.key(parent, name);
         let mut entries = lock(&dir.entries);
         let mut part = self.index.write(key);
-        let taken = self.find(&part, key, parent, &link.name).is_some();
-        let rid = self.records.place_of(ino).ok()?;
-        if taken || entries.has(link.stamp) {
+        if self.find(&part, key, parent, name).is_some() || entries.has(*stamp) {
             return Some(Problem::Twice { ino, parent });
         }
-        part.insert(key, rid);
-        entries.push(link.stamp, rid);
-        drop((part, entries));
+        part.insert(key, *rid);
+        entries.push(*stamp, *rid);
         dir.count.fetch_add(1, Ordering::Relaxed);
-        let seen = self.records.see_at(rid, |record, extra| {
-            Ok((record.directory().is_some(), record.time(Time::Birth, extra)))
-        });
-        let (is_dir, birth) = seen.ok()?;
-        dir.subdirs.fetch_add(is_dir.into(), Ordering::Relaxed);
-        // A new entry does not write the slot of its directory.
-        let _ = self.records.change(parent, |mut changing| {
+        dir.subdirs.fetch_add((*is_dir).into(), Ordering::Relaxed);
+        None
+    }
+
+    /// The names of a directory changed at `birth`, if it does not know a later change.
+    fn is_as_new_as(&self, dir: u64, birth: Moment) {
+        let _ = self.records.change(dir, |mut changing| {
             for time in [Time::Modification, Time::Change] {
                 if changing.record.time(time, changing.extra()) < birth {
                     changing.set_time(time, birth);
@@ -236,7 +257,6 @@ impl Names {
             }
             Ok(())
         });
-        None
     }
 
     /// Directories from which the parents do not lead to the root.
