@@ -16,7 +16,7 @@ mod queues;
 mod vacate;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use defuse_block::{Blocking, Counted, Device, Separated};
@@ -62,8 +62,6 @@ pub(crate) struct Engine {
     writing: Mutex<()>,
     /// Groups that a sync has begun to close.
     closed: AtomicU64,
-    /// Threads that make changes durable.
-    committing: AtomicUsize,
     waiting: Mutex<Waiting>,
     line: Mutex<Blocking>,
     io: Io,
@@ -170,7 +168,6 @@ impl Engine {
             store,
             writing: Mutex::default(),
             closed: AtomicU64::new(0),
-            committing: AtomicUsize::new(0),
             waiting: Mutex::default(),
             line: Mutex::new(line),
             io,

@@ -1,7 +1,7 @@
 //! Writing groups, by whoever fills one, by a sync, and by the committing thread.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -28,22 +28,6 @@ pub(crate) enum Extent {
     /// Everything but times of directories that come from their entries after a crash.
     Changes,
     Everything,
-}
-
-/// A thread that makes changes durable.
-struct Committing<'a>(&'a AtomicUsize);
-
-impl<'a> Committing<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Committing(count)
-    }
-}
-
-impl Drop for Committing<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// All that waits until groups are durable.
@@ -76,7 +60,6 @@ impl Engine {
     /// Those of [`commit`](Engine::commit).
     pub(super) fn commit_for(&self, purpose: Purpose, extent: Extent) -> Result<()> {
         let Slots::Store(store) = &self.store else { return Ok(()) };
-        let _committing = Committing::new(&self.committing);
         let before = self.closed.load(Ordering::Acquire);
         let writing = lock(&self.writing);
         // What failed once was told to one caller alone, and may be lost to all.
@@ -106,9 +89,7 @@ impl Engine {
         let group = match self.gate.has_changes() {
             true => {
                 self.closed.fetch_add(1, Ordering::Release);
-                // Others go on with their groups while this one is flushed, and share the flush.
-                let alone = self.committing.load(Ordering::Relaxed) == 1;
-                self.write_group(store, true, alone, purpose)
+                self.write_group(store, true, purpose)
             }
             // Those that wrote before us have the numbers of their groups.
             false => Ok(store.newest()),
@@ -126,7 +107,7 @@ impl Engine {
         while let Some(part) = parts.next() {
             self.names.write_times(&self.gate.enter(), part);
             if parts.peek().is_some() {
-                let written = self.write_group(store, false, false, purpose);
+                let written = self.write_group(store, false, purpose);
                 written.map_err(|error| self.fail(&error))?;
             }
         }
@@ -212,21 +193,16 @@ impl Engine {
         // Somebody else may have written it meanwhile.
         if self.gate.is_full()
             && !self.is_read_only()
-            && let Err(error) = self.write_group(store, false, false, Purpose::Caller)
+            && let Err(error) = self.write_group(store, false, Purpose::Caller)
         {
             self.fail(&error);
         }
     }
 
-    /// Closes the running group and writes it. Returns its number. `now` says that a sync follows, and `alone` that no other
-    /// thread would use its flushes.
-    fn write_group(
-        &self,
-        store: &Store,
-        now: bool,
-        alone: bool,
-        purpose: Purpose,
-    ) -> Result<u64, StoreError> {
+    /// Closes the running group and writes it. Returns its number. `now` says that a sync follows: what is one run is
+    /// written through then. That is one operation of the device where write and flush are two, and those who come
+    /// meanwhile share the next one.
+    fn write_group(&self, store: &Store, now: bool, purpose: Purpose) -> Result<u64, StoreError> {
         if !self.rules.blocks_wait_for_group {
             self.pool.release(&self.pool.take_given_up());
         }
@@ -237,14 +213,14 @@ impl Engine {
         }
         let batch = group::close(&self.gate.close(), &self.names, &self.pool, !now);
         let mut batch = batch.map_err(|_| StoreError::Full)?;
-        (batch.purpose, batch.alone) = (purpose, alone);
+        (batch.purpose, batch.now) = (purpose, now);
         let mut stored = Vec::new();
         let units = &mut |wanted, need| match need {
             Need::Slots => self.pool.take_units(wanted),
             Need::Runs => self.pool.take_spare_units(wanted),
         };
         let written = self.write_before(store, &mut batch, &mut stored).and_then(|()| {
-            store.commit(store.turn(), std::mem::take(&mut batch.changes), alone, units)
+            store.commit(store.turn(), std::mem::take(&mut batch.changes), now, units)
         });
         let (slots, chunks) = store.slots();
         self.pool.set_slots(slots, chunks);

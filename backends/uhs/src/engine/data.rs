@@ -339,8 +339,7 @@ impl Engine {
         };
         // What was written early needs a flush.
         let first = self.rules.data_is_first;
-        let alone = batch.alone && !batch.has_early;
-        let through = first && alone && self.io.writes_through(&batch.data);
+        let through = first && batch.now && !batch.has_early && self.io.writes_through(&batch.data);
         let failures = write(&mut batch.data, through)?;
         let is_durable = through && failures.is_empty();
         let mut lost = Vec::new();

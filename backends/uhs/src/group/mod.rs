@@ -33,8 +33,8 @@ pub(crate) struct Batch {
     pub(crate) number: u64,
     /// Some of its data was written before it closed.
     pub(crate) has_early: bool,
-    /// No other thread would use its flushes.
-    pub(crate) alone: bool,
+    /// A sync waits for it.
+    pub(crate) now: bool,
     /// Why its data is written now.
     pub(crate) purpose: Purpose,
     /// Blocks that are free once the changes are durable.
