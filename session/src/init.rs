@@ -94,6 +94,8 @@ pub(crate) const MAX_IO: usize = 1 << 20;
 const PAGE: usize = 4096;
 /// Maximum number of worker threads of any session.
 pub(crate) const WORKERS_MOST: usize = 1024;
+/// Maximum number of workers that wait for somebody else, unless the options or the processors say more.
+const WAITING_WORKERS: usize = 128;
 
 /// Decides on the reply to the kernel's INIT.
 pub fn negotiate(
@@ -112,9 +114,10 @@ pub fn negotiate(
     let flags = decisions.iter().filter(|d| d.used).fold(0, |all, d| all | d.bit);
     let max_write = options.max_write.clamp(PAGE, MAX_IO);
     let max_workers = max_workers(caps, options);
+    let at_work = options.workers.map_or_else(|| sleeping_workers(caps), |_| max_workers);
     let max_background = options
         .max_background
-        .unwrap_or_else(|| (2 * max_workers).clamp(16, usize::from(u16::MAX)) as u16);
+        .unwrap_or_else(|| (2 * at_work).clamp(16, usize::from(u16::MAX)) as u16);
     let congestion = options.congestion_threshold.unwrap_or(max_background - max_background / 4);
     let minor = kernel.minor.min(FUSE_KERNEL_MINOR_VERSION);
     // Without MAX_PAGES a request has at most 32 pages.
@@ -155,11 +158,22 @@ fn request_timeout(flags: u64, options: &SessionOptions) -> u16 {
     asked.map_or(0, |timeout| timeout.as_secs().clamp(1, u64::from(u16::MAX)) as u16)
 }
 
-/// The maximum number of workers: that of processors if handlers never sleep, otherwise many.
-pub(crate) fn max_workers(caps: &Caps, options: &SessionOptions) -> usize {
-    let processors = available_parallelism().map_or(2, usize::from);
-    let derived = if caps.blocking { (4 * processors).max(16) } else { processors.max(2) };
+/// The maximum number of workers: that of processors if handlers never sleep, otherwise many. Data that is submitted needs a worker
+/// for a moment only, and all others wait for somebody else: a server that is lost holds up one for each caller, so that there may be
+/// many more. The paper's policies keep their number.
+fn max_workers(caps: &Caps, options: &SessionOptions) -> usize {
+    let is_adaptive = options.policy == ThreadPolicy::Adaptive;
+    let derived = match is_adaptive && caps.blocking && caps.submits {
+        true => sleeping_workers(caps).max(WAITING_WORKERS),
+        false => sleeping_workers(caps),
+    };
     options.workers.unwrap_or(derived).clamp(1, WORKERS_MOST)
+}
+
+/// That number without those that wait for somebody else.
+pub(crate) fn sleeping_workers(caps: &Caps) -> usize {
+    let processors = available_parallelism().map_or(2, usize::from);
+    if caps.blocking { (4 * processors).max(16) } else { processors.max(2) }
 }
 
 /// True if the file system keeps the file locks, not only the kernel.

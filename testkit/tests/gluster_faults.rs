@@ -4,12 +4,15 @@ mod cluster;
 
 use std::fs;
 use std::io::{ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use cluster::{HANGS, LONG, Load, Native, PING, Written, heals, memory, mount, timed, until};
+use cluster::{
+    Callers, HANGS, LONG, Load, Native, PING, Written, heals, memory, mount, ticks, timed, until,
+};
 use defuse_testkit::cluster::Cluster;
 use defuse_testkit::gluster::{Volume, why_not};
 use defuse_testkit::mounted;
@@ -26,6 +29,8 @@ fn a_volume_survives_the_faults_of_its_servers() {
     timed("split brain", || a_split_brain_is_eio_until_it_is_resolved(&cluster));
     timed("options", || new_options_disturb_no_program(&cluster, 3));
     timed("stop and start", || a_volume_works_again_after_a_stop(&cluster));
+    timed("messages", || messages_of_servers_cost_less_than_changes(&cluster));
+    timed("line", || a_cut_line_holds_up_only_those_who_need_it(&cluster));
 }
 
 /// The longer parts, which run with `DEFUSE_FULL=1`.
@@ -36,7 +41,6 @@ fn a_volume_survives_long_faults() {
     }
     let Some(cluster) = start() else { return };
     timed("long line", || a_line_that_is_cut_for_long_stops_nobody_and_loses_nothing(&cluster));
-    timed("line", || a_cut_line_holds_up_only_those_who_need_it(&cluster));
     timed("locks and bricks", || locks_survive_bricks_as_in_the_native_client(&cluster));
     timed("memory", || new_options_take_no_more_memory_than_in_the_native_client(&cluster));
     timed("rebalance", || files_move_to_a_new_brick_under_their_writers(&cluster));
@@ -130,7 +134,8 @@ fn a_line_that_is_cut_for_long_stops_nobody_and_loses_nothing(cluster: &Cluster)
 }
 
 /// On a distributed volume, open files of the server that is cut off wait for it, and those of the other one do not wait
-/// for them. All servers have all directories, so that names may wait.
+/// for them. All servers have all directories, so that names wait, each of which holds a thread of the mount: more of them than
+/// there are threads. GlusterFS's own client does the same work on other files of the volume.
 fn a_cut_line_holds_up_only_those_who_need_it(cluster: &Cluster) {
     let place = mounted::scratch().unwrap();
     let mount = mount(cluster, "dist", place.path());
@@ -138,30 +143,41 @@ fn a_cut_line_holds_up_only_those_who_need_it(cluster: &Cluster) {
     all.iter().for_each(|name| fs::write(mount.path().join(name), name).unwrap());
     let (near, far): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|name| cluster.brick(1, "dist").join(name).exists());
-    assert!(near.len() > 7 && far.len() > 3, "{near:?} {far:?}");
+    assert!(near.len() > 7 && far.len() > 7, "{near:?} {far:?}");
     let native = Native::new(cluster, "dist", place.path());
-    let beside = Load::start(native.path(), near.iter().skip(4).take(4).cloned());
-    let near = Load::start(mount.path(), near.into_iter().take(4));
-    let far = Load::start(mount.path(), far.into_iter().take(16));
+    let (ours, theirs) = (mount.path(), native.path());
+    let start = |dir: &Path, skip, names: &[String]| {
+        Load::start(dir, names.iter().skip(skip).take(4).cloned())
+    };
+    let loads = [start(ours, 0, &near), start(theirs, 4, &near)];
+    let far_loads = [start(ours, 0, &far), start(theirs, 4, &far)];
+    let callers =
+        [Callers::start(ours.join(&far[0]), 48), Callers::start(theirs.join(&far[4]), 48)];
     std::thread::sleep(Duration::from_millis(500));
     cluster.cut(2).unwrap();
     std::thread::sleep(Duration::from_secs(8));
-    let near = near.stop();
-    all_went_on(&near, mount.path());
-    let beside = beside.stop();
-    all_went_on(&beside, native.path());
+    let [near, beside] = loads.map(Load::stop);
+    all_went_on(&near, ours);
+    all_went_on(&beside, theirs);
     cluster.join(2).unwrap();
     std::thread::sleep(Duration::from_secs(5));
-    let far = far.stop();
-    let longest = |all: &[Written]| all.iter().map(|it| it.longest_of_data).max().unwrap();
-    let (of_near, of_far) = (longest(&near), longest(&far));
-    println!("  longest call: {of_near:?} beside {of_far:?}");
+    callers.into_iter().for_each(Callers::stop);
+    let [far, native_far] = far_loads.map(Load::stop);
+    let data = |all: &[Written]| all.iter().map(|it| it.longest_of_data).max().unwrap();
     let names = |all: &[Written]| all.iter().map(|it| it.longest).max().unwrap();
-    let (ours, theirs) = (names(&near), names(&beside));
-    let slack = Duration::from_secs(10);
-    assert!(ours < theirs + slack, "{ours:?}, GlusterFS's own client {theirs:?}");
-    assert!(of_near < of_far / 2, "{of_near:?}, although only others waited {of_far:?}");
-    assert!(of_far < HANGS, "{of_far:?}");
+    println!(
+        "  longest calls: open files {:?} beside {:?}, names {:?}; GlusterFS's own client {:?} beside {:?}, names {:?}",
+        data(&near),
+        data(&far),
+        names(&near),
+        data(&beside),
+        data(&native_far),
+        names(&beside)
+    );
+    // The line is lost for so long in any case. A loaded machine makes everything slower, for both clients.
+    assert!(data(&near) < data(&far) / 2 + data(&beside), "open files of the other server waited");
+    assert!(names(&near) < names(&beside) + Duration::from_secs(10), "names waited");
+    assert!(data(&far) < HANGS, "{:?}", data(&far));
     let errors = far.iter().flat_map(|it| &it.errors);
     for error in errors {
         assert!(error.kind() == ErrorKind::NotConnected, "{error}");
@@ -174,6 +190,43 @@ fn a_cut_line_holds_up_only_those_who_need_it(cluster: &Cluster) {
         far.is_in(mount.path());
         assert!(far.syncs_since > 0, "{} is not usable any more: {:?}", far.name(), far.errors);
     }
+    drop(native);
+    mount.end().unwrap();
+}
+
+/// While GlusterFS's own client changes files that a mount knows, the servers send a message to the mount for each change. A
+/// message costs the mount less than the change costs that client, so that answers to the mount do not wait behind messages. It cost
+/// four times as much, while libgfapi delivered messages by a callback.
+fn messages_of_servers_cost_less_than_changes(cluster: &Cluster) {
+    let place = mounted::scratch().unwrap();
+    let mount = mount(cluster, "dist", place.path());
+    let native = Native::new(cluster, "dist", place.path());
+    let known: Vec<String> = names("known").collect();
+    known.iter().for_each(|name| fs::write(mount.path().join(name), name).unwrap());
+    let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode));
+    let clients = [mount.pid(), native.pid()];
+    let before = clients.map(ticks);
+    let begun = Instant::now();
+    let change = |name: &String| {
+        let path = native.path().join(name);
+        let is_running = |_: &u32| begun.elapsed() < Duration::from_secs(4);
+        (0..).take_while(is_running).map(|count| mode(&path, 0o600 + count % 8).unwrap()).count()
+    };
+    let changes: usize = std::thread::scope(|scope| {
+        let threads: Vec<_> = known.iter().map(|name| scope.spawn(move || change(name))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    for name in &known {
+        let (there, here) = (native.path().join(name), mount.path().join(name));
+        mode(&there, 0o644).unwrap();
+        let seen = || fs::metadata(&here).unwrap().permissions().mode() & 0o777;
+        until("the last change is seen", || seen() == 0o644);
+    }
+    let after = clients.map(ticks);
+    let [ours, theirs] = [0, 1].map(|at| after[at] - before[at]);
+    println!("  {changes} changes: {ours} ticks, GlusterFS's own client {theirs}");
+    assert!(ours < theirs, "{ours} ticks for messages, {theirs} for changes");
+    drop(native);
     mount.end().unwrap();
 }
 

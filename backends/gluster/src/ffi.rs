@@ -36,10 +36,6 @@ pub struct GlfsUpcall(c_void);
 #[repr(C)]
 pub struct GlfsUpcallInode(c_void);
 
-/// `glfs_upcall_cbk`: a message of a server.
-// SAFETY: a type; the function gets the pointer that was registered.
-pub type UpcallCallback = unsafe extern "C" fn(*mut GlfsUpcall, *mut c_void);
-
 /// `glfs_io_cbk`: the end of an asynchronous operation.
 // SAFETY: a type; the function gets the pointer that the operation was started with.
 pub type IoCallback =
@@ -139,7 +135,7 @@ functions! {
     glfs_h_open "3.4.2" (*mut Glfs, *mut GlfsObject, c_int) -> *mut GlfsFd;
     glfs_h_opendir "3.4.2" (*mut Glfs, *mut GlfsObject) -> *mut GlfsFd;
 
-    glfs_upcall_register "3.13.0" (*mut Glfs, u32, UpcallCallback, *mut c_void) -> c_int;
+    glfs_h_poll_upcall "3.7.16" (*mut Glfs, *mut *mut GlfsUpcall) -> c_int;
     glfs_upcall_get_reason "3.7.16" (*mut GlfsUpcall) -> c_int;
     glfs_upcall_get_event "3.7.16" (*mut GlfsUpcall) -> *mut GlfsUpcallInode;
     glfs_upcall_inode_get_flags "3.7.16" (*mut GlfsUpcallInode) -> u64;

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::{
-    Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, File, FileKind,
-    FileSystem, Ino, Io, IoOp, Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name,
-    NewNode, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags,
-    Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh, File,
+    FileKind, FileSystem, Ino, Io, IoOp, Lock, LockKind, LockOwner, LockRequest, LockSupport,
+    LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs,
+    RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr,
+    XattrName,
 };
 
 use crate::attributes::space;
@@ -27,6 +28,11 @@ impl FileSystem for Gluster {
             birth_times: false,
             ..Caps::default()
         }
+    }
+
+    fn failure_domain(&self, ino: Ino) -> Option<FailureDomain> {
+        // Nobody knows the brick of a file without a request. Each inode may be on one that is lost, and directories are on all.
+        self.settings.submits.then_some(FailureDomain(ino.0 as u32))
     }
 
     fn attached(&self, notify: Arc<dyn Notify>) {

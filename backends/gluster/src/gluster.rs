@@ -17,7 +17,7 @@ use crate::locks::Locks;
 use crate::nodes::{Nodes, Reference};
 use crate::recent::Recent;
 use crate::transfer::{AnswerOn, Pool};
-use crate::upcalls::{Asks, Child, Mark, Teller, Watch};
+use crate::upcalls::{self, Asks, Child, Mark, Teller, Watch};
 use crate::volume::{Gfid, Kept, Object, Volume};
 use crate::writes::Writes;
 use crate::{Options, connect};
@@ -171,11 +171,17 @@ impl Gluster {
         Acting { volume: &self.volume, restores: self.settings.restores, since }
     }
 
-    /// Starts the thread that tells frontends of changes by other clients.
+    /// Starts the threads that take messages of servers, and tell frontends of changes by other clients.
     pub(crate) fn start_telling(&self) {
         let Some((asks, long)) = self.asks.clone() else { return };
-        if let Err(errno) = self.volume.hear(&self.watch.inbox) {
+        if let Err(errno) = upcalls::take(&self.volume, &self.watch.inbox) {
             log::warn!("names and attributes are kept for a short time: no upcalls: {errno}");
+            return;
+        }
+        let (volume, inbox) = (Arc::clone(&self.volume), Arc::clone(&self.watch.inbox));
+        let thread = std::thread::Builder::new().name("gluster-inbox".to_owned());
+        if let Err(error) = thread.spawn(move || upcalls::receive(&volume, &inbox)) {
+            log::warn!("names and attributes are kept for a short time: no thread: {error}");
             return;
         }
         let (watch, nodes) = (Arc::clone(&self.watch), Arc::clone(&self.nodes));

@@ -3,15 +3,14 @@
 use std::ffi::{CStr, CString, c_int};
 use std::mem::MaybeUninit;
 use std::ptr::{self, null_mut};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use defuse_fs::{Errno, Name, Result, XattrName};
 
 use crate::ffi::{Glfs, GlfsObject, Library};
 use crate::file::Handle;
 use crate::graph_file::GraphFile;
-use crate::upcalls::{Inbox, told};
 
 /// The number by which GlusterFS identifies an inode, on all servers and for ever.
 pub type Gfid = [u8; 16];
@@ -24,8 +23,6 @@ pub struct Volume {
     own: (u32, u32),
     started: AtomicBool,
     ends: bool,
-    /// For messages of servers. It lives longer than the connection.
-    inbox: OnceLock<Arc<Inbox>>,
     /// A start that takes longer than anybody waits for it may still open it.
     _graph: Option<Arc<GraphFile>>,
 }
@@ -69,8 +66,8 @@ impl Volume {
             }
             let own = (libc::geteuid(), libc::getegid());
             let (started, ends) = (AtomicBool::new(false), connect.ends);
-            let (inbox, graph) = (OnceLock::new(), connect.graph.clone());
-            let volume = Volume { library, fs, own, started, ends, inbox, _graph: graph };
+            let graph = connect.graph.clone();
+            let volume = Volume { library, fs, own, started, ends, _graph: graph };
             if let Some(file) = &connect.graph {
                 check((library.glfs_set_volfile)(fs, file.path().as_ptr()))?;
             }
@@ -100,22 +97,6 @@ impl Volume {
         Ok(())
     }
 
-    /// Puts messages of servers into `inbox` from now on. Once for each connection.
-    ///
-    /// # Errors
-    ///
-    /// The errors of libgfapi; `EBUSY` for the second time.
-    pub(crate) fn hear(&self, inbox: &Arc<Inbox>) -> Result<()> {
-        /// `GLFS_EVENT_INODE_INVALIDATE`.
-        const INVALIDATIONS: u32 = 1;
-        self.inbox.set(Arc::clone(inbox)).map_err(|_| Errno::EBUSY)?;
-        let to = Arc::as_ptr(inbox).cast_mut().cast();
-        // SAFETY: the inbox lives until after the end of the connection, see drop.
-        let registered =
-            unsafe { (self.library.glfs_upcall_register)(self.fs, INVALIDATIONS, told, to) };
-        check(registered).map(drop)
-    }
-
     /// The text in which libgfapi tells about itself, a file below `/.meta`. Asks no server.
     pub(crate) fn internal(self: &Arc<Self>, path: &CStr) -> Result<Vec<u8>> {
         // SAFETY: the path ends with NUL.
@@ -125,6 +106,11 @@ impl Volume {
         let len = file.read(&mut text, 0)?;
         text.truncate(len);
         Ok(text)
+    }
+
+    /// The pointer of libgfapi, valid as long as this.
+    pub(crate) fn raw(&self) -> *mut Glfs {
+        self.fs
     }
 
     /// The functions.
@@ -394,18 +380,13 @@ impl Drop for Volume {
     /// Ends the connection on a thread of its own, because that takes up to ten seconds. At the end of a
     /// daemon it is left to the kernel.
     fn drop(&mut self) {
-        let inbox = self.inbox.take();
         if !self.ends || !*self.started.get_mut() {
-            // Messages may still arrive.
-            std::mem::forget(inbox);
             return;
         }
         let (end, fs) = (self.library.glfs_fini, self.fs as usize);
         let run = move || {
             // SAFETY: open files have references to the volume, so that nothing of it is in use.
             unsafe { end(fs as *mut Glfs) };
-            // Threads of libgfapi may still be about to deliver a message.
-            std::mem::forget(inbox);
         };
         if let Err(error) = std::thread::Builder::new().name("gluster-end".to_owned()).spawn(run) {
             log::warn!("a connection to GlusterFS stays: no thread: {error}");

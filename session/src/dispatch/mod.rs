@@ -356,7 +356,7 @@ impl Dispatcher {
     /// knows. Requests that are answered later hold no thread.
     pub(crate) fn failure_domain(&self, request: &Request<'_>) -> Option<FailureDomain> {
         match request.body {
-            Body::Read(_) | Body::Write { .. } if self.submits() => None,
+            Body::Read(_) | Body::Write { .. } | Body::Fsync(_) if self.submits() => None,
             Body::Setlkw(_) => None,
             _ => {
                 let ask = || self.fs.failure_domain(Ino(request.nodeid));

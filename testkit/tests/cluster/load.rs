@@ -62,6 +62,37 @@ impl Load {
     }
 }
 
+/// Threads that ask for the attributes of a file by its name.
+pub struct Callers {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Callers {
+    /// Starts this number of threads.
+    pub fn start(path: PathBuf, count: usize) -> Callers {
+        let stop = Arc::new(AtomicBool::new(false));
+        let caller = |_| {
+            let (path, stop) = (path.clone(), Arc::clone(&stop));
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Acquire) {
+                    // It fails while its server is away.
+                    let _ = path.metadata();
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+            })
+        };
+        let threads = (0..count).map(caller).collect();
+        Callers { stop, threads }
+    }
+
+    /// Ends the threads.
+    pub fn stop(self) {
+        self.stop.store(true, Ordering::Release);
+        self.threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}
+
 fn write(path: PathBuf, name: String, rounds: u64, stop: &AtomicBool) -> Written {
     let blocks = vec![(0, 0); (rounds * BLOCKS) as usize];
     let mut written = Written {

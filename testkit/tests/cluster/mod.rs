@@ -12,7 +12,7 @@ use defuse_testkit::cluster::Cluster;
 use defuse_testkit::mounted::Mount;
 use rustix::mount::{UnmountFlags, unmount};
 
-pub use load::{LONG, Load, Written};
+pub use load::{Callers, LONG, Load, Written};
 
 /// Seconds without an answer after which GlusterFS gives up a connection.
 pub const PING: &str = "4";
@@ -90,6 +90,14 @@ pub fn memory(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     line.trim().trim_end_matches("kB").trim().parse().unwrap()
+}
+
+/// Time on processors of a process, in clock ticks.
+pub fn ticks(pid: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let after_name = &stat[stat.rfind(')').unwrap() + 2..];
+    let fields = after_name.split(' ').skip(11).take(2);
+    fields.map(|field| field.parse::<u64>().unwrap()).sum()
 }
 
 /// Waits until no file of a replicated volume has to be healed, and both bricks have the same.

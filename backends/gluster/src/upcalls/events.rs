@@ -1,11 +1,17 @@
-//! The callback by which libgfapi delivers messages of servers.
+//! The messages of servers that have arrived in libgfapi.
+//!
+//! They are asked for. With a callback in place of that, libgfapi makes a task with a stack of 2 MiB for each message,
+//! on the threads that receive the answers of servers. While another client wrote to files that this one knows, these
+//! threads fell behind on a busy machine: each answer of a server waited for minutes behind messages of the same server.
 
-use std::ffi::c_void;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::ffi::{GlfsObject, GlfsUpcall, Library, library};
+use defuse_fs::Result;
+
+use crate::ffi::{GlfsObject, GlfsUpcall, Library};
 use crate::upcalls::inbox::Inbox;
-use crate::volume::extract;
+use crate::volume::{Volume, check, extract};
 
 /// `GLFS_UPCALL_INODE_INVALIDATE`.
 const INVALIDATE: i32 = 1;
@@ -14,19 +20,50 @@ const INVALIDATE: i32 = 1;
 /// have forgotten it.
 pub const NAME_CHANGED: u64 = 0x1 | 0x80 | 0x100 | 0x200;
 
-/// Takes a message.
-// SAFETY: libgfapi calls it with a message that is ours, and the inbox that was registered, which outlives the
-// connection.
-pub(crate) unsafe extern "C" fn told(message: *mut GlfsUpcall, inbox: *mut c_void) {
-    let Ok(library) = library() else { return };
-    // A panic must not enter C.
-    let put = AssertUnwindSafe(|| {
-        // SAFETY: see above.
-        unsafe { put(library, message, &*inbox.cast::<Inbox>()) }
-    });
-    let _ = catch_unwind(put);
-    // SAFETY: the message is not used any more.
-    unsafe { (library.glfs_free)(message.cast()) };
+/// Time between two questions while messages arrive, and the longest one while none do.
+const SOON: Duration = Duration::from_millis(5);
+const LATEST: Duration = Duration::from_millis(40);
+
+/// Maximum number of messages that are taken before a pause. Another client may cause any number of them.
+const IN_A_ROW: usize = 1 << 14;
+
+/// Puts messages of servers into `inbox` until it ends.
+pub(crate) fn receive(volume: &Arc<Volume>, inbox: &Inbox) {
+    let mut wait = SOON;
+    while !inbox.ends_within(wait) {
+        wait = match take(volume, inbox) {
+            Ok(count) if count > 0 => SOON,
+            _ => (2 * wait).min(LATEST),
+        };
+    }
+}
+
+/// Puts the messages that have arrived into `inbox`. Returns their number. libgfapi keeps messages from the first call on.
+///
+/// # Errors
+///
+/// The errors of libgfapi.
+pub(crate) fn take(volume: &Volume, inbox: &Inbox) -> Result<usize> {
+    let library = volume.library();
+    for count in 0..IN_A_ROW {
+        // It stays if there is no message. libgfapi replaces it by null for a message about an inode that nobody knows.
+        let mut none = 0_u8;
+        let none: *mut GlfsUpcall = (&raw mut none).cast();
+        let mut message = none;
+        // SAFETY: the connection lives as long as the volume.
+        check(unsafe { (library.glfs_h_poll_upcall)(volume.raw(), &raw mut message) })?;
+        if message == none {
+            return Ok(count);
+        }
+        if !message.is_null() {
+            // SAFETY: the message is ours, and is not used after it was freed.
+            unsafe {
+                put(library, message, inbox);
+                (library.glfs_free)(message.cast());
+            }
+        }
+    }
+    Ok(IN_A_ROW)
 }
 
 /// Puts the inodes of a message into the inbox.

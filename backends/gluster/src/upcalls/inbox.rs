@@ -22,6 +22,8 @@ pub struct Mark(u64);
 pub struct Inbox {
     state: Mutex<State>,
     arrived: Condvar,
+    /// Nobody needs messages any more.
+    ended: Condvar,
     /// Number of messages.
     count: AtomicU64,
     /// The last message about any inode of a place. An inode that shares its place with a changed one counts
@@ -54,6 +56,7 @@ impl Default for Inbox {
         Inbox {
             state: Mutex::default(),
             arrived: Condvar::new(),
+            ended: Condvar::new(),
             count: AtomicU64::new(0),
             places: [const { AtomicU64::new(0) }; PLACES],
             all: AtomicU64::new(0),
@@ -98,6 +101,13 @@ impl Inbox {
     pub fn end(&self) {
         self.lock().ended = true;
         self.arrived.notify_one();
+        self.ended.notify_all();
+    }
+
+    /// True if nobody needs messages any more after `wait`, or before.
+    pub fn ends_within(&self, wait: Duration) -> bool {
+        let waited = self.ended.wait_timeout_while(self.lock(), wait, |state| !state.ended);
+        waited.unwrap_or_else(PoisonError::into_inner).0.ended
     }
 
     /// The present moment.
@@ -149,8 +159,10 @@ mod tests {
         inbox.put([1; 16], 4);
         let taken = inbox.take(Duration::from_secs(60));
         assert_eq!((taken.told, taken.lost, taken.ended), (vec![([1; 16], 5)], false, false));
+        assert!(!inbox.ends_within(Duration::from_millis(1)));
         inbox.end();
         assert!(inbox.take(Duration::from_secs(60)).ended);
+        assert!(inbox.ends_within(Duration::from_secs(60)));
     }
 
     #[test]

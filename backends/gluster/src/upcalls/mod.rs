@@ -22,7 +22,7 @@ use defuse_fs::{Ino, Notify};
 use crate::nodes::{Nodes, Reference};
 use crate::volume::Gfid;
 
-pub(crate) use events::told;
+pub(crate) use events::{receive, take};
 pub use inbox::{Inbox, Mark};
 use names::Names;
 pub(crate) use teller::{Asks, Teller};

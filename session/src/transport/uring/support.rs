@@ -6,7 +6,7 @@ use std::sync::Arc;
 use defuse_fs::{Caps, Errno};
 
 use super::Ring;
-use crate::init::{WORKERS_MOST, max_workers, takes_locks};
+use crate::init::{WORKERS_MOST, sleeping_workers, takes_locks};
 use crate::options::{IoUring, SessionOptions, ThreadPolicy};
 use defuse_wire::abi::{FUSE_OVER_IO_URING, InitIn};
 
@@ -58,7 +58,7 @@ fn workers(caps: &Caps, options: &SessionOptions) -> Result<(usize, usize), &'st
         Some(workers) if workers >= queues + usize::from(defers) => Ok((queues, workers)),
         Some(_) => Err("every processor needs a worker, locks one more (workers=)"),
         None if queues >= WORKERS_MOST => Err("more processors than there may be workers"),
-        None => Ok((queues, max_workers(caps, options).max(2 * queues).min(WORKERS_MOST))),
+        None => Ok((queues, sleeping_workers(caps).max(2 * queues).min(WORKERS_MOST))),
     }
 }
 
