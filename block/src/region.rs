@@ -6,7 +6,7 @@
 //!
 //! Frames get memory in pages of 2 MiB when the first of 512 is taken, where the kernel has such pages
 //! (`MADV_COLLAPSE`, Linux 6.1). Page by page that takes eight times as long, unless the kernel must first make room for a large
-//! page, or the host of a virtual machine must.
+//! page, or the host of a virtual machine must. Then the 512 frames get small pages, all at once.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -29,7 +29,7 @@ const LARGEST: usize = 9;
 /// A large page that takes longer than this costs more than small pages.
 const SLOW: Duration = Duration::from_millis(2);
 
-/// Blocks that do without a large page after a slow one.
+/// Blocks that get small pages after a large one that was slow.
 const PAUSE: u32 = 15;
 
 /// A region of frames.
@@ -39,7 +39,7 @@ pub struct Region {
     frames: u32,
     memory: OwnedFd,
     free: Mutex<Free>,
-    /// Number of the next blocks that do without a large page.
+    /// Number of the next blocks that get small pages.
     small_pages: AtomicU32,
 }
 
@@ -110,14 +110,12 @@ impl Region {
         }
     }
 
-    /// Makes one page of the 512 frames from `first` on, if all of them belong to the region. Without it, they get memory
-    /// one by one when they are used.
+    /// Makes one page of the 512 frames from `first` on, or else 512 pages, if all of them belong to the region. Without it, they
+    /// get memory one by one when they are used.
     fn give_memory(&self, first: u32) {
         let bytes = FRAME << LARGEST;
         let is_whole = first + (1 << LARGEST) <= self.frames;
-        let waits = |blocks: u32| blocks.checked_sub(1);
-        let waits = self.small_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, waits);
-        if !is_whole || waits.is_ok() {
+        if !is_whole {
             return;
         }
         let start = self.start.wrapping_add(first as usize * FRAME);
@@ -126,6 +124,13 @@ impl Region {
             let done = unsafe { libc::madvise(start.cast(), len, advice) };
             if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
         };
+        let waits = |blocks: u32| blocks.checked_sub(1);
+        let waits = self.small_pages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, waits);
+        if waits.is_ok() {
+            // Small pages at once cost less than one fault for each. An old kernel (before 5.14) has faults.
+            let _ = advise(bytes, libc::MADV_POPULATE_WRITE);
+            return;
+        }
         let begun = Instant::now();
         // A range without any memory is not made one page.
         let made = advise(FRAME, libc::MADV_POPULATE_WRITE)

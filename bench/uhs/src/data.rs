@@ -45,13 +45,14 @@ pub(crate) fn phases(
     let mut add = |name, figure| {
         results.add((&format!("{prefix}{name}"), "MB/s", Better::More, 0.0), target, figure)
     };
-    add(
-        "64K sequential write, synced",
-        rate(bytes, || {
+    // The second time memory for pages has been used before.
+    for name in ["64K sequential write, synced", "64K sequential write again, synced"] {
+        let written = rate(bytes, || {
             sequential(bytes, |at, part| file.write(at, part))?;
             file.sync()
-        })?,
-    );
+        })?;
+        add(name, written);
+    }
     add(
         "64K sequential read",
         rate(bytes, || sequential(bytes, |at, part| file.read(at, part).map(drop)))?,
@@ -96,6 +97,11 @@ fn raw(stage: &Stage, scale: &Scale, results: &mut Results) -> Result<()> {
         anyhow::Ok(())
     };
     add("64K sequential write, synced", bytes, &mut (0..large).map(|at| (true, at * 16, 16)))?;
+    add(
+        "64K sequential write again, synced",
+        bytes,
+        &mut (0..large).map(|at| (true, at * 16, 16)),
+    )?;
     add("64K sequential read", bytes, &mut (0..large).map(|at| (false, at * 16, 16)))?;
     let mut places: Vec<u64> = (0..small).map(|_| at_random()).collect();
     add("4K random overwrite, synced", bytes / 16, &mut places.iter().map(|at| (true, *at, 1)))?;
