@@ -14,10 +14,12 @@ use crate::{Errno, Ino, Name, PollHandle, Result, Versions};
 /// `ENOSYS` if the kernel is too old, `ENOTCONN` after the frontend has ended.
 ///
 /// An operation does not say from which frontend it comes. If it did, a file system with several frontends could
-/// tell all but that one of each change, and let kernel mounts cache names meanwhile. That is not sound: the
-/// answer to a lookup may be on its way when a name changes, and the kernel caches it after the invalidation has
-/// passed. So such a file system gives [`versions`](Notify::versions), which are checked at each use, or lets nothing
-/// be cached.
+/// tell all but that one of each change, and let kernel mounts cache names meanwhile. That cannot be right at every moment. A
+/// change must be told before it is answered, or another frontend shows the old name after that. But the kernel drops a name when
+/// all operations that change its directory are answered: two mounts, each with a change in one directory, would wait for
+/// each other. (Attributes alone would do, and save nothing: each path asks for its names, and gets attributes with
+/// them.) So such a file system gives [`versions`](Notify::versions), which are checked at each use, or lets nothing be
+/// cached. A frontend inside of the process needs no cache where the file system resolves paths.
 pub trait Notify: Send + Sync {
     /// Drops cached attributes of `ino`, and the cached data in `range` (offset and length in
     /// bytes; a length of 0 means to the end); `None` keeps the data.

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use defuse_fs::{
     Attr, CacheMode, Caps, Context, DirBuf, DirItem, Entry, Errno, FailureDomain, Fh, File,
     FileKind, FileSystem, Ino, Io, IoOp, Lifecycle, LockRequest, LockSupport, LockType, LockWait,
-    Name, Notify, OpenArgs, Opened, PollHandle, ReadArgs, ReadBuf, Result, SetAttr, Timestamp,
-    WriteArgs, WriteBuf,
+    Name, NewNode, Notify, OpenArgs, Opened, PollHandle, ReadArgs, ReadBuf, Result, SetAttr,
+    Timestamp, WriteArgs, WriteBuf,
 };
 use defuse_fuse::mount::{self, MountOptions, UnmountError};
 use defuse_fuse::{IoUring, ResizeError, Session, SessionOptions, ThreadPolicy};
@@ -52,6 +52,8 @@ struct Scripted {
     submits: AtomicBool,
     no_birth_times: AtomicBool,
     submitted: AtomicUsize,
+    /// A creation has begun.
+    making: AtomicBool,
 }
 
 impl Lifecycle for Scripted {
@@ -85,6 +87,7 @@ impl Scripted {
             submits: AtomicBool::new(false),
             no_birth_times: AtomicBool::new(false),
             submitted: AtomicUsize::new(0),
+            making: AtomicBool::new(false),
         })
     }
 
@@ -164,6 +167,12 @@ impl FileSystem for Scripted {
         };
         *self.lookups.lock().unwrap().entry(ino.0).or_default() += 1;
         Ok(Entry { ino, generation: 1, attr: self.attr(ino), valid_for: self.forever })
+    }
+    /// Waits for the gate.
+    fn mkdir(&self, cx: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>) -> Result<Entry> {
+        self.making.store(true, Ordering::Release);
+        self.run_script(cx)?;
+        Err(Errno::ENOSPC)
     }
     fn forget(&self, ino: Ino, lookups: u64) {
         *self.lookups.lock().unwrap().entry(ino.0).or_default() -= lookups;
@@ -394,6 +403,35 @@ fn a_panic_answers_eio_to_its_request_alone(transport: IoUring) {
     assert_eq!(std::fs::read(mount.file()).unwrap(), b"content");
     let (fs, clean) = mount.end();
     assert!(clean && fs.detached.load(Ordering::Acquire));
+}
+
+/// The reason why file systems with several frontends do not drop each other's names before they answer: two that change the
+/// same directory would wait for each other. Attributes are dropped at once.
+#[test]
+fn the_kernel_drops_a_name_after_the_answer_to_a_change_of_its_directory() {
+    let Some(mount) = Mount::new(&over(IoUring::Off)) else { return };
+    mount.fs.set(Script::WaitForever);
+    let made = std::thread::spawn({
+        let path = mount.dir.path().join("dir");
+        move || std::fs::create_dir(path)
+    });
+    eventually("the directory is being made", || mount.fs.making.load(Ordering::Acquire));
+    let notify = mount.fs.notifier();
+    let _ = notify.invalidate_inode(Ino::ROOT, None);
+    let dropped = Arc::new(AtomicBool::new(false));
+    let dropping = std::thread::spawn({
+        let dropped = Arc::clone(&dropped);
+        move || {
+            let _ = notify.invalidate_entry(Ino::ROOT, Name::new(b"file").unwrap(), false);
+            dropped.store(true, Ordering::Release);
+        }
+    });
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!dropped.load(Ordering::Acquire), "the kernel waits for nothing: drop names at once");
+    mount.fs.gate.store(true, Ordering::Release);
+    assert_eq!(made.join().unwrap().unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    dropping.join().unwrap();
+    assert!(mount.end().1);
 }
 
 /// The only worker is in the handler, so that only the sentinel can receive the INTERRUPT.
