@@ -28,7 +28,7 @@ fn path(text: &str) -> NormalPath<'_> {
     NormalPath::new(text.as_bytes()).unwrap()
 }
 
-/// What lookups of each name say.
+/// The end of a walk by lookups of each name.
 fn walk(fs: &Uhs, text: &str) -> Resolved {
     let (mut at, mut open_to_all) = (Ino::ROOT, true);
     let mut names = text.split('/').peekable();
