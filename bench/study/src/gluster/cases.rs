@@ -29,9 +29,12 @@ pub const PAPER: [(&str, &str); 8] = [
     ("performance.io-cache", "off"),
 ];
 
-/// The servers tell of changes, as clients that cache for long need it.
-const TELLS: [(&str, &str); 2] =
-    [("features.cache-invalidation", "on"), ("features.cache-invalidation-timeout", "600")];
+/// The servers tell of changes, as clients that cache for long need it, and of so many files.
+const TELLS: [(&str, &str); 3] = [
+    ("features.cache-invalidation", "on"),
+    ("features.cache-invalidation-timeout", "600"),
+    ("network.inode-lru-limit", "200000"),
+];
 
 /// Latency of lookups. The threads of a server wait, so that there must be more of them.
 const SLOW: [(&str, &str); 5] = [
@@ -168,7 +171,7 @@ pub enum Names {
     Create,
     /// Lists the directory, with the attributes of all files, after the caches were dropped.
     List,
-    /// Asks for the attributes of each file, a second after they were listed.
+    /// Asks for the attributes of each file, a second after this client has listed them.
     Stat,
     /// Removes the files.
     Delete,

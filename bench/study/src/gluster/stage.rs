@@ -249,7 +249,12 @@ impl<'a> Stage<'a> {
                 target.shell.perform(&words, PATIENCE, &Interrupt::default())?;
             }
             Work::Names(Names::List | Names::Lookup) => caches::drop_dentries(&daemons)?,
-            Work::Names(Names::Stat) => sleep(FORGOTTEN),
+            // Other targets have listed their files since, and the caches of all were dropped for each.
+            Work::Names(Names::Stat) => {
+                let listing = Case { work: Work::Names(Names::List), ..case };
+                perform(self.options, target, listing, round, &Interrupt::default())?;
+                sleep(FORGOTTEN);
+            }
             Work::Names(Names::Delete) => caches::settle(&[target.client()]),
         }
         Ok(())
