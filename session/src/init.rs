@@ -9,6 +9,7 @@ use defuse_fs::{Caps, LockSupport};
 use crate::options::{IoUring, SessionOptions, ThreadPolicy};
 use defuse_wire::abi::*;
 use defuse_wire::request::DecodeOptions;
+use defuse_wire::vendor::NO_BIRTH_TIMES;
 
 /// The decision about one INIT capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +112,8 @@ pub fn negotiate(
     }
     let offered = u64::from(kernel.flags) | u64::from(kernel.flags2) << 32;
     let decisions = decide(offered, caps, options);
-    let flags = decisions.iter().filter(|d| d.used).fold(0, |all, d| all | d.bit);
+    let vendor = if caps.birth_times { 0 } else { offered & NO_BIRTH_TIMES };
+    let flags = decisions.iter().filter(|d| d.used).fold(vendor, |all, d| all | d.bit);
     let max_write = options.max_write.clamp(PAGE, MAX_IO);
     let max_workers = max_workers(caps, options);
     let at_work = options.workers.map_or_else(|| sleeping_workers(caps), |_| max_workers);

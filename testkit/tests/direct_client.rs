@@ -9,7 +9,8 @@ use defuse_direct::{
 };
 use defuse_fs::layer::{Action, Fault, Method, Rule, When};
 use defuse_fs::{
-    Context, Entry, Errno, FileSystem, Ino, Lifecycle, Lock, LockType, Name, RenameFlags, delegate,
+    Attr, Caps, Context, Entry, Errno, Fh, FileSystem, Ino, Lifecycle, Lock, LockType, Name,
+    NormalPath, RenameFlags, Resolved, delegate,
 };
 use defuse_memory::Memory;
 use defuse_passthrough::Passthrough;
@@ -335,4 +336,58 @@ fn a_process_that_is_short_of_memory_releases_names_and_what_file_systems_keep()
     client.release_memory();
     assert_eq!((cached(), fs.released.load(Ordering::SeqCst)), (0, 1));
     open(&client, &task, "a:/f", 0).unwrap();
+}
+
+/// A file system of which nothing is cached, with birth times that only getattr tells, or without any.
+struct Uncached {
+    inner: Memory,
+    birth_times: bool,
+    asked: AtomicUsize,
+}
+
+impl FileSystem for Uncached {
+    delegate!(to inner, except caps, lookup, resolve, getattr);
+
+    fn caps(&self) -> Caps {
+        Caps { birth_times: self.birth_times, ..self.inner.caps() }
+    }
+
+    fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> defuse_fs::Result<Entry> {
+        let mut entry = FileSystem::lookup(&self.inner, cx, parent, name)?;
+        (entry.valid_for, entry.attr.valid_for, entry.attr.btime) = Default::default();
+        Ok(entry)
+    }
+
+    fn resolve(&self, _: &Context<'_>, _: Ino, _: NormalPath<'_>) -> defuse_fs::Result<Resolved> {
+        Err(Errno::ENOSYS)
+    }
+
+    fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> defuse_fs::Result<Attr> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        let attr = FileSystem::getattr(&self.inner, cx, ino, fh)?;
+        Ok(Attr { valid_for: Default::default(), ..attr })
+    }
+}
+
+/// The client asked for the attributes of each name again, which it had got with the name a moment before.
+#[test]
+fn a_look_at_a_name_is_one_request_unless_it_tells_no_birth_time() {
+    for (birth_times, expected) in [(false, 0), (true, 1)] {
+        let (client, task) = (client(&[]), task());
+        let inner = Memory::new(defuse_memory::Options::default());
+        let fs = Arc::new(Uncached { inner, birth_times, asked: AtomicUsize::new(0) });
+        client.mount(b"a:", Arc::clone(&fs) as _, &MountArgs::default()).unwrap();
+        client.mkdir(&task, At::Cwd, b"a:/d", 0o755).unwrap();
+        put(&client, &task, "a:/d/f", b"text");
+        client.symlink(&task, b"d/f", At::Cwd, b"a:/link").unwrap();
+        for (path, size) in [("a:/d/f", 4), ("a:/link", 4), ("a:/d/./f", 4)] {
+            fs.asked.store(0, Ordering::SeqCst);
+            let stat = client.stat(&task, At::Cwd, path.as_bytes(), true).unwrap();
+            assert_eq!((stat.attr.size, stat.attr.btime.is_some()), (size, birth_times), "{path}");
+            assert_eq!(fs.asked.load(Ordering::SeqCst), expected, "{path}");
+        }
+        // The end of a path that leads up was not looked up last.
+        let (above, root) = (b"a:/d/..", client.stat(&task, At::Cwd, b"a:/", true).unwrap());
+        assert_eq!(client.stat(&task, At::Cwd, above, true).unwrap().attr.st_ino, root.attr.st_ino);
+    }
 }

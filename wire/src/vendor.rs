@@ -115,6 +115,10 @@ pub const VERSIONS: u64 = 1 << 62;
 /// leave it zero.
 pub const OPEN_FLUSH_ENDS_LOCKS: u32 = 1 << 31;
 
+/// A flag of INIT: no attributes of this file system have a birth time, so that those of a lookup are complete. Clients offer it,
+/// and the kernel does not.
+pub const NO_BIRTH_TIMES: u64 = 1 << 63;
+
 /// Position of the connection numbers in [`InitIn::unused`].
 const NAMES_AT: usize = 3;
 /// Position of the field that makes the connection an heir instead of a copy.

@@ -82,8 +82,12 @@ impl Client {
         if let Some(stat) = found? {
             return Ok(stat);
         }
-        let here = self.walk(task, &who, at, path)?.node(follow)?;
-        self.stat_of(&here, None, &who)
+        let mut walk = self.walk(task, &who, at, path)?;
+        let here = walk.node(follow)?;
+        match walk.told(&here) {
+            Some(attr) => Ok(stat_as(&here.mount, here.node.ino(), attr)),
+            None => self.stat_of(&here, None, &who),
+        }
     }
 
     /// Attributes of an open file, fstat(2).

@@ -201,9 +201,19 @@ impl Mount {
         name: Name<'_>,
         who: &Credentials,
     ) -> Result<Arc<Node>> {
+        self.look_up(dir, name, who).map(|(node, _)| node)
+    }
+
+    /// Like [`lookup`](Mount::lookup), with the attributes if the file system was asked.
+    pub(crate) fn look_up(
+        &self,
+        dir: &Node,
+        name: Name<'_>,
+        who: &Credentials,
+    ) -> Result<(Arc<Node>, Option<Attr>)> {
         let bytes = name.as_bytes();
         match self.names.get(dir.ino(), bytes) {
-            Some(Cached::Node(node)) => return Ok(node),
+            Some(Cached::Node(node)) => return Ok((node, None)),
             Some(Cached::Missing) => return Err(Errno::ENOENT),
             None => {}
         }
@@ -216,7 +226,7 @@ impl Mount {
                 if let Some(lasts) = self.lasts(ticket.moment, place, &entry) {
                     self.names.keep(ticket, place, Some(&node), lasts);
                 }
-                Ok(node)
+                Ok((node, Some(entry.attr)))
             }
             Err(errno) => {
                 if errno == Errno::ENOENT {

@@ -1,8 +1,9 @@
 //! Path walks: from a path to an inode, path_resolution(7).
 
+use std::cell::Cell;
 use std::sync::Arc;
 
-use defuse_fs::{Errno, FileKind, Ino};
+use defuse_fs::{Attr, Errno, FileKind, Ino};
 use defuse_probe::Op;
 
 use crate::access::{self, Access};
@@ -86,6 +87,8 @@ pub(crate) struct Walk<'a> {
     pub follow_last: bool,
     /// The walk has been inside of a mount, so the caller's path is no longer valid for the kernel.
     entered: bool,
+    /// The inode that was looked up last, with its attributes, if the file system was asked.
+    told: Cell<Option<(Arc<Node>, Attr)>>,
 }
 
 impl Client {
@@ -114,6 +117,7 @@ impl Client {
             resolve: Resolve::default(),
             follow_last: false,
             entered: false,
+            told: Cell::default(),
         };
         if let At::Itself(file) = at {
             walk.begin_in(file.here().clone());
@@ -274,8 +278,17 @@ impl<'a> Walk<'a> {
 
     /// Looks up a name, and enters the mount that covers it.
     fn child(&self, dir: &Here, component: &Component<'_>) -> Result<Here> {
-        let node = dir.mount.lookup(&dir.node, component.name()?, self.who)?;
+        let (node, attr) = dir.mount.look_up(&dir.node, component.name()?, self.who)?;
+        self.told.set(attr.map(|attr| (Arc::clone(&node), attr)));
         self.topmost(Here { node, mount: Arc::clone(&dir.mount) })
+    }
+
+    /// The attributes of the inode at the end of the walk, if the file system told all of them during the walk. They need not
+    /// be asked for, even where nothing is cached.
+    pub fn told(&self, here: &Here) -> Option<Attr> {
+        let (node, attr) = self.told.take()?;
+        let is_whole = attr.btime.is_some() || !here.mount.caps().birth_times;
+        (is_whole && Arc::ptr_eq(&node, &here.node)).then_some(attr)
     }
 
     fn topmost(&self, mut here: Here) -> Result<Here> {
