@@ -53,6 +53,9 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
     timed("two clients", || two_clients_see_each_other(&servers));
     timed("set-user-id", || a_write_for_another_user_drops_set_user_id(&servers));
     timed("kept answers", || changes_are_seen_although_answers_are_kept(&servers));
+    timed("listings", || a_listing_brings_answers_that_are_kept(&servers));
+    timed("several frontends", || answers_are_kept_for_several_frontends(&servers));
+    timed("run", || a_program_of_a_run_sees_what_its_children_change(&servers));
     timed("volume file", || a_volume_file_is_mounted_unless_others_may_write_it(&servers));
     timed("errors", || errors_say_what_to_do(&servers));
 }
@@ -410,6 +413,163 @@ fn names_and_attributes_are_kept(mount: &Mount, dir: &Path) -> bool {
     println!("{names} names and {attributes} attributes were asked for again");
     // Those of the directories themselves are kept for a second.
     names < 10 && attributes < 20
+}
+
+/// The names of a directory with files, which another client has made.
+fn listed_by_another(dir: &Path) -> Vec<String> {
+    fs::create_dir(dir).unwrap();
+    let names: Vec<String> = (0..300).map(|number| format!("listed-{number}")).collect();
+    names.iter().for_each(|name| fs::write(dir.join(name), "x").unwrap());
+    names
+}
+
+/// No look at a file after a listing is a request.
+fn a_listing_brings_answers_that_are_kept(servers: &Servers) {
+    let places = [mounted::scratch().unwrap(), mounted::scratch().unwrap()];
+    let there = mount(servers, "repl", places[1].path());
+    let names = listed_by_another(&there.path().join("many"));
+    // This client has not known the directory while the other one has changed it.
+    let here = mount(servers, "repl", places[0].path());
+    let dir = here.path().join("many");
+    let kinds = ["LOOKUP", "GETATTR", "STATX"];
+    until("a listing brings answers", || {
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), names.len());
+        let listed = requests(&here, &kinds);
+        std::thread::sleep(Duration::from_millis(1200));
+        for name in &names {
+            fs::metadata(dir.join(name)).unwrap();
+        }
+        let asked = requests(&here, &kinds) - listed;
+        println!("{asked} requests for {} files after a listing", names.len());
+        // The directories are asked for once a second.
+        asked < 30
+    });
+    fs::remove_dir_all(there.path().join("many")).unwrap();
+    here.end().unwrap();
+    there.end().unwrap();
+}
+
+/// Frontends of one client, as of a run: answers are kept below them, and each sees the changes of the others at once.
+fn answers_are_kept_for_several_frontends(servers: &Servers) {
+    let place = mounted::scratch().unwrap();
+    let there = mount(servers, "repl", place.path());
+    let names = listed_by_another(&there.path().join("kept-here"));
+    servers.enter().unwrap();
+    let options = defuse_gluster::Options {
+        valid_for: Duration::ZERO,
+        in_application: true,
+        submits: false,
+        keeps_here: true,
+        ..Default::default()
+    };
+    let volume = defuse_gluster::Gluster::connect(&format!("//{HOST}/repl"), &options).unwrap();
+    let volume: Arc<dyn FileSystem> = Arc::new(volume);
+    let task = Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
+    let clients = [(); 2].map(|()| {
+        let client = Arc::new(Client::new(defuse_direct::Options::default()));
+        client.mount(b"g:", Arc::clone(&volume), &MountArgs::default()).unwrap();
+        client
+    });
+    let path = |name: &str| format!("g:/kept-here/{name}").into_bytes();
+    let stat = |client: &Client, name: &str| client.stat(&task, At::Cwd, &path(name), true);
+    let given = || {
+        let figures = volume.figures();
+        figures.iter().find(|figure| figure.name == "answers_given").unwrap().value
+    };
+
+    until("attributes of listed files are answers", || {
+        let how = How { flags: libc::O_DIRECTORY as u32, ..How::default() };
+        let dir = clients[0].open(&task, At::Cwd, b"g:/kept-here", how).unwrap();
+        let before = given();
+        assert_eq!(clients[0].read_dir(&task, &dir).unwrap().len(), names.len() + 2);
+        names.iter().for_each(|name| assert_eq!(stat(&clients[1], name).unwrap().attr.size, 1));
+        let given = given() - before;
+        println!("{given} answers for {} files", names.len());
+        given as usize >= names.len()
+    });
+
+    // Each sees what the other has changed.
+    let how = How { flags: libc::O_WRONLY as u32, ..How::default() };
+    for (number, name) in names.iter().take(60).enumerate() {
+        let [one, other] = [&clients[number % 2], &clients[(number + 1) % 2]];
+        stat(one, name).unwrap();
+        let new = format!("{name}.new");
+        match number % 6 {
+            0 => one.unlink(&task, At::Cwd, &path(name)).unwrap(),
+            1 => one.chmod(&task, At::Cwd, &path(name), 0o600, true).unwrap(),
+            2 => {
+                let file = one.open(&task, At::Cwd, &path(name), how).unwrap();
+                assert_eq!(one.pwrite(&task, &file, b"longer", 0).unwrap(), 6);
+            }
+            3 => one.link(&task, (At::Cwd, &path(name)), (At::Cwd, &path(&new)), false).unwrap(),
+            4 => one.truncate(&task, At::Cwd, &path(name), 9).unwrap(),
+            _ => {
+                let (from, to) = (path(name), path(&new));
+                let flags = defuse_fs::RenameFlags::default();
+                one.rename(&task, (At::Cwd, &from), (At::Cwd, &to), flags).unwrap();
+            }
+        }
+        let seen = stat(other, name).map(|stat| stat.attr);
+        match number % 6 {
+            0 => assert!(seen.is_err()),
+            1 => assert_eq!(seen.unwrap().perm, 0o600),
+            2 => assert_eq!(seen.unwrap().size, 6),
+            3 => assert_eq!((seen.unwrap().nlink, stat(other, &new).unwrap().attr.nlink), (2, 2)),
+            4 => assert_eq!(seen.unwrap().size, 9),
+            _ => assert!(seen.is_err() && stat(other, &new).is_ok()),
+        }
+    }
+
+    // Another client's changes are seen soon.
+    let there_dir = there.path().join("kept-here");
+    let [written, gone] = [&names[100], &names[101]];
+    stat(&clients[0], written).unwrap();
+    fs::write(there_dir.join(written), "12345").unwrap();
+    until("the size", || stat(&clients[0], written).unwrap().attr.size == 5);
+    fs::remove_file(there_dir.join(gone)).unwrap();
+    until("a removal", || stat(&clients[0], gone).is_err());
+
+    // A name is not kept for a user who may not search the directory.
+    clients[0].chmod(&task, At::Cwd, b"g:/kept-here", 0o700, true).unwrap();
+    let user = Task::new(Credentials::user(4321, 4321, &[]), WorkDir::Outside(b"/".to_vec()));
+    let name = Name::new(names[200].as_bytes()).unwrap();
+    stat(&clients[0], &names[200]).unwrap();
+    assert!(clients[1].stat(&user, At::Cwd, &path(&names[200]), true).is_err());
+    let [root, other] = [0, 4321].map(|id| Context::new(Caller { uid: id, gid: id, pid: 0 }));
+    let dir = volume.lookup(&root, Ino::ROOT, Name::new(b"kept-here").unwrap()).unwrap().ino;
+    assert!(volume.lookup(&root, dir, name).is_ok() && volume.lookup(&other, dir, name).is_err());
+
+    clients.iter().for_each(|client| client.unmount(b"g:", false).unwrap());
+    fs::remove_dir_all(there_dir).unwrap();
+    there.end().unwrap();
+}
+
+/// Programs of a run saw names for up to a second after their children had renamed them.
+fn a_program_of_a_run_sees_what_its_children_change(servers: &Servers) {
+    const SCRIPT: &str = r#"
+        mkdir /run-gluster/d; cd /run-gluster/d
+        for i in 1 2 3 4 5 6 7 8 9 10; do
+            echo x >a$i; ls -l >/dev/null; [ -s a$i ]
+            mv a$i b$i; [ ! -e a$i ]; [ -e b$i ]
+            echo yy >>b$i; chmod 600 b$i; [ "$(stat -c %s:%a b$i)" = 5:600 ]
+            cp b$i c; mv c b$i; [ ! -e c ]
+            rm b$i; [ ! -e b$i ]
+        done
+        cd ..; rmdir d; echo all seen"#;
+    let place = mounted::scratch().unwrap();
+    let mut run = servers.command(&program().unwrap());
+    run.args([
+        "run",
+        "--mount",
+        &format!("/run-gluster=gluster://{HOST}/repl"),
+        "--",
+        "sh",
+        "-ec",
+        SCRIPT,
+    ]);
+    let output = run.env("DEFUSE_RUNTIME_DIR", place.path().join("run")).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "all seen\n", "{errors}");
 }
 
 /// Number of requests of these kinds so far.

@@ -87,7 +87,10 @@ pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
         submits: options.submits,
         posix_acl,
     };
-    Ok(Gluster::new(volume, root, settings, (Watch::new(options.valid_for), asks)))
+    let keeps_here = options.keeps_here && !options.submits;
+    let watch = Watch::new(options.valid_for, keeps_here);
+    let gluster = Gluster::new(volume, root, settings, (watch, asks));
+    Ok(if keeps_here { gluster.keeping_answers() } else { gluster })
 }
 
 /// The questions to the servers whether they tell of changes by other clients, and the time for which frontends

@@ -9,11 +9,11 @@ use defuse_fs::{
     ReadArgs, ReadBuf, ReleaseArgs, Result, SetAttr, WriteArgs, WriteBuf,
 };
 
+use crate::answers::{Asked, Thing};
 use crate::attributes::changes;
 use crate::file::Handle;
 use crate::gluster::{Acting, Gluster, OpenFile, Opened as Open, PlainMode};
 use crate::transfer;
-use crate::upcalls::Mark;
 use crate::volume::{no_stat, set};
 use crate::writes::At;
 
@@ -214,6 +214,7 @@ impl Gluster {
         cx: &Context<'_>,
         file: &OpenFile,
         range: Fallocate,
+        asked: &Asked,
     ) -> Result<()> {
         const HOLE: u32 = Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE;
         const KEEP: u32 = Fallocate::KEEP_SIZE;
@@ -225,7 +226,7 @@ impl Gluster {
             _ => return Err(Errno::EOPNOTSUPP),
         }
         if cx.caller.uid != 0 {
-            self.drop_set_id(file.ino, self.watch.inbox.now())?;
+            self.drop_set_id(file.ino, asked)?;
         }
         Ok(())
     }
@@ -237,7 +238,9 @@ impl Gluster {
         change: &SetAttr,
     ) -> Result<Attr> {
         let acting = self.act(cx);
-        let _change = self.watch.changing(&[self.nodes.gfid(ino)?]);
+        let gfid = self.nodes.gfid(ino)?;
+        let _change = self.watch.changing(&[gfid]);
+        let _own = self.own_change(&[Thing::Attributes(gfid), Thing::Rights(gfid)]);
         if change.perm.is_some() || change.uid.is_some() || change.gid.is_some() {
             // Before and after: a write in between asks for the mode again.
             let changes = || self.mode_changes.fetch_add(1, Ordering::AcqRel);
@@ -261,7 +264,7 @@ impl Gluster {
         let (stat, valid) = changes(change);
         if valid != 0 {
             match self.set_named(ino, (&stat, valid)) {
-                Err(Errno::EPERM) if self.only_drops_set_id(ino, change, acting.since)? => {
+                Err(Errno::EPERM) if self.only_drops_set_id(ino, change, &acting.asked)? => {
                     // A write by somebody else than the owner drops the bits. The frontend has allowed the
                     // write; a server would only let the owner change them.
                     self.volume.act_as(0, 0, &[]);
@@ -271,9 +274,9 @@ impl Gluster {
             }
         }
         if change.size.is_some() && change.kill_suidgid {
-            self.drop_set_id(ino, acting.since)?;
+            self.drop_set_id(ino, &acting.asked)?;
         }
-        self.attributes(ino, acting.since)
+        self.attributes(ino, &acting.asked)
     }
 
     /// Drops set-user-id and set-group-id before a write for which the frontend asks for that. The servers drop file
@@ -296,8 +299,8 @@ impl Gluster {
 
     /// Drops the bits that a change of the data drops. This thread acts as root afterwards: a server would only let the
     /// owner change them, but the frontend has allowed it.
-    fn drop_set_id(&self, ino: Ino, since: Mark) -> Result<()> {
-        let perm = self.attributes(ino, since)?.perm;
+    fn drop_set_id(&self, ino: Ino, asked: &Asked) -> Result<()> {
+        let perm = self.attributes(ino, asked)?.perm;
         let mut stat = no_stat();
         stat.st_mode = without_set_id(perm, true);
         if stat.st_mode == perm {
@@ -327,14 +330,14 @@ impl Gluster {
         )
     }
 
-    fn only_drops_set_id(&self, ino: Ino, change: &SetAttr, since: Mark) -> Result<bool> {
+    fn only_drops_set_id(&self, ino: Ino, change: &SetAttr, asked: &Asked) -> Result<bool> {
         let only_perm = SetAttr { perm: change.perm, size: change.size, ..SetAttr::default() };
         let Some(perm) =
             change.perm.filter(|_| SetAttr { kill_suidgid: false, ..*change } == only_perm)
         else {
             return Ok(false);
         };
-        let old = self.attributes(ino, since)?.perm;
+        let old = self.attributes(ino, asked)?.perm;
         Ok(old & !perm & !0o6000 == 0 && perm & !old == 0)
     }
 }

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::{
-    Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh, File,
-    FileKind, FileSystem, Ino, Io, IoOp, Lock, LockKind, LockOwner, LockRequest, LockSupport,
+    Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh, Figure,
+    File, FileKind, FileSystem, Ino, Io, IoOp, Lock, LockKind, LockOwner, LockRequest, LockSupport,
     LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs,
     RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr,
     XattrName,
@@ -33,6 +33,10 @@ impl FileSystem for Gluster {
     fn failure_domain(&self, ino: Ino) -> Option<FailureDomain> {
         // Nobody knows the brick of a file without a request. Each inode may be on one that is lost, and directories are on all.
         self.settings.submits.then_some(FailureDomain(ino.0 as u32))
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        self.kept_figures()
     }
 
     fn attached(&self, notify: Arc<dyn Notify>) {
@@ -123,11 +127,15 @@ impl FileSystem for Gluster {
 
     fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
         let _acting = self.act(cx);
+        let _read = self.own_change_of(ino);
         self.volume.readlink(&self.object(ino)?)
     }
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
         let acting = self.act(cx);
+        if let Some(attr) = self.kept_attributes(&acting, ino) {
+            return Ok(attr);
+        }
         let open = match fh {
             Some(fh) => {
                 let is_told = self.listen_to(ino);
@@ -136,9 +144,9 @@ impl FileSystem for Gluster {
             None => None,
         };
         match open {
-            Some((stat, is_told)) => self.attr_of(ino, &stat, (is_told, acting.since)),
+            Some((stat, is_told)) => self.attr_of(ino, &stat, (is_told, &acting.asked)),
             // The handle of a directory, too.
-            _ => self.attributes(ino, acting.since),
+            _ => self.attributes(ino, &acting.asked),
         }
     }
 
@@ -198,6 +206,8 @@ impl FileSystem for Gluster {
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
         let _acting = self.act_on_open(cx);
+        // Of the access time.
+        let _read = self.own_change_of(file.ino);
         self.read_file(&*self.file(file.fh)?, args, out)
     }
 
@@ -209,6 +219,7 @@ impl FileSystem for Gluster {
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
         let _acting = self.act_on_open(cx);
+        let _change = self.own_change_of(file.ino);
         self.write_file(cx, &*self.file(file.fh)?, args, data)
     }
 
@@ -239,8 +250,9 @@ impl FileSystem for Gluster {
     }
 
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
-        let _acting = self.act_on_open(cx);
-        self.allocate(cx, &*self.file(file.fh)?, range)
+        let acting = self.act_on_open(cx);
+        let _change = self.own_change_of(file.ino);
+        self.allocate(cx, &*self.file(file.fh)?, range, &acting.asked)
     }
 
     fn lseek(&self, cx: &Context<'_>, file: File, offset: u64, whence: Whence) -> Result<u64> {
@@ -301,7 +313,8 @@ impl FileSystem for Gluster {
 
     fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         let acting = self.act(cx);
-        self.list((&*self.dir(dir.fh)?, acting.since), from, out)
+        let _read = self.own_change_of(dir.ino);
+        self.list((&*self.dir(dir.fh)?, &acting.asked), from, out)
     }
 
     fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {

@@ -1,14 +1,16 @@
 //! The file system: its state, and the user that a call acts as.
 
 use std::collections::HashMap;
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use defuse_fs::posix::without_set_id;
-use defuse_fs::{Attr, Context, Entry, Errno, Fh, FileKind, Ino, Name, OpenFlags, Result};
+use defuse_fs::{Attr, Context, Entry, Errno, Fh, Figure, FileKind, Ino, Name, OpenFlags, Result};
 
 use crate::address::Address;
+use crate::answers::{Answers, Asked, DIRECTORIES_HOLD, Found, OwnChange, Thing, Turn, Who};
 use crate::attributes::attr;
 use crate::defaults::Defaults;
 use crate::file::Handle;
@@ -17,7 +19,7 @@ use crate::locks::Locks;
 use crate::nodes::{Nodes, Reference};
 use crate::recent::Recent;
 use crate::transfer::{AnswerOn, Pool};
-use crate::upcalls::{self, Asks, Child, Mark, Teller, Watch};
+use crate::upcalls::{self, Asks, Child, Teller, Watch};
 use crate::volume::{Gfid, Kept, Object, Volume};
 use crate::writes::Writes;
 use crate::{Options, connect};
@@ -44,6 +46,8 @@ pub struct Gluster {
     pub(crate) locks: Locks,
     pub(crate) defaults: Defaults,
     recent: Recent<Kept>,
+    /// Answers that are kept here, and not in the frontends.
+    answers: Option<Answers<Kept>>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) settings: Settings,
     groups: Mutex<HashMap<Process, KnownGroups>>,
@@ -140,11 +144,18 @@ impl Gluster {
             locks: Locks::default(),
             defaults: Defaults::default(),
             recent: Recent::default(),
+            answers: None,
             pool: Arc::default(),
             settings,
             groups: Mutex::default(),
             mode_changes: AtomicU64::new(0),
         }
+    }
+
+    /// Keeps answers here, for several frontends.
+    pub(crate) fn keeping_answers(mut self) -> Gluster {
+        self.answers = Some(Answers::new(Arc::clone(&self.watch.inbox)));
+        self
     }
 
     /// Acts as the caller, with its groups, until the result is dropped.
@@ -155,20 +166,21 @@ impl Gluster {
     /// Acts as another user with the groups of the caller: the owner of a new inode.
     pub(crate) fn act_as(&self, cx: &Context<'_>, (uid, gid): (u32, u32)) -> Acting<'_> {
         // The servers let root do anything.
-        let groups = if uid == 0 { None } else { Some(self.groups(cx)) };
-        self.volume.act_as(uid, gid, groups.as_deref().unwrap_or_default());
-        self.acting()
+        let groups = if uid == 0 { Arc::default() } else { self.groups(cx) };
+        self.volume.act_as(uid, gid, &groups);
+        self.acting(Who { uid, gid, groups })
     }
 
     /// Acts as the caller on an open file, for which servers check nothing.
     pub(crate) fn act_on_open(&self, cx: &Context<'_>) -> Acting<'_> {
-        self.volume.act_as(cx.caller.uid, cx.caller.gid, &[]);
-        self.acting()
+        let (uid, gid) = (cx.caller.uid, cx.caller.gid);
+        self.volume.act_as(uid, gid, &[]);
+        self.acting(Who { uid, gid, groups: Arc::default() })
     }
 
-    fn acting(&self) -> Acting<'_> {
-        let since = self.watch.inbox.now();
-        Acting { volume: &self.volume, restores: self.settings.restores, since }
+    fn acting(&self, who: Who) -> Acting<'_> {
+        let asked = Asked { since: self.watch.inbox.now(), who };
+        Acting { volume: &self.volume, restores: self.settings.restores, asked }
     }
 
     /// Starts the threads that take messages of servers, and tell frontends of changes by other clients.
@@ -227,9 +239,9 @@ impl Gluster {
         &self,
         (object, stat): (&Object<'_>, &libc::stat),
         (parent, name): (Gfid, Name<'_>),
-        since: Mark,
+        asked: &Asked,
     ) -> Result<Entry> {
-        self.entry_of((object.gfid()?, stat), (parent, Some(name)), since)
+        self.entry_of((object.gfid()?, stat), (parent, Some(name)), asked)
     }
 
     /// The answer of a lookup, which counts, of an identity. Without a name, that of the entry is not kept.
@@ -237,47 +249,173 @@ impl Gluster {
         &self,
         (gfid, stat): (Gfid, &libc::stat),
         (parent, name): (Gfid, Option<Name<'_>>),
-        since: Mark,
+        asked: &Asked,
     ) -> Result<Entry> {
         let mut attr = attr(stat, Duration::ZERO)?;
         let ino = self.nodes.look_up(gfid, Some(parent));
         let is_told = self.listen(ino, || self.refer(gfid));
-        attr.valid_for = self.attributes_valid(gfid, &attr, (is_told, since));
+        attr.valid_for = self.attributes_valid(gfid, &attr, (is_told, asked));
+        self.keep_answer((gfid, stat), name.map(|name| (parent, name.as_bytes())), asked, || {
+            self.volume.keep(gfid).ok()
+        });
         let is_single = attr.nlink == 1 || attr.kind == FileKind::Directory;
         let child = Child { ino, gfid, is_single };
         let valid_for = match name {
             Some(name) if is_told && self.hears_of(parent) => {
-                self.watch.name(parent, name.as_bytes(), &child, since)
+                self.watch.name(parent, name.as_bytes(), &child, asked.since)
             }
             _ => self.watch.short(),
         };
         Ok(Entry { ino, generation: 0, attr, valid_for })
     }
 
-    /// The attributes of an inode, which were asked for after `since`. Messages about it arrive if `is_told`.
+    /// The attributes of an inode, which were asked for. Messages about it arrive if `is_told`.
     pub(crate) fn attr_of(
         &self,
         ino: Ino,
         stat: &libc::stat,
-        (is_told, since): (bool, Mark),
+        (is_told, asked): (bool, &Asked),
     ) -> Result<Attr> {
         let mut attr = attr(stat, Duration::ZERO)?;
-        attr.valid_for = self.attributes_valid(self.nodes.gfid(ino)?, &attr, (is_told, since));
+        let gfid = self.nodes.gfid(ino)?;
+        attr.valid_for = self.attributes_valid(gfid, &attr, (is_told, asked));
+        self.keep_answer((gfid, stat), None, asked, || self.volume.keep(gfid).ok());
         Ok(attr)
+    }
+
+    /// Keeps the answer about an inode here, also by a name in a directory, if a server tells of changes and answers are kept here.
+    /// `refer` refers to the inode.
+    pub(crate) fn keep_answer(
+        &self,
+        (gfid, stat): (Gfid, &libc::stat),
+        named: Option<(Gfid, &[u8])>,
+        asked: &Asked,
+        refer: impl FnOnce() -> Option<Kept>,
+    ) {
+        let Some((answers, long)) = self.answers.as_ref().zip(self.watch.long()) else { return };
+        let inbox = &self.watch.inbox;
+        if inbox.told_since(gfid, asked.since) || answers.has_changed(gfid, asked) {
+            return;
+        }
+        let Some(reference) = refer() else { return };
+        let now = Instant::now();
+        let is_dir = stat.st_mode & libc::S_IFMT == libc::S_IFDIR;
+        let holds = if is_dir { long.min(DIRECTORIES_HOLD) } else { long };
+        answers.keep_attributes((gfid, stat), asked, now + holds, reference);
+        if is_dir && answers.looked_at(gfid, now) {
+            self.volume.keep(gfid).into_iter().for_each(|it| answers.keep_dir(gfid, now, it));
+        }
+        let Some((dir, name)) = named else { return };
+        // Frontends do not keep it, so that no number is needed.
+        let child = Child { ino: Ino(0), gfid, is_single: is_dir || stat.st_nlink == 1 };
+        let valid = self.watch.name(dir, name, &child, asked.since);
+        answers.keep_name((dir, name), Some(gfid), asked, now + name_holds(valid, long));
+    }
+
+    /// Keeps here that a name is missing, for a renaming to it.
+    pub(crate) fn keep_missing(&self, (dir, name): (Gfid, Name<'_>), asked: &Asked) {
+        let Some((answers, long)) = self.answers.as_ref().zip(self.watch.long()) else { return };
+        let none = Child { ino: Ino(0), gfid: dir, is_single: true };
+        let valid = self.watch.name(dir, name.as_bytes(), &none, asked.since);
+        let until = Instant::now() + name_holds(valid, long);
+        answers.keep_name((dir, name.as_bytes()), None, asked, until);
+    }
+
+    /// True if listings should bring attributes, to keep them here.
+    pub(crate) fn keeps_listings(&self) -> bool {
+        self.answers.is_some() && self.watch.is_on()
+    }
+
+    /// The answer to a name in a directory, if it is kept here.
+    pub(crate) fn kept_entry(
+        &self,
+        acting: &Acting<'_>,
+        (dir, name): (Gfid, Name<'_>),
+    ) -> Option<Entry> {
+        let answers = self.answers.as_ref().filter(|_| self.watch.is_on())?;
+        let find = || answers.name(&acting.asked.who, dir, name.as_bytes(), Instant::now());
+        let (gfid, stat) = match find() {
+            Found::Inode(gfid, stat) => (gfid, stat),
+            Found::Unknown => return None,
+            Found::LookAtDirectory => {
+                self.look_at(dir, acting).ok()?;
+                let Found::Inode(gfid, stat) = find() else { return None };
+                (gfid, stat)
+            }
+        };
+        let valid_for = self.watch.short();
+        let attr = attr(&stat, valid_for).ok()?;
+        let ino = self.nodes.look_up(gfid, Some(dir));
+        Some(Entry { ino, generation: 0, attr, valid_for })
+    }
+
+    /// The attributes of an inode, if they are kept here.
+    pub(crate) fn kept_attributes(&self, acting: &Acting<'_>, ino: Ino) -> Option<Attr> {
+        let answers = self.answers.as_ref().filter(|_| self.watch.is_on())?;
+        let gfid = self.nodes.gfid(ino).ok()?;
+        let stat = answers.attributes(&acting.asked.who, gfid, Instant::now())?;
+        attr(&stat, self.watch.short()).ok()
+    }
+
+    /// Asks for the attributes of a directory, to notice changes of which servers do not tell.
+    pub(crate) fn look_at(&self, dir: Gfid, acting: &Acting<'_>) -> Result<()> {
+        let stat = self.volume.stat(&self.directory(dir)?)?;
+        let changed = (stat.st_ctime, stat.st_ctime_nsec);
+        self.watch.directory(dir, changed, acting.asked.since);
+        self.keep_answer((dir, &stat), None, &acting.asked, || self.volume.keep(dir).ok());
+        Ok(())
+    }
+
+    /// Numbers of answers that are kept here.
+    pub(crate) fn kept_figures(&self) -> Vec<Figure> {
+        let Some(answers) = &self.answers else { return Vec::new() };
+        let [files, names, given] = answers.counts();
+        vec![
+            Figure::count("answers_files", files),
+            Figure::count("answers_names", names),
+            Figure::count("answers_given", given).since_start(),
+        ]
+    }
+
+    /// This client changes things, until the result is dropped.
+    pub(crate) fn own_change<'a>(&'a self, things: &[Thing<'a>]) -> Option<OwnChange<'a, Kept>> {
+        self.answers.as_ref().map(|answers| answers.changing(things.to_vec()))
+    }
+
+    /// The turn of a change of names, if answers are kept here.
+    pub(crate) fn turn(&self, names: &[(Gfid, Name<'_>)]) -> Option<Turn<'_>> {
+        let answers = self.answers.as_ref()?;
+        let names: Vec<_> = names.iter().map(|(dir, name)| (*dir, name.as_bytes())).collect();
+        Some(answers.turn(&names))
+    }
+
+    /// Like [`own_change`](Gluster::own_change), of the attributes of an inode that frontends know.
+    pub(crate) fn own_change_of(&self, ino: Ino) -> Option<OwnChange<'_, Kept>> {
+        self.answers.as_ref()?;
+        self.own_change(&[Thing::Attributes(self.nodes.gfid(ino).ok()?)])
+    }
+
+    /// The inode with a name, for a change of the name, which changes the attributes of the inode.
+    pub(crate) fn child(&self, (dir, gfid): (&Object<'_>, Gfid), name: &CStr) -> Option<Gfid> {
+        let answers = self.answers.as_ref().filter(|answers| !answers.is_empty())?;
+        match answers.child(gfid, name.to_bytes(), Instant::now()) {
+            Some(known) => known,
+            None => self.volume.look_up(Some(dir), name).ok()?.0.gfid().ok(),
+        }
     }
 
     fn attributes_valid(
         &self,
         gfid: Gfid,
         attr: &Attr,
-        (is_told, since): (bool, Mark),
+        (is_told, asked): (bool, &Asked),
     ) -> Duration {
         match attr.kind {
             FileKind::Directory => {
                 let changed = (attr.ctime.secs, i64::from(attr.ctime.nanos));
-                self.watch.directory(gfid, changed)
+                self.watch.directory(gfid, changed, asked.since)
             }
-            _ if is_told => self.watch.attributes(gfid, since),
+            _ if is_told => self.watch.attributes(gfid, asked.since),
             _ => self.watch.short(),
         }
     }
@@ -358,6 +496,12 @@ impl Gluster {
     }
 }
 
+/// The time for which a name is kept here that a frontend could keep for `valid`: for `long`, or for a short time. An answer that
+/// a message has overtaken does not hold anyway.
+fn name_holds(valid: Duration, long: Duration) -> Duration {
+    if valid == long { long } else { long.min(DIRECTORIES_HOLD) }
+}
+
 impl Drop for Gluster {
     fn drop(&mut self) {
         self.watch.inbox.end();
@@ -368,8 +512,8 @@ impl Drop for Gluster {
 pub(crate) struct Acting<'a> {
     volume: &'a Volume,
     restores: bool,
-    /// Answers from now on are newer than this.
-    pub since: Mark,
+    /// The caller, and a moment before all answers from now on.
+    pub asked: Asked,
 }
 
 impl Drop for Acting<'_> {

@@ -63,11 +63,12 @@ fn defaults(frontend: &Frontend) -> Options {
         in_application: frontend.threads == Threads::Application,
         // A server passes locks on, because it has several clients.
         submits: frontend.locks == Locks::Frontend,
-        told_for: if frontend.concurrent || frontend.locks != Locks::Frontend {
-            Duration::ZERO
-        } else {
-            base.told_for
+        // Processes that each open the volume are not told of each other's changes in time.
+        told_for: match frontend.concurrent && frontend.locks != Locks::FileSystem {
+            true => Duration::ZERO,
+            false => base.told_for,
         },
+        keeps_here: frontend.locks == Locks::FileSystem,
         ..base
     }
 }
@@ -86,9 +87,9 @@ mod tests {
 
     #[test]
     fn options_reach_their_settings() {
-        let of = |options: &[&str]| KIND.settings(&Frontend::default(), options);
-        assert_eq!(of(&[]), Ok(Options::default()));
-        let set = of(&["log-level=debug", "transport=unix", "port=7", "valid=0.5", "upcalls=9"]);
+        let with = |options: &[&str]| KIND.settings(&Frontend::default(), options);
+        assert_eq!(with(&[]), Ok(Options::default()));
+        let set = with(&["log-level=debug", "transport=unix", "port=7", "valid=0.5", "upcalls=9"]);
         let set = set.unwrap();
         let expected = Options {
             log_level: 8,
@@ -99,9 +100,16 @@ mod tests {
             ..Options::default()
         };
         assert_eq!(set, expected);
+        let of = |frontend: Frontend| KIND.settings(&frontend, &[] as &[&str]).unwrap();
         let server = Frontend { locks: Locks::FileSystem, ..Frontend::default() };
-        let of_server = KIND.settings(&server, &[] as &[&str]).unwrap();
-        assert!(!of_server.submits && of_server.told_for.is_zero());
-        assert!(of(&["port=0"]).unwrap_err().to_string().contains("from 1 to 65535"));
+        let of_server = of(server.clone());
+        assert!(!of_server.submits && of_server.keeps_here && !of_server.valid_for.is_zero());
+        let of_run = of(Frontend { concurrent: true, ..server.clone() });
+        assert!(of_run.keeps_here && of_run.valid_for.is_zero() && !of_run.told_for.is_zero());
+        // A process of several that each open the volume.
+        let own = Frontend { locks: Locks::Inherited, concurrent: true, ..server };
+        let of_process = of(own);
+        assert!(of_process.told_for.is_zero() && !of_process.keeps_here);
+        assert!(with(&["port=0"]).unwrap_err().to_string().contains("from 1 to 65535"));
     }
 }

@@ -5,9 +5,11 @@
 //! servers check the rights of every caller, and keep POSIX locks for all clients.
 //!
 //! libgfapi is loaded when the first volume is opened, so that programs start and build without it. The crate
-//! caches no data, and has no file system checks of its own: the volume is what its servers say.
+//! caches no data, and has no file system checks of its own: the volume is what its servers say. It keeps names and
+//! attributes only for several frontends that share it, while servers tell of changes.
 
 mod address;
+mod answers;
 mod attributes;
 mod connect;
 mod data;
@@ -65,9 +67,11 @@ pub struct Options {
     /// Validity of names and attributes in frontends.
     pub valid_for: Duration,
     /// The longest validity where servers tell of changes by other clients (`features.cache-invalidation`), at
-    /// most half of the time for which they do. Zero: never longer than `valid_for`. Not for several frontends,
-    /// which are not told of each other's changes.
+    /// most half of the time for which they do. Zero: never longer than `valid_for`.
     pub told_for: Duration,
+    /// Answers are kept for that time here, and not in the frontends. For several of them, which are not told of each
+    /// other's changes. Not with `submits`.
+    pub keeps_here: bool,
     /// The threads of an application call, which goes on after the volume is closed.
     pub in_application: bool,
     /// Reads, writes and syncs are answered by threads of libgfapi. Not for the clients of a server: one that
@@ -83,6 +87,7 @@ impl Default for Options {
             port: 0,
             valid_for: Duration::from_secs(1),
             told_for: Duration::from_secs(300),
+            keeps_here: false,
             in_application: false,
             submits: true,
         }

@@ -4,9 +4,9 @@ use std::sync::{Mutex, PoisonError};
 
 use defuse_fs::{Context, DirBuf, DirItem, Entry, Errno, FileKind, Ino, Name, Push, Result};
 
+use crate::answers::Asked;
 use crate::file::{Handle, Listed};
 use crate::gluster::{Gluster, Opened};
-use crate::upcalls::Mark;
 use crate::volume::{Gfid, c_name};
 
 /// An open directory.
@@ -23,7 +23,7 @@ struct At {
     /// The next entry, which did not fit into the last answer, and whether it was asked with attributes.
     pending: Option<(Listed, bool)>,
     /// libgfapi asked for the entries after this.
-    since: Mark,
+    asked: Asked,
 }
 
 impl Gluster {
@@ -31,23 +31,24 @@ impl Gluster {
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
         let handle = self.volume.open_dir(&self.volume.object(gfid)?)?;
-        let at = At { position: 0, pending: None, since: acting.since }.into();
+        let at = At { position: 0, pending: None, asked: acting.asked.clone() }.into();
         let fh = self.add_open(Opened::Dir(Listing { gfid, handle, at }.into()));
         Ok(defuse_fs::Opened::new(fh))
     }
 
     pub(crate) fn list(
         &self,
-        (dir, now): (&Listing, Mark),
+        (dir, now): (&Listing, &Asked),
         from: u64,
         out: &mut DirBuf<'_>,
     ) -> Result<()> {
-        let plus = out.wants_entries();
+        let keeps = self.keeps_listings();
+        let plus = out.wants_entries() || keeps;
         let mut at = dir.at.lock().unwrap_or_else(PoisonError::into_inner);
         let known = at.pending.as_ref().is_none_or(|(_, with)| *with == plus);
         if at.position != from || !known {
             dir.handle.seek_dir(from);
-            *at = At { position: from, pending: None, since: now };
+            *at = At { position: from, pending: None, asked: now.clone() };
         }
         loop {
             let listed = match at.pending.take() {
@@ -63,7 +64,16 @@ impl Gluster {
             }
             let kind = kind(&listed);
             let item = DirItem { ino: listed.ino, next: listed.next, kind, name: &listed.name };
-            if out.push_with(item, || self.listed_entry((dir, at.since), &listed)) == Push::Full {
+            let mut entered = false;
+            let enter = || {
+                entered = true;
+                self.listed_entry((dir, &at.asked), &listed)
+            };
+            let pushed = out.push_with(item, enter);
+            if keeps && !entered && pushed != Push::Full {
+                self.keep_listed((dir, &at.asked), &listed);
+            }
+            if pushed == Push::Full {
                 at.pending = Some((listed, plus));
                 return Ok(());
             }
@@ -72,7 +82,7 @@ impl Gluster {
     }
 
     /// The entry of a listed name. Looks it up if the server sent no attributes, as for some directories.
-    fn listed_entry(&self, (dir, since): (&Listing, Mark), listed: &Listed) -> Option<Entry> {
+    fn listed_entry(&self, (dir, asked): (&Listing, &Asked), listed: &Listed) -> Option<Entry> {
         if listed.name == b"." || listed.name == b".." {
             return None;
         }
@@ -80,11 +90,22 @@ impl Gluster {
         // Until the entry has a reference of its own.
         let _kept = listed.kept.take();
         if let Some((gfid, stat)) = &listed.found {
-            return self.entry_of((*gfid, stat), (dir.gfid, Some(name)), since).ok();
+            return self.entry_of((*gfid, stat), (dir.gfid, Some(name)), asked).ok();
         }
         let parent = self.volume.object(dir.gfid).ok()?;
         let (object, stat) = self.volume.look_up(Some(&parent), &c_name(name).ok()?).ok()?;
-        self.entry((&object, &stat), (dir.gfid, name), since).ok()
+        self.entry((&object, &stat), (dir.gfid, name), asked).ok()
+    }
+
+    /// Keeps the attributes of a listed name here, for which the frontend did not ask.
+    fn keep_listed(&self, (dir, asked): (&Listing, &Asked), listed: &Listed) {
+        if let Some((gfid, stat)) = &listed.found
+            && listed.name != b"."
+            && listed.name != b".."
+        {
+            let named = Some((dir.gfid, &listed.name[..]));
+            self.keep_answer((*gfid, stat), named, asked, || listed.kept.take());
+        }
     }
 
     /// Makes the names of a directory durable, if the servers can.

@@ -6,10 +6,15 @@ use std::sync::{Arc, Mutex};
 
 use defuse_fs::{Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, Opened, Result};
 
+use crate::answers::{Asked, Thing};
 use crate::data::open_flags;
 use crate::gluster::{Gluster, OpenFile, PlainMode};
-use crate::upcalls::Mark;
 use crate::volume::{Gfid, Object, c_name};
+
+/// A name, and the directory that has it.
+fn named(dir: Gfid, name: Name<'_>) -> [Thing<'_>; 2] {
+    [Thing::Name(dir, name.as_bytes()), Thing::Attributes(dir)]
+}
 
 /// The default access list of a directory.
 pub(crate) const DEFAULT_ACL: &CStr = c"system.posix_acl_default";
@@ -18,14 +23,20 @@ impl Gluster {
     pub(crate) fn look_up(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(parent)?;
-        let dir = self.directory(gfid)?;
-        if self.watch.needs_asking(gfid)
-            && let Ok(stat) = self.volume.stat(&dir)
-        {
-            self.watch.directory(gfid, (stat.st_ctime, stat.st_ctime_nsec));
+        if let Some(entry) = self.kept_entry(&acting, (gfid, name)) {
+            return Ok(entry);
         }
-        let (object, stat) = self.volume.look_up(Some(&dir), &c_name(name)?)?;
-        self.entry((&object, &stat), (gfid, name), acting.since)
+        let dir = self.directory(gfid)?;
+        if self.watch.needs_asking(gfid) {
+            // Then nothing is kept.
+            let _ = self.look_at(gfid, &acting);
+        }
+        let found = self.volume.look_up(Some(&dir), &c_name(name)?);
+        if let Err(Errno::ENOENT) = found {
+            self.keep_missing((gfid, name), &acting.asked);
+        }
+        let (object, stat) = found?;
+        self.entry((&object, &stat), (gfid, name), &acting.asked)
     }
 
     /// The parent of a directory, in which it was found last.
@@ -40,7 +51,7 @@ impl Gluster {
         let stat = self.volume.stat(&object)?;
         let above = self.nodes.ino(parent).and_then(|ino| self.nodes.parent(ino).ok().flatten());
         let above = above.unwrap_or(root);
-        self.entry_of((object.gfid()?, &stat), (above, None), acting.since)
+        self.entry_of((object.gfid()?, &stat), (above, None), &acting.asked)
     }
 
     pub(crate) fn make(
@@ -54,12 +65,14 @@ impl Gluster {
         let (gfid, new) = (self.nodes.gfid(parent)?, c_name(name)?);
         let dir = self.directory(gfid)?;
         let _change = self.watch.changing(&[gfid]);
+        let _turn = self.turn(&[(gfid, name)]);
+        let _own = self.own_change(&named(gfid, name));
         let perm = self.perm((&dir, gfid), node);
         let (object, stat) = match node.kind {
             FileKind::Directory => self.volume.mkdir(&dir, &new, perm)?,
             kind => self.volume.mknod(&dir, &new, kind.mode_bits() | perm, node.rdev)?,
         };
-        self.entry((&object, &stat), (gfid, name), acting.since)
+        self.entry((&object, &stat), (gfid, name), &acting.asked)
     }
 
     pub(crate) fn make_link_to(
@@ -74,8 +87,10 @@ impl Gluster {
         let target = CString::new(target).map_err(|_| Errno::EINVAL)?;
         let dir = self.directory(gfid)?;
         let _change = self.watch.changing(&[gfid]);
+        let _turn = self.turn(&[(gfid, name)]);
+        let _own = self.own_change(&named(gfid, name));
         let (object, stat) = self.volume.symlink(&dir, &c_name(name)?, &target)?;
-        self.entry((&object, &stat), (gfid, name), acting.since)
+        self.entry((&object, &stat), (gfid, name), &acting.asked)
     }
 
     pub(crate) fn make_and_open(
@@ -89,10 +104,12 @@ impl Gluster {
         let gfid = self.nodes.gfid(parent)?;
         let dir = self.directory(gfid)?;
         let _change = self.watch.changing(&[gfid]);
+        let _turn = self.turn(&[(gfid, name)]);
+        let _own = self.own_change(&named(gfid, name));
         let (perm, flags) = (self.perm((&dir, gfid), node), open_flags(args.flags));
         let changes = self.mode_changes.load(Ordering::Acquire);
         let (object, stat, handle) = self.volume.create(&dir, &c_name(name)?, flags, perm)?;
-        let entry = self.entry((&object, &stat), (gfid, name), acting.since)?;
+        let entry = self.entry((&object, &stat), (gfid, name), &acting.asked)?;
         let file = OpenFile {
             ino: entry.ino,
             flags: args.flags,
@@ -115,12 +132,15 @@ impl Gluster {
         let gfid = self.nodes.gfid(parent)?;
         let (object, dir) = (self.object(ino)?, self.directory(gfid)?);
         let _change = self.watch.changing(&[gfid]);
+        let _turn = self.turn(&[(gfid, name)]);
+        let [of_name, of_dir] = named(gfid, name);
+        let _own = self.own_change(&[of_name, of_dir, Thing::Attributes(self.nodes.gfid(ino)?)]);
         self.volume.link(&object, &dir, &c_name(name)?).map_err(|errno| match errno {
             Errno::EISDIR => Errno::EPERM,
             errno => errno,
         })?;
         let stat = self.volume.stat(&object)?;
-        self.entry((&object, &stat), (gfid, name), acting.since)
+        self.entry((&object, &stat), (gfid, name), &acting.asked)
     }
 
     /// Removes a name of a directory, or of anything else.
@@ -131,11 +151,14 @@ impl Gluster {
         is_dir: bool,
     ) -> Result<()> {
         let _acting = self.act(cx);
+        let _turn = self.turn(&[(self.nodes.gfid(parent)?, name)]);
+        let [of_name, of_dir] = named(self.nodes.gfid(parent)?, name);
         let (gfid, name) = (self.nodes.gfid(parent)?, c_name(name)?);
         let dir = self.directory(gfid)?;
         let _change = self.watch.changing(&[gfid]);
         // libgfapi has one call for both, which removes whatever it finds.
-        let (_, stat) = self.volume.look_up(Some(&dir), &name)?;
+        let (object, stat) = self.volume.look_up(Some(&dir), &name)?;
+        let _own = self.own_change(&[of_name, of_dir, Thing::Attributes(object.gfid()?)]);
         match (stat.st_mode & libc::S_IFMT == libc::S_IFDIR, is_dir) {
             (true, false) => Err(Errno::EISDIR),
             (false, true) => Err(Errno::ENOTDIR),
@@ -154,6 +177,11 @@ impl Gluster {
         let (old_dir, new_dir) = (self.directory(origin)?, self.directory(target)?);
         let _change = self.watch.changing(&[origin, target]);
         let (old, new) = (c_name(from.1)?, c_name(to.1)?);
+        let _turn = self.turn(&[(origin, from.1), (target, to.1)]);
+        let mut things = [named(origin, from.1), named(target, to.1)].concat();
+        let children = [self.child((&old_dir, origin), &old), self.child((&new_dir, target), &new)];
+        things.extend(children.into_iter().flatten().map(Thing::Attributes));
+        let _own = self.own_change(&things);
         self.volume.rename((&old_dir, &old), (&new_dir, &new))?;
         if from.0 != to.0
             && let Ok((object, _)) = self.volume.look_up(Some(&new_dir), &new)
@@ -177,9 +205,9 @@ impl Gluster {
     }
 
     /// Attributes, also of a file without a name.
-    pub(crate) fn attributes(&self, ino: Ino, since: Mark) -> Result<defuse_fs::Attr> {
+    pub(crate) fn attributes(&self, ino: Ino, asked: &Asked) -> Result<defuse_fs::Attr> {
         let is_told = self.listen_to(ino);
         let stat = self.reach(ino, |object| self.volume.stat(object), |file| file.handle.stat())?;
-        self.attr_of(ino, &stat, (is_told, since))
+        self.attr_of(ino, &stat, (is_told, asked))
     }
 }

@@ -4,6 +4,7 @@ use std::ffi::CStr;
 
 use defuse_fs::{Context, Errno, Ino, Result, SetXattrFlags, Xattr, XattrName};
 
+use crate::answers::Thing;
 use crate::gluster::Gluster;
 use crate::names::DEFAULT_ACL;
 use crate::volume::{Gfid, c_xattr, no_stat, set};
@@ -105,6 +106,7 @@ impl Gluster {
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
         let _change = self.watch.changing(&[gfid]);
+        let _own = self.own_change(&[Thing::Attributes(gfid), Thing::Rights(gfid)]);
         let name = c_xattr(name)?;
         let how = match flags {
             SetXattrFlags { create: true, .. } => libc::XATTR_CREATE,
@@ -118,7 +120,7 @@ impl Gluster {
         )?;
         self.lists_changed(gfid, &name);
         if flags.clear_sgid {
-            let perm = self.attributes(ino, acting.since)?.perm;
+            let perm = self.attributes(ino, &acting.asked)?.perm;
             let mut stat = no_stat();
             stat.st_mode = perm & !0o2000;
             let object = self.object(ino)?;
@@ -137,6 +139,7 @@ impl Gluster {
         let _acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
         let _change = self.watch.changing(&[gfid]);
+        let _own = self.own_change(&[Thing::Attributes(gfid), Thing::Rights(gfid)]);
         let name = c_xattr(name)?;
         self.reach(
             ino,

@@ -14,8 +14,15 @@ const WAITING: usize = 1 << 16;
 const PLACES: usize = 1024;
 
 /// A moment in the order of all messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Mark(u64);
+
+impl Mark {
+    /// True if the last change of a place is not older.
+    pub fn is_before(self, place: &AtomicU64) -> bool {
+        place.load(Ordering::SeqCst) > self.0
+    }
+}
 
 /// Messages that nobody has taken, and the moments when inodes were last in one.
 #[derive(Debug)]
@@ -108,6 +115,21 @@ impl Inbox {
     pub fn ends_within(&self, wait: Duration) -> bool {
         let waited = self.ended.wait_timeout_while(self.lock(), wait, |state| !state.ended);
         waited.unwrap_or_else(PoisonError::into_inner).0.ended
+    }
+
+    /// This client changes a thing, of which nobody has to be told.
+    pub fn note(&self, place: &AtomicU64) {
+        place.fetch_max(self.next(), Ordering::SeqCst);
+    }
+
+    /// This client changes who may use an inode.
+    pub fn note_rights(&self, gfid: Gfid) {
+        self.note(&self.places[place(gfid)]);
+    }
+
+    /// A new moment.
+    pub fn advance(&self) -> Mark {
+        Mark(self.next())
     }
 
     /// The present moment.

@@ -13,7 +13,7 @@ mod names;
 mod teller;
 pub mod volfile;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,9 @@ pub(crate) struct Watch {
     long_ms: AtomicU64,
     names: Mutex<Names>,
     frontends: Mutex<Vec<Arc<dyn Notify>>>,
+    /// Frontends keep nothing for long, and are not told: the answers are kept here.
+    keeps_here: bool,
+    attached: AtomicBool,
 }
 
 /// A child in a directory, as far as its name matters.
@@ -47,20 +50,25 @@ pub(crate) struct Child {
 }
 
 impl Watch {
-    /// Everything is kept for a `short` time.
-    pub fn new(short: Duration) -> Watch {
+    /// Everything is kept for a `short` time. With `keeps_here`, frontends never keep it for longer.
+    pub fn new(short: Duration, keeps_here: bool) -> Watch {
         Watch {
             inbox: Arc::default(),
             short,
             long_ms: AtomicU64::new(0),
             names: Mutex::default(),
             frontends: Mutex::default(),
+            keeps_here,
+            attached: AtomicBool::new(false),
         }
     }
 
     /// Adds a frontend. True if it is the first. With two, nothing is kept for long: servers do not tell of
     /// changes that come from here.
     pub fn attach(&self, notify: Arc<dyn Notify>) -> bool {
+        if self.keeps_here {
+            return !self.attached.swap(true, Ordering::AcqRel);
+        }
         let mut frontends = lock(&self.frontends);
         frontends.push(notify);
         if frontends.len() == 2 {
@@ -94,7 +102,7 @@ impl Watch {
         ino: Ino,
         refer: impl FnOnce() -> Option<Reference>,
     ) -> bool {
-        self.long().is_some_and(|long| nodes.keep(ino, long, refer))
+        !self.keeps_here && self.long().is_some_and(|long| nodes.keep(ino, long, refer))
     }
 
     /// The time for which attributes are valid that were asked for after `since`, of an inode about which
@@ -104,9 +112,10 @@ impl Watch {
         if self.inbox.told_since(gfid, since) { Duration::ZERO } else { long }
     }
 
-    /// The time for which attributes of a directory are valid. Compares them with those before.
-    pub fn directory(&self, gfid: Gfid, changed: (i64, i64)) -> Duration {
-        if self.long().is_some() && lock(&self.names).asked(gfid, changed, Instant::now()) {
+    /// The time for which attributes of a directory are valid that were asked for after `since`. Compares them with those before.
+    pub fn directory(&self, gfid: Gfid, changed: (i64, i64), since: Mark) -> Duration {
+        let asked = (changed, since);
+        if self.long().is_some() && lock(&self.names).asked(gfid, asked, Instant::now()) {
             self.inbox.put(gfid, 0);
         }
         self.short
@@ -135,11 +144,12 @@ impl Watch {
     pub fn changing(&self, dirs: &[Gfid]) -> Changing<'_> {
         let changing =
             Changing { watch: self, dirs: dirs.first().copied(), other: dirs.get(1).copied() };
-        changing.mark();
+        changing.mark(true);
         changing
     }
 
-    fn long(&self) -> Option<Duration> {
+    /// The time for which something may be kept for long, if at all.
+    pub fn long(&self) -> Option<Duration> {
         match self.long_ms.load(Ordering::SeqCst) {
             0 => None,
             long => Some(Duration::from_millis(long)),
@@ -159,17 +169,20 @@ pub(crate) struct Changing<'a> {
 }
 
 impl Changing<'_> {
-    fn mark(&self) {
-        if self.watch.long().is_some() {
+    fn mark(&self, begins: bool) {
+        // A change that has begun must end.
+        if !begins || self.watch.long().is_some() {
+            let at = self.watch.inbox.advance();
             let mut names = lock(&self.watch.names);
-            self.dirs.iter().chain(&self.other).for_each(|&dir| names.changed_by_us(dir));
+            let dirs = self.dirs.iter().chain(&self.other);
+            dirs.for_each(|&dir| names.changed_by_us(dir, at, begins));
         }
     }
 }
 
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
-        self.mark();
+        self.mark(false);
     }
 }
 
@@ -189,11 +202,11 @@ mod tests {
     const F: Gfid = [2; 16];
 
     fn watch() -> (Watch, Nodes, Ino) {
-        let (watch, nodes) = (Watch::new(SHORT), Nodes::new(D));
+        let (watch, nodes) = (Watch::new(SHORT, false), Nodes::new(D));
         let ino = nodes.look_up(F, Some(D));
-        watch.directory(D, (1, 1));
+        watch.directory(D, (1, 1), watch.inbox.now());
         watch.keep_for(LONG);
-        watch.directory(D, (1, 1));
+        watch.directory(D, (1, 1), watch.inbox.now());
         (watch, nodes, ino)
     }
 
@@ -214,7 +227,7 @@ mod tests {
     #[test]
     fn directories_and_files_with_several_names_are_kept_for_a_short_time() {
         let (watch, _, ino) = watch();
-        assert_eq!(watch.directory(D, (1, 1)), SHORT);
+        assert_eq!(watch.directory(D, (1, 1), watch.inbox.now()), SHORT);
         let child = Child { ino, gfid: F, is_single: false };
         assert_eq!(watch.name(D, b"f", &child, watch.inbox.now()), SHORT);
     }
@@ -234,9 +247,9 @@ mod tests {
         let child = Child { ino, gfid: F, is_single: true };
         assert_eq!(watch.name(D, b"f", &child, watch.inbox.now()), LONG);
         drop(watch.changing(&[D]));
-        watch.directory(D, (2, 2));
+        watch.directory(D, (2, 2), watch.inbox.now());
         assert_eq!(watch.inbox.take(Duration::ZERO).told, []);
-        watch.directory(D, (3, 3));
+        watch.directory(D, (3, 3), watch.inbox.now());
         assert_eq!(watch.inbox.take(Duration::ZERO).told, [(D, 0)]);
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::Ino;
 
+use super::Mark;
 use crate::volume::Gfid;
 
 /// Maximum number of names, and of directories. Without room, frontends keep a name for a short time.
@@ -36,10 +37,12 @@ struct Dir {
     names: HashMap<Text, Held>,
     /// The time when the servers were last asked for it. They tell of its changes for some time after.
     asked: Instant,
-    /// Its change time then.
-    changed: Option<(i64, i64)>,
-    /// Changed by this client since then.
-    ours: bool,
+    /// Its change time then, and a moment before that question.
+    changed: Option<((i64, i64), Mark)>,
+    /// The moment when a change by this client last began or ended.
+    ours: Option<Mark>,
+    /// Number of changes by this client that run now.
+    running: u32,
     /// The time when another client was last known to have changed it.
     told: Option<Instant>,
 }
@@ -51,25 +54,34 @@ struct Held {
 }
 
 impl Names {
-    /// The servers were asked for a directory, which was last changed at `changed`. True if another client has
-    /// changed it while its names were kept.
-    pub fn asked(&mut self, dir: Gfid, changed: (i64, i64), now: Instant) -> bool {
+    /// The servers were asked for a directory after `since`, which was last changed at `changed`. True if another client has
+    /// changed it while its names were kept. Answers may come in another order than the questions.
+    pub fn asked(&mut self, dir: Gfid, (changed, since): ((i64, i64), Mark), now: Instant) -> bool {
         if !self.dirs.contains_key(&dir) && !self.has_room(now) {
             return false;
         }
-        let new =
-            || Dir { names: HashMap::new(), asked: now, changed: None, ours: false, told: None };
+        let new = || Dir {
+            names: HashMap::new(),
+            asked: now,
+            changed: None,
+            ours: None,
+            running: 0,
+            told: None,
+        };
         let dir = self.dirs.entry(dir).or_insert_with(new);
         dir.asked = now;
-        let differs = dir.changed.replace(changed).is_some_and(|old| old != changed);
-        let is_ours = differs && std::mem::take(&mut dir.ours);
-        differs && !is_ours && !dir.names.is_empty()
+        let Some((old, before)) = dir.changed.replace((changed, since)) else { return false };
+        let is_ours = dir.running > 0 || dir.ours.is_some_and(|ours| ours > before.min(since));
+        old != changed && !is_ours && !dir.names.is_empty()
     }
 
-    /// This client changes a directory.
-    pub fn changed_by_us(&mut self, dir: Gfid) {
+    /// A change of a directory by this client begins at `at`, or ends.
+    pub fn changed_by_us(&mut self, dir: Gfid, at: Mark, begins: bool) {
         if let Some(dir) = self.dirs.get_mut(&dir) {
-            dir.ours = true;
+            dir.ours = Some(at);
+            // The directory may have become known, or known again, during a change.
+            dir.running =
+                if begins { dir.running.saturating_add(1) } else { dir.running.saturating_sub(1) };
         }
     }
 
@@ -147,6 +159,7 @@ impl Names {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Inbox;
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
@@ -155,7 +168,7 @@ mod tests {
     fn with_names(now: Instant) -> Names {
         let mut names = Names::default();
         assert!(!names.hold(D, b"a", Ino(2), (now, LONG)), "nobody asked for the directory");
-        assert!(!names.asked(D, (1, 1), now));
+        assert!(!names.asked(D, ((1, 1), Mark::default()), now));
         assert!(names.hold(D, b"a", Ino(2), (now, LONG)));
         assert!(names.hold(D, b"b", Ino(3), (now, LONG)));
         names
@@ -179,19 +192,38 @@ mod tests {
         let mut names = with_names(now);
         let late = now + LONG + Duration::from_secs(1);
         assert!(!names.hold(D, b"c", Ino(4), (late, LONG)) && !names.is_asked(D, LONG, late));
-        names.asked(D, (1, 1), late);
+        names.asked(D, ((1, 1), Mark::default()), late);
         assert!(names.hold(D, b"c", Ino(4), (late, LONG)));
     }
 
     #[test]
     fn a_directory_that_we_did_not_change_was_changed_by_others() {
-        let now = Instant::now();
+        let (now, inbox) = (Instant::now(), Inbox::default());
         let mut names = with_names(now);
-        assert!(!names.asked(D, (1, 1), now));
-        names.changed_by_us(D);
-        assert!(!names.asked(D, (1, 1), now), "the change is still on its way");
-        assert!(!names.asked(D, (2, 0), now));
-        assert!(names.asked(D, (3, 0), now));
+        let asked = |names: &mut Names, time| names.asked(D, ((time, 0), inbox.advance()), now);
+        asked(&mut names, 1);
+        names.changed_by_us(D, inbox.advance(), true);
+        assert!(!asked(&mut names, 1), "the change is still on its way");
+        assert!(!asked(&mut names, 2));
+        names.changed_by_us(D, inbox.advance(), false);
+        assert!(!asked(&mut names, 3));
+        assert!(!asked(&mut names, 3));
+        assert!(asked(&mut names, 4));
+    }
+
+    /// Names that several threads made were looked up again for half a minute.
+    #[test]
+    fn answers_of_another_order_than_their_questions_are_no_change_by_others() {
+        let (now, inbox) = (Instant::now(), Inbox::default());
+        let mut names = with_names(now);
+        names.changed_by_us(D, inbox.advance(), true);
+        let early = inbox.now();
+        names.changed_by_us(D, inbox.advance(), false);
+        let late = inbox.now();
+        assert!(!names.asked(D, ((3, 0), late), now));
+        assert!(!names.asked(D, ((2, 0), early), now));
+        assert!(!names.asked(D, ((3, 0), late), now));
+        assert!(names.asked(D, ((4, 0), inbox.advance()), now));
     }
 
     #[test]
@@ -207,16 +239,16 @@ mod tests {
     fn names_are_bounded_and_old_ones_give_room() {
         let now = Instant::now();
         let mut names = Names::default();
-        names.asked(D, (1, 1), now);
+        names.asked(D, ((1, 1), Mark::default()), now);
         for number in 0..NAMES {
             assert!(names.hold(D, &number.to_ne_bytes(), Ino(2), (now, LONG)));
         }
         assert!(!names.hold(D, b"more", Ino(2), (now, LONG)));
         let late = now + LONG;
-        names.asked(D, (1, 1), late);
+        names.asked(D, ((1, 1), Mark::default()), late);
         // All were old, so that the directory was given up, too.
         assert!(!names.hold(D, b"more", Ino(2), (late, LONG)) && names.count == 0);
-        names.asked(D, (1, 1), late);
+        names.asked(D, ((1, 1), Mark::default()), late);
         assert!(names.hold(D, b"more", Ino(2), (late, LONG)));
     }
 }

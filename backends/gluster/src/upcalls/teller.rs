@@ -162,12 +162,13 @@ impl Teller {
     /// Everything that frontends keep of an inode, which they keep no longer.
     fn notices(&self, gfid: Gfid, flags: u64) -> Vec<Notice> {
         let (mut notices, ino) = (Vec::new(), self.nodes.ino(gfid));
+        let mut names = lock(&self.watch.names);
+        // Also where no frontend knows the directory.
+        let of_dir = names.take(gfid, Instant::now());
         let Some(ino) = ino else { return notices };
         if self.nodes.take_kept(ino) {
             notices.push(Notice::Attributes(ino));
         }
-        let mut names = lock(&self.watch.names);
-        let of_dir = names.take(gfid, Instant::now());
         notices.extend(of_dir.into_iter().map(|name| Notice::Name(ino, name)));
         if flags & NAME_CHANGED != 0
             && let Ok(Some(parent)) = self.nodes.parent(ino)

@@ -1,0 +1,468 @@
+//! Names and attributes that are kept here, for several frontends of one client.
+//!
+//! Servers do not tell a client of its own changes, so that its frontends, of which one does not hear of the changes of
+//! another, keep nothing. All of their changes come through here. An answer holds until this client begins or ends a
+//! change of what it is about, until a server tells of a change by another client, and at most for the time for which
+//! the servers do.
+//!
+//! Nothing has to be taken back: an answer knows the moment before it was asked for, and holds while the last change is
+//! older. It is given only to callers with the user and the groups of the caller who asked.
+
+use std::collections::HashMap;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::upcalls::{Inbox, Mark};
+use crate::volume::Gfid;
+
+/// Maximum number of inodes, so that their references take at most 40 MB. Beyond it, those that do not hold any more are
+/// searched for, at most once in [`SEARCH_EVERY`].
+const FILES: usize = 1 << 15;
+/// Maximum number of names.
+const NAMES: usize = 1 << 16;
+const SEARCH_EVERY: Duration = Duration::from_secs(5);
+
+/// Time for which attributes of a directory hold, and names in it without a look at it: servers do not tell of every
+/// change of a directory.
+pub(crate) const DIRECTORIES_HOLD: Duration = Duration::from_secs(1);
+
+/// Number of places for the moments of own changes. Things that share one seem to change together.
+const PLACES: usize = 1 << 15;
+
+/// Number of turns. A change waits for servers meanwhile.
+const TURNS: usize = 1024;
+
+/// A caller, as the servers know it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Who {
+    pub uid: u32,
+    pub gid: u32,
+    pub groups: Arc<[u32]>,
+}
+
+/// The caller who asked, and a moment before.
+#[derive(Clone, Debug)]
+pub(crate) struct Asked {
+    pub since: Mark,
+    pub who: Who,
+}
+
+/// A thing that this client changes.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub(crate) enum Thing<'a> {
+    /// Attributes of an inode.
+    Attributes(Gfid),
+    /// The rights to use an inode.
+    Rights(Gfid),
+    /// A name in a directory.
+    Name(Gfid, &'a [u8]),
+}
+
+/// The answers. An inode is kept with a reference `R`, by which libgfapi delivers messages about it.
+pub(crate) struct Answers<R> {
+    inbox: Arc<Inbox>,
+    /// The last own change of any thing of a place.
+    own: Box<[AtomicU64]>,
+    kept: Mutex<Kept<R>>,
+    /// Number of answers that were given.
+    given: AtomicU64,
+    /// Own changes of one name take turns, so that a removal knows the inode that it removes. Names may share one.
+    turns: Box<[Mutex<()>]>,
+}
+
+struct Kept<R> {
+    files: HashMap<Gfid, File<R>>,
+    dirs: HashMap<Gfid, Dir<R>>,
+    /// Number of names.
+    names: usize,
+    searched: Option<Instant>,
+}
+
+struct File<R> {
+    stat: libc::stat,
+    asked: Asked,
+    until: Instant,
+    _reference: R,
+}
+
+struct Dir<R> {
+    names: HashMap<Box<[u8]>, Child>,
+    /// The last time when the servers were asked for its attributes.
+    looked: Instant,
+    _reference: R,
+}
+
+struct Child {
+    /// The inode; `None` if there was none.
+    gfid: Option<Gfid>,
+    asked: Asked,
+    until: Instant,
+}
+
+/// The answer to a name.
+pub(crate) enum Found {
+    /// The inode.
+    Inode(Gfid, libc::stat),
+    /// It holds if the directory has not changed, for which the servers must be asked first.
+    LookAtDirectory,
+    /// None.
+    Unknown,
+}
+
+impl<R> Answers<R> {
+    pub fn new(inbox: Arc<Inbox>) -> Answers<R> {
+        let kept = Kept { files: HashMap::new(), dirs: HashMap::new(), names: 0, searched: None };
+        let own = (0..PLACES).map(|_| AtomicU64::new(0)).collect();
+        let turns = (0..TURNS).map(|_| Mutex::default()).collect();
+        Answers { inbox, own, kept: Mutex::new(kept), given: AtomicU64::new(0), turns }
+    }
+
+    /// The inode with a name, for `who`.
+    pub fn name(&self, who: &Who, dir: Gfid, name: &[u8], now: Instant) -> Found {
+        let kept = self.lock();
+        let Some(known) = kept.dirs.get(&dir) else { return Found::Unknown };
+        let Some(child) = known.names.get(name) else { return Found::Unknown };
+        if !self.has_name(dir, name, child, now) || child.asked.who != *who {
+            return Found::Unknown;
+        }
+        // That a name is missing is no answer for frontends.
+        let Some(gfid) = child.gfid else { return Found::Unknown };
+        let Some(stat) = self.stat(&kept, who, gfid, now) else { return Found::Unknown };
+        if now.duration_since(known.looked) >= DIRECTORIES_HOLD {
+            return Found::LookAtDirectory;
+        }
+        self.given.fetch_add(1, Ordering::Relaxed);
+        Found::Inode(gfid, stat)
+    }
+
+    /// The attributes of an inode, for `who`.
+    pub fn attributes(&self, who: &Who, gfid: Gfid, now: Instant) -> Option<libc::stat> {
+        let stat = self.stat(&self.lock(), who, gfid, now)?;
+        self.given.fetch_add(1, Ordering::Relaxed);
+        Some(stat)
+    }
+
+    /// The inode with a name, or that there is none, for any caller, if it is known.
+    pub fn child(&self, dir: Gfid, name: &[u8], now: Instant) -> Option<Option<Gfid>> {
+        let kept = self.lock();
+        let child = kept.dirs.get(&dir)?.names.get(name)?;
+        self.has_name(dir, name, child, now).then_some(child.gfid)
+    }
+
+    /// Keeps attributes until `until`.
+    pub fn keep_attributes(
+        &self,
+        (gfid, stat): (Gfid, &libc::stat),
+        asked: &Asked,
+        until: Instant,
+        reference: R,
+    ) {
+        let mut kept = self.lock();
+        let room = kept.files.len() < FILES || kept.files.contains_key(&gfid);
+        let old = if room { None } else { self.make_room(&mut kept) };
+        let file = File { stat: *stat, asked: asked.clone(), until, _reference: reference };
+        let replaced = kept.files.insert(gfid, file);
+        drop(kept);
+        // Outside of the lock, because they call libgfapi.
+        drop((old, replaced));
+    }
+
+    /// The servers were asked for a directory. True if a reference to it is needed to keep its names, for
+    /// [`keep_dir`](Answers::keep_dir).
+    pub fn looked_at(&self, dir: Gfid, now: Instant) -> bool {
+        match self.lock().dirs.get_mut(&dir) {
+            Some(dir) => {
+                dir.looked = now;
+                false
+            }
+            None => true,
+        }
+    }
+
+    /// Keeps a directory, whose names may then be kept.
+    pub fn keep_dir(&self, dir: Gfid, now: Instant, reference: R) {
+        let new = Dir { names: HashMap::new(), looked: now, _reference: reference };
+        let mut kept = self.lock();
+        let old = if kept.dirs.len() < FILES { None } else { self.make_room(&mut kept) };
+        let replaced = kept.dirs.insert(dir, new);
+        kept.names -= replaced.as_ref().map_or(0, |dir| dir.names.len());
+        drop(kept);
+        drop((old, replaced));
+    }
+
+    /// Keeps a name until `until`, or that it is missing, if the directory is kept.
+    pub fn keep_name(
+        &self,
+        (dir, name): (Gfid, &[u8]),
+        gfid: Option<Gfid>,
+        asked: &Asked,
+        until: Instant,
+    ) {
+        let mut kept = self.lock();
+        let old = if kept.names < NAMES { None } else { self.make_room(&mut kept) };
+        if let Some(dir) = kept.dirs.get_mut(&dir) {
+            let child = Child { gfid, asked: asked.clone(), until };
+            let is_new = dir.names.insert(name.into(), child).is_none();
+            kept.names += usize::from(is_new);
+        }
+        drop(kept);
+        drop(old);
+    }
+
+    /// Waits until no other change of these names runs. None begins until the result is dropped.
+    pub fn turn(&self, names: &[(Gfid, &[u8])]) -> Turn<'_> {
+        let at = |&(dir, name): &(Gfid, &[u8])| hash(Thing::Name(dir, name)) % TURNS;
+        let mut places: Vec<usize> = names.iter().map(at).collect();
+        // In one order for all.
+        places.sort_unstable();
+        places.dedup();
+        let take = |at: usize| self.turns[at].lock().unwrap_or_else(PoisonError::into_inner);
+        Turn { _held: places.into_iter().map(take).collect() }
+    }
+
+    /// This client changes things, until the result is dropped.
+    pub fn changing<'a>(&'a self, things: Vec<Thing<'a>>) -> OwnChange<'a, R> {
+        let change = OwnChange { answers: self, things };
+        change.mark();
+        change
+    }
+
+    /// True if this client has changed an inode since it was asked for.
+    pub fn has_changed(&self, gfid: Gfid, asked: &Asked) -> bool {
+        asked.since.is_before(self.place(Thing::Attributes(gfid)))
+    }
+
+    /// True if nothing is kept.
+    pub fn is_empty(&self) -> bool {
+        self.lock().files.is_empty()
+    }
+
+    /// The numbers of inodes, of names, and of answers that were given.
+    pub fn counts(&self) -> [u64; 3] {
+        let kept = self.lock();
+        let (files, names) = (kept.files.len() as u64, kept.names as u64);
+        [files, names, self.given.load(Ordering::Relaxed)]
+    }
+
+    fn stat(&self, kept: &Kept<R>, who: &Who, gfid: Gfid, now: Instant) -> Option<libc::stat> {
+        let file = kept.files.get(&gfid)?;
+        (self.has_attributes(gfid, file, now) && file.asked.who == *who).then_some(file.stat)
+    }
+
+    fn has_attributes(&self, gfid: Gfid, file: &File<R>, now: Instant) -> bool {
+        now < file.until
+            && !self.inbox.told_since(gfid, file.asked.since)
+            && !file.asked.since.is_before(self.place(Thing::Attributes(gfid)))
+    }
+
+    fn has_name(&self, dir: Gfid, name: &[u8], child: &Child, now: Instant) -> bool {
+        let since = child.asked.since;
+        now < child.until
+            && !self.inbox.told_since(dir, since)
+            && !child.gfid.is_some_and(|gfid| self.inbox.told_since(gfid, since))
+            && !since.is_before(self.place(Thing::Name(dir, name)))
+    }
+
+    /// Removes what does not hold any more, or everything. Returns what was removed.
+    fn make_room(&self, kept: &mut Kept<R>) -> Option<Removed<R>> {
+        let now = Instant::now();
+        let mut removed = Removed { files: Vec::new(), dirs: HashMap::new() };
+        if kept.searched.is_none_or(|at| now.duration_since(at) >= SEARCH_EVERY) {
+            kept.searched = Some(now);
+            let old = kept.files.extract_if(|gfid, file| !self.has_attributes(*gfid, file, now));
+            removed.files.extend(old.map(|(_, file)| file));
+            for (dir, known) in &mut kept.dirs {
+                known.names.retain(|name, child| self.has_name(*dir, name, child, now));
+            }
+            let old = kept.dirs.extract_if(|_, dir| dir.names.is_empty());
+            removed.dirs.extend(old);
+            kept.names = kept.dirs.values().map(|dir| dir.names.len()).sum();
+        }
+        if kept.files.len() >= FILES || kept.dirs.len() >= FILES || kept.names >= NAMES {
+            removed.files.extend(kept.files.drain().map(|(_, file)| file));
+            removed.dirs.extend(kept.dirs.drain());
+            kept.names = 0;
+        }
+        Some(removed)
+    }
+
+    fn place(&self, thing: Thing<'_>) -> &AtomicU64 {
+        &self.own[hash(thing) % PLACES]
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept<R>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn hash(thing: Thing<'_>) -> usize {
+    let mut hasher = DefaultHasher::new();
+    thing.hash(&mut hasher);
+    hasher.finish() as usize
+}
+
+/// The turn of a change of names.
+pub(crate) struct Turn<'a> {
+    _held: Vec<MutexGuard<'a, ()>>,
+}
+
+/// References to give back.
+struct Removed<R> {
+    files: Vec<File<R>>,
+    dirs: HashMap<Gfid, Dir<R>>,
+}
+
+/// Things that this client is changing: the change may become visible at any time until the answer.
+pub(crate) struct OwnChange<'a, R> {
+    answers: &'a Answers<R>,
+    things: Vec<Thing<'a>>,
+}
+
+impl<R> OwnChange<'_, R> {
+    fn mark(&self) {
+        let Answers { inbox, .. } = self.answers;
+        for &thing in &self.things {
+            match thing {
+                // Also those who may search a directory.
+                Thing::Rights(gfid) => inbox.note_rights(gfid),
+                _ => inbox.note(self.answers.place(thing)),
+            }
+        }
+    }
+}
+
+impl<R> Drop for OwnChange<'_, R> {
+    fn drop(&mut self) {
+        self.mark();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::volume::no_stat;
+
+    const D: Gfid = [1; 16];
+    const F: Gfid = [2; 16];
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// The name `f` of a file is kept.
+    fn answers() -> (Answers<()>, Asked) {
+        let inbox: Arc<Inbox> = Arc::default();
+        let asked = Asked { since: inbox.now(), who: Who::default() };
+        let answers = Answers::new(inbox);
+        keep(&answers, &asked);
+        (answers, asked)
+    }
+
+    fn keep(answers: &Answers<()>, asked: &Asked) {
+        let now = Instant::now();
+        if answers.looked_at(D, now) {
+            answers.keep_dir(D, now, ());
+        }
+        answers.keep_attributes((F, &no_stat()), asked, now + LONG, ());
+        answers.keep_name((D, b"f"), Some(F), asked, now + LONG);
+    }
+
+    fn has(answers: &Answers<()>) -> (bool, bool) {
+        let (who, now) = (Who::default(), Instant::now());
+        let name = matches!(answers.name(&who, D, b"f", now), Found::Inode(F, _));
+        (name, answers.attributes(&who, F, now).is_some())
+    }
+
+    #[test]
+    fn an_answer_holds_until_this_client_begins_or_ends_a_change() {
+        let (answers, _) = answers();
+        assert_eq!((has(&answers), answers.counts()), ((true, true), [1, 1, 2]));
+        drop(answers.changing(vec![Thing::Name(D, b"other"), Thing::Attributes(D)]));
+        assert_eq!(has(&answers), (true, true));
+        let change = answers.changing(vec![Thing::Name(D, b"f")]);
+        assert_eq!(has(&answers), (false, true));
+        // An answer during the change may be older than it.
+        let asked = Asked { since: answers.inbox.now(), who: Who::default() };
+        keep(&answers, &asked);
+        assert_eq!(has(&answers), (true, true));
+        drop(change);
+        assert_eq!(has(&answers), (false, true));
+        drop(answers.changing(vec![Thing::Attributes(F)]));
+        assert_eq!(has(&answers), (false, false));
+    }
+
+    #[test]
+    fn an_answer_holds_until_a_server_tells_of_a_change() {
+        for changed in [D, F] {
+            let (answers, old) = answers();
+            answers.inbox.put(changed, 1);
+            assert_eq!(has(&answers), (false, changed == D));
+            // It was overtaken by the message.
+            keep(&answers, &old);
+            assert_eq!(has(&answers), (false, changed == D));
+            let asked = Asked { since: answers.inbox.now(), who: Who::default() };
+            keep(&answers, &asked);
+            assert_eq!(has(&answers), (true, true));
+            answers.inbox.put_all();
+            assert_eq!(has(&answers), (false, false));
+        }
+    }
+
+    #[test]
+    fn a_name_holds_until_the_rights_to_its_directory_change() {
+        let (answers, _) = answers();
+        drop(answers.changing(vec![Thing::Rights(D)]));
+        assert_eq!(has(&answers), (false, true));
+    }
+
+    #[test]
+    fn an_answer_is_for_the_user_and_the_groups_who_asked() {
+        let (answers, _) = answers();
+        let now = Instant::now();
+        let user = Who { uid: 1, ..Who::default() };
+        for who in [user, Who { groups: [1].into(), ..Who::default() }] {
+            assert!(answers.attributes(&who, F, now).is_none());
+            assert!(matches!(answers.name(&who, D, b"f", now), Found::Unknown));
+        }
+        // A change concerns the inode, whoever found it.
+        assert_eq!(answers.child(D, b"f", now), Some(Some(F)));
+    }
+
+    #[test]
+    fn that_a_name_is_missing_is_known_until_it_is_made() {
+        let (answers, asked) = answers();
+        let now = Instant::now();
+        answers.keep_name((D, b"g"), None, &asked, now + LONG);
+        assert_eq!((answers.child(D, b"g", now), answers.child(D, b"h", now)), (Some(None), None));
+        assert!(matches!(answers.name(&Who::default(), D, b"g", now), Found::Unknown));
+        drop(answers.changing(vec![Thing::Name(D, b"g")]));
+        assert_eq!(answers.child(D, b"g", now), None);
+    }
+
+    #[test]
+    fn names_hold_while_the_directory_is_looked_at_every_second() {
+        let (answers, _) = answers();
+        let (who, later) = (Who::default(), Instant::now() + DIRECTORIES_HOLD);
+        assert!(matches!(answers.name(&who, D, b"f", later), Found::LookAtDirectory));
+        assert!(!answers.looked_at(D, later));
+        assert!(matches!(answers.name(&who, D, b"f", later), Found::Inode(..)));
+        assert!(matches!(answers.name(&who, D, b"f", later + LONG), Found::Unknown));
+        assert!(answers.attributes(&who, F, later + LONG).is_none());
+    }
+
+    #[test]
+    fn answers_are_bounded_and_old_ones_give_room() {
+        let (answers, asked) = answers();
+        let now = Instant::now();
+        let gfid = |number: usize| (number as u128 + 9).to_ne_bytes();
+        for number in 0..2 * FILES {
+            answers.keep_attributes((gfid(number), &no_stat()), &asked, now + LONG, ());
+        }
+        for number in 0..2 * NAMES {
+            let name = number.to_ne_bytes();
+            answers.keep_name((D, &name), Some(gfid(number)), &asked, now + LONG);
+        }
+        let [files, names, _] = answers.counts();
+        assert!(files <= FILES as u64 && names <= NAMES as u64, "{files} {names}");
+    }
+}
