@@ -557,7 +557,7 @@ fn a_program_of_a_run_sees_what_its_children_change(servers: &Servers) {
         done
         cd ..; rmdir d; echo all seen"#;
     let place = mounted::scratch().unwrap();
-    let mut run = servers.command(&program().unwrap());
+    let mut run = servers.command(program().unwrap());
     run.args([
         "run",
         "--mount",
