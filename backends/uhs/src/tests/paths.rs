@@ -103,6 +103,15 @@ fn a_path_leads_where_a_walk_leads_whatever_became_of_its_directories() {
     assert!(found > 4000 && changed > 1000, "{found} paths, {changed} changes");
 }
 
+/// Ends the other threads, also after a failure.
+struct Ended<'a>(&'a AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Others resolve paths all the time, and note where they led before the change.
 #[test]
 fn a_change_of_a_directory_shows_in_the_next_path_of_its_thread() {
@@ -122,6 +131,7 @@ fn a_change_of_a_directory_shows_in_the_next_path_of_its_thread() {
                 }
             });
         }
+        let _ended = Ended(&ends);
         for round in 0..20_000 {
             let perm = if round % 2 == 0 { 0o700 } else { 0o755 };
             let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
@@ -137,6 +147,5 @@ fn a_change_of_a_directory_shows_in_the_next_path_of_its_thread() {
                 assert_eq!(matches!(resolve(), Resolved::Missing { .. }), missing);
             }
         }
-        ends.store(true, Ordering::Relaxed);
     });
 }
