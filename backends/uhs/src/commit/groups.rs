@@ -67,8 +67,8 @@ pub(crate) struct Groups {
     durable: u64,
     /// The newest group that a durable slot or superblock calls durable.
     mentioned: u64,
-    /// For each group that is not durable, the group that its slots call durable.
-    mentions: BTreeMap<u64, u64>,
+    /// For each group that is not durable, what its slots say.
+    mentions: BTreeMap<u64, Mention>,
     /// The slot that counts of each inode.
     live: HashMap<u64, u64>,
     /// Slots that hold a copy of an inode, on the device or on the way there, that does not count.
@@ -77,8 +77,29 @@ pub(crate) struct Groups {
     overwritten: BTreeMap<u64, Vec<(u64, Option<u64>)>>,
     /// Inodes that are gone and have stale copies, with the block that lists each.
     removed: HashMap<u64, u64>,
-    /// Removal blocks, with the number of inodes in `removed` that need each.
-    removal_blocks: HashMap<u64, usize>,
+    /// Removal blocks that are needed.
+    removal_blocks: HashMap<u64, Removals>,
+    /// The stamps of those, each with their number.
+    needed_stamps: BTreeMap<u64, usize>,
+    /// Removal blocks that nobody needs, by stamp, until the device says so.
+    obsolete: BTreeMap<u64, Vec<u64>>,
+}
+
+/// What the slots of a group say of others.
+#[derive(Clone, Copy, Debug)]
+struct Mention {
+    /// The newest durable group.
+    durable: u64,
+    /// No older removal block is needed.
+    removals_from: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Removals {
+    /// Inodes in `removed` that need it.
+    needed: usize,
+    /// At most, for a block that was there before the mount; 0 if that is not known.
+    stamp: u64,
 }
 
 impl Change {
@@ -107,6 +128,8 @@ impl Groups {
             overwritten: BTreeMap::new(),
             removed: HashMap::new(),
             removal_blocks: HashMap::new(),
+            needed_stamps: BTreeMap::new(),
+            obsolete: BTreeMap::new(),
         };
         for (ino, block) in &found.copies {
             let slot = Slot { owner: *ino, ..groups.slots.get(*block) };
@@ -121,8 +144,11 @@ impl Groups {
         }
         for (block, inos) in &found.removals {
             let needed: Vec<u64> = inos.iter().copied().filter(|ino| groups.needs(*ino)).collect();
+            if needed.is_empty() {
+                groups.is_obsolete(*block, found.next_stamp);
+            }
             for ino in needed {
-                groups.list(ino, *block);
+                groups.list(ino, *block, found.removals_from);
             }
         }
         groups
@@ -133,9 +159,13 @@ impl Groups {
         self.stale.contains_key(&ino) && !self.removed.contains_key(&ino)
     }
 
-    fn list(&mut self, ino: u64, block: u64) {
+    fn list(&mut self, ino: u64, block: u64, stamp: u64) {
         self.removed.insert(ino, block);
-        *self.removal_blocks.entry(block).or_default() += 1;
+        let block_of = self.removal_blocks.entry(block).or_insert_with(|| {
+            *self.needed_stamps.entry(stamp).or_default() += 1;
+            Removals { needed: 0, stamp }
+        });
+        block_of.needed += 1;
         self.slots.set(block, Slot { live: true, ..self.slots.get(block) });
     }
 
@@ -214,8 +244,8 @@ impl Groups {
         self.next_stamp
     }
 
-    /// The slots that do not count, with their inodes, and the removal slots that are needed, each with the inodes
-    /// for which it is. `None` unless all groups are durable and all slots hold what they should.
+    /// The slots that do not count, with their inodes, and the removal slots that must stay, each with the inodes
+    /// for which it is needed. `None` unless all groups are durable and all slots hold what they should.
     pub(crate) fn leftovers(&self) -> Option<Leftovers> {
         let at_rest = self.durable == self.newest() && self.mentions.is_empty();
         let lies = |ino: u64, block: u64| {
@@ -234,6 +264,7 @@ impl Groups {
             removals.entry(*block).or_default().push(*ino);
         }
         removals.values_mut().for_each(|inos| inos.sort_unstable());
+        removals.extend(self.obsolete.values().flatten().map(|block| (*block, Vec::new())));
         sound.then(|| (stale, removals.into_iter().collect()))
     }
 
@@ -272,6 +303,7 @@ impl Groups {
         };
         let number = self.next_group;
         self.next_group += 1;
+        let removals_from = self.removals_from();
         let mut group = Group { number, writes: Vec::with_capacity(count) };
         let written = changes.into_iter().filter_map(|change| match change {
             Change::Write { ino, body } => Some((ino, body)),
@@ -285,12 +317,13 @@ impl Groups {
             self.write(&mut group, block, Kind::Inode, ino, body);
         }
         for (inos, block) in gone.chunks(REMOVALS).zip(blocks) {
+            let stamp = self.next_stamp;
             self.write(&mut group, block, Kind::Removals, 0, removals(inos));
             for ino in inos {
                 if let Some(old) = self.live.remove(ino) {
                     self.free(*ino, old, number);
                 }
-                self.list(*ino, block);
+                self.list(*ino, block, stamp);
             }
             if !self.rules.removals_outlive_copies {
                 self.slots.release(block, number);
@@ -299,9 +332,10 @@ impl Groups {
         let count = group.writes.len() as u32;
         for (index, write) in (0..).zip(&mut group.writes) {
             let (group, durable) = (number, self.durable);
-            write.identity = Identity { group, index, count, durable, ..write.identity };
+            write.identity =
+                Identity { group, index, count, durable, removals_from, ..write.identity };
         }
-        self.mentions.insert(number, self.durable);
+        self.mentions.insert(number, Mention { durable: self.durable, removals_from });
         Ok(Some(group))
     }
 
@@ -346,9 +380,14 @@ impl Groups {
         debug_assert!(group < self.next_group, "group {group} was never closed");
         self.durable = self.durable.max(group);
         let later = self.mentions.split_off(&(group + 1));
+        let mut removals_from = 0;
         for mentioned in std::mem::replace(&mut self.mentions, later).into_values() {
-            self.mentioned = self.mentioned.max(mentioned);
+            self.mentioned = self.mentioned.max(mentioned.durable);
+            removals_from = removals_from.max(mentioned.removals_from);
         }
+        let needed = self.obsolete.split_off(&removals_from);
+        let obsolete = std::mem::replace(&mut self.obsolete, needed);
+        self.release_all(obsolete);
         let later = self.overwritten.split_off(&(group + 1));
         let overwritten = std::mem::replace(&mut self.overwritten, later);
         for (block, owner) in overwritten.into_values().flatten() {
@@ -378,6 +417,12 @@ impl Groups {
     }
 
     fn take(&mut self, count: usize) -> Result<Vec<u64>, NoSlots> {
+        if let Some(found) = self.slots.take(count, self.reusable()) {
+            return Ok(found);
+        }
+        // A full device needs their slots, and a false alarm after a power failure is better than a group that fails.
+        let obsolete = std::mem::take(&mut self.obsolete);
+        self.release_all(obsolete);
         if let Some(found) = self.slots.take(count, self.reusable()) {
             return Ok(found);
         }
@@ -425,11 +470,40 @@ impl Groups {
         }
         self.stale.remove(&ino);
         let Some(list) = self.removed.remove(&ino) else { return };
-        let Some(needed) = self.removal_blocks.get_mut(&list) else { return };
+        let Some(Removals { needed, stamp }) = self.removal_blocks.get_mut(&list) else { return };
         *needed -= 1;
         if *needed == 0 {
+            let stamp = *stamp;
             self.removal_blocks.remove(&list);
-            self.slots.release(list, self.durable);
+            if let Some(count) = self.needed_stamps.get_mut(&stamp) {
+                *count -= 1;
+                if *count == 0 {
+                    self.needed_stamps.remove(&stamp);
+                }
+            }
+            self.is_obsolete(list, stamp);
+        }
+    }
+
+    /// Nobody needs a removal block. If it is torn while others use its slot, recovery has to know that.
+    fn is_obsolete(&mut self, block: u64, stamp: u64) {
+        match self.rules.removals_wait_for_mention {
+            true => {
+                self.slots.set(block, Slot { live: true, ..self.slots.get(block) });
+                self.obsolete.entry(stamp).or_default().push(block);
+            }
+            false => self.slots.release(block, self.durable),
+        }
+    }
+
+    /// The stamp of the oldest removal block that is needed, or may be.
+    fn removals_from(&self) -> u64 {
+        self.needed_stamps.keys().next().copied().unwrap_or(self.next_stamp)
+    }
+
+    fn release_all(&mut self, obsolete: BTreeMap<u64, Vec<u64>>) {
+        for block in obsolete.into_values().flatten() {
+            self.slots.release(block, self.durable);
         }
     }
 

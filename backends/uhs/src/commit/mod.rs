@@ -30,6 +30,8 @@ pub(crate) struct Rules {
     pub(crate) reuse_waits_for_mention: bool,
     /// A removal record stays until every older copy of its inode is durably overwritten.
     pub(crate) removals_outlive_copies: bool,
+    /// ... and until a durable slot says so.
+    pub(crate) removals_wait_for_mention: bool,
     /// A group counts only when all its members are there.
     pub(crate) groups_are_counted: bool,
     /// Slots of groups that do not count are cleared before any slot is used again.
@@ -72,6 +74,7 @@ impl Rules {
         reuse_waits_for_group: true,
         reuse_waits_for_mention: true,
         removals_outlive_copies: true,
+        removals_wait_for_mention: true,
         groups_are_counted: true,
         void_slots_are_zeroed: true,
         mount_is_recorded: true,

@@ -55,6 +55,8 @@ pub(crate) struct Recovered {
     pub(crate) copies: Vec<(u64, u64)>,
     /// Removal blocks, with what they list.
     pub(crate) removals: Vec<(u64, Vec<u64>)>,
+    /// The oldest stamp that they may have.
+    pub(crate) removals_from: u64,
     /// Slots of groups that do not count, which are zeroed before anything else is written.
     pub(crate) void: Vec<u64>,
     /// Inodes whose newest copy is damaged. They are not in `live`.
@@ -70,6 +72,7 @@ pub(crate) fn recover(scan: &[(u64, Scanned)], known: u64, rules: Rules) -> Reco
     let mut found = Recovered { durable, next_stamp: 1, next_ino: 1, ..Recovered::default() };
     let mut newest: HashMap<u64, (u64, bool, u64)> = HashMap::with_capacity(scan.len());
     let (mut removals, mut lost) = (HashSet::new(), Vec::new());
+    let mut needed_from = 0;
     for (block, scanned) in scan {
         let identities: &[Option<Identity>] = match scanned {
             Scanned::Whole(identity, _) => &[Some(*identity), None],
@@ -82,6 +85,9 @@ pub(crate) fn recover(scan: &[(u64, Scanned)], known: u64, rules: Rules) -> Reco
         if identities.iter().flatten().any(|identity| identity.group > durable) {
             found.void.push(*block);
             continue;
+        }
+        if let Scanned::Whole(identity, _) = scanned {
+            needed_from = needed_from.max(identity.removals_from);
         }
         if let Scanned::Whole(Identity { kind: Kind::Removals, stamp, .. }, list) = scanned {
             removals.insert(*stamp);
@@ -108,7 +114,13 @@ pub(crate) fn recover(scan: &[(u64, Scanned)], known: u64, rules: Rules) -> Reco
             _ => {}
         }
     }
-    let lost = lost.into_iter().filter(|(stamp, _)| !removals.contains(stamp));
+    if !rules.removals_wait_for_mention {
+        needed_from = 0;
+    }
+    // One that was about to be overwritten may be damaged in the middle.
+    let needed = |stamp: &u64| *stamp >= needed_from && !removals.contains(stamp);
+    let lost = lost.into_iter().filter(|(stamp, _)| needed(stamp));
+    found.removals_from = needed_from;
     found.lost_removals = lost.map(|(_, block)| block).collect();
     let gone: HashSet<u64> = found.removals.iter().flat_map(|(_, list)| list).copied().collect();
     found.live.reserve(newest.len());

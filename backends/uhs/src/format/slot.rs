@@ -59,6 +59,8 @@ pub(crate) struct Identity {
     pub(crate) body_len: u32,
     /// Set by [`encode`].
     pub(crate) body_crc: u32,
+    /// No removals slot with an older stamp is needed by anybody. 0 where nothing is said.
+    pub(crate) removals_from: u64,
 }
 
 /// A slot as it was read.
@@ -74,8 +76,20 @@ pub(crate) enum Found<'a> {
 
 impl Identity {
     pub(crate) fn new(kind: Kind, ino: u64, stamp: u64) -> Self {
-        let (group, index, count, durable) = (0, 0, 0, 0);
-        Identity { kind, ino, stamp, group, index, count, durable, body_len: 0, body_crc: 0 }
+        let (group, index, count, durable, removals_from) = (0, 0, 0, 0, 0);
+        let (body_len, body_crc) = (0, 0);
+        Identity {
+            kind,
+            ino,
+            stamp,
+            group,
+            index,
+            count,
+            durable,
+            body_len,
+            body_crc,
+            removals_from,
+        }
     }
 
     fn encode(&self, place: &SlotIdentity) -> Vec<u8> {
@@ -87,7 +101,11 @@ impl Identity {
         let mut out = Writer::default();
         out.u32(MAGIC).u8(kind).u8(FORM).u16(0).bytes(&place.uuid).u64(place.key);
         out.u64(place.block).u64(self.ino).u64(self.stamp).u64(self.group).u32(self.index);
-        out.u32(self.count).u64(self.durable).u32(self.body_len).u32(self.body_crc).u32(0);
+        out.u32(self.count).u64(self.durable).u32(self.body_len).u32(self.body_crc);
+        // As a distance, which is 1 for the slot itself.
+        let distance = (self.stamp + 1).checked_sub(self.removals_from);
+        let distance = distance.filter(|_| self.removals_from > 0);
+        out.u32(distance.and_then(|distance| u32::try_from(distance).ok()).unwrap_or(0));
         let crc = crc32c::crc32c(out.as_slice());
         out.u32(crc).pad(IDENTITY);
         out.finish()
@@ -107,7 +125,7 @@ impl Identity {
             3 => Kind::Nothing,
             _ => return None,
         };
-        let identity = Identity {
+        let mut identity = Identity {
             kind,
             ino: from.u64()?,
             stamp: from.u64()?,
@@ -117,7 +135,12 @@ impl Identity {
             durable: from.u64()?,
             body_len: from.u32()?,
             body_crc: from.u32()?,
+            removals_from: 0,
         };
+        let distance = u64::from(from.u32()?);
+        if distance > 0 {
+            identity.removals_from = (identity.stamp.saturating_add(1)).saturating_sub(distance);
+        }
         let sound = magic == MAGIC
             && form == FORM
             && found == *place

@@ -227,6 +227,10 @@ fn after_a_power_failure_units_that_were_given_back_hold_what_their_users_wrote(
     let without = Rules { units_leave_first: false, ..Rules::ALL };
     let found = (0..60).find(|seed| play_with_slots(&ram, *seed, without).is_err());
     assert!(found.is_some(), "nothing fails although units are used before they leave");
+    // A removal block that is torn in the middle passes for a damaged one.
+    let without = Rules { removals_wait_for_mention: false, ..Rules::ALL };
+    let found = (0..60).find(|seed| play_with_slots(&ram, *seed, without).is_err());
+    assert!(found.is_some(), "nothing fails although nobody says that removals are not needed");
 }
 
 #[test]
