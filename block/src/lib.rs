@@ -44,7 +44,7 @@ pub use counted::{Counted, Counters};
 pub use device::{Device, Facts, Purpose, Queue};
 pub use driver::{Driver, Opened, add_driver, driver_of};
 pub use file::{Access, File, OpenError, OpenFile};
-pub use memory::{Memory, RawBuf, Segments};
+pub use memory::{Memory, OwnedBuf, RawBuf, Segments};
 pub use model::Model;
 pub use op::{Done, Op, OpKind};
 pub use ram::Ram;

@@ -14,6 +14,38 @@ pub enum Memory {
     Shared(Arc<Frames>, Range<usize>),
     /// Memory of a caller.
     Raw(RawBuf),
+    /// Memory that was given away for the operation.
+    Owned(OwnedBuf),
+    /// Bytes that others may read meanwhile: for writes only.
+    Bytes(Arc<Vec<u8>>, Range<usize>),
+}
+
+/// Bytes of a vector that belongs to an operation until it is reaped.
+pub struct OwnedBuf {
+    /// The first of them, in `vec`, which nobody else touches.
+    start: *mut u8,
+    range: Range<usize>,
+    vec: Vec<u8>,
+}
+
+// SAFETY: `start` points into `vec`, which may go to another thread.
+unsafe impl Send for OwnedBuf {}
+
+impl OwnedBuf {
+    /// The bytes of `vec` in `range`.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it has fewer.
+    pub fn new(mut vec: Vec<u8>, range: Range<usize>) -> Self {
+        let start = vec[range.clone()].as_mut_ptr();
+        OwnedBuf { start, range, vec }
+    }
+
+    /// The vector.
+    pub fn into_vec(self) -> Vec<u8> {
+        self.vec
+    }
 }
 
 /// Memory of a caller that a device uses in place, or copies where it must.
@@ -46,6 +78,8 @@ impl Memory {
             Memory::Frames(frames) => frames.len(),
             Memory::Shared(_, range) => range.len(),
             Memory::Raw(raw) => raw.len,
+            Memory::Owned(owned) => owned.range.len(),
+            Memory::Bytes(_, range) => range.len(),
         }
     }
 
@@ -61,6 +95,8 @@ impl Memory {
             Memory::Shared(frames, range) => &frames[range.clone()],
             // SAFETY: the bytes are mapped and nobody changes them (`RawBuf::new`).
             Memory::Raw(raw) => unsafe { std::slice::from_raw_parts(raw.start, raw.len) },
+            Memory::Owned(owned) => &owned.vec[owned.range.clone()],
+            Memory::Bytes(bytes, range) => &bytes[range.clone()],
         }
     }
 
@@ -68,7 +104,8 @@ impl Memory {
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         match self {
             Memory::Frames(frames) => Some(frames),
-            Memory::Shared(..) => None,
+            Memory::Shared(..) | Memory::Bytes(..) => None,
+            Memory::Owned(owned) => Some(&mut owned.vec[owned.range.clone()]),
             // SAFETY: the bytes are mapped and nobody else uses them during a read (`RawBuf::new`).
             Memory::Raw(raw) => Some(unsafe { std::slice::from_raw_parts_mut(raw.start, raw.len) }),
         }
@@ -79,6 +116,9 @@ impl Memory {
             Memory::Frames(frames) => frames.start(),
             Memory::Shared(frames, range) => frames.start().wrapping_add(range.start),
             Memory::Raw(raw) => raw.start,
+            Memory::Owned(owned) => owned.start,
+            // Only read: `OpKind::check` refuses it for reads.
+            Memory::Bytes(bytes, range) => bytes[range.clone()].as_ptr().cast_mut(),
         }
     }
 
@@ -89,7 +129,7 @@ impl Memory {
             Memory::Shared(frames, range) => {
                 Some((frames.region(), frames.index() as usize * FRAME + range.start))
             }
-            Memory::Raw(_) => None,
+            Memory::Raw(_) | Memory::Owned(_) | Memory::Bytes(..) => None,
         }
     }
 
@@ -98,7 +138,7 @@ impl Memory {
         match self {
             Memory::Frames(frames) => Some(frames.region().id()),
             Memory::Shared(frames, _) => Some(frames.region().id()),
-            Memory::Raw(_) => None,
+            Memory::Raw(_) | Memory::Owned(_) | Memory::Bytes(..) => None,
         }
     }
 }
@@ -109,6 +149,8 @@ impl fmt::Debug for Memory {
             Memory::Frames(_) => "Frames",
             Memory::Shared(..) => "Shared",
             Memory::Raw(_) => "Raw",
+            Memory::Owned(_) => "Owned",
+            Memory::Bytes(..) => "Bytes",
         };
         write!(f, "{kind}({} bytes)", self.len())
     }
@@ -155,12 +197,26 @@ impl Segments {
         self.pieces().iter().map(Memory::len).sum()
     }
 
+    /// The vector, where the only piece is a part of one that was given away.
+    pub fn into_vec(self) -> Option<Vec<u8>> {
+        match self {
+            Segments::One(Memory::Owned(owned)) => Some(owned.into_vec()),
+            _ => None,
+        }
+    }
+
     /// The frames, where the only piece is owned frames.
     pub fn into_frames(self) -> Option<Frames> {
         match self {
             Segments::One(Memory::Frames(frames)) => Some(frames),
             _ => None,
         }
+    }
+}
+
+impl From<OwnedBuf> for Segments {
+    fn from(owned: OwnedBuf) -> Self {
+        Segments::One(Memory::Owned(owned))
     }
 }
 

@@ -89,7 +89,8 @@ impl OpKind {
             OpKind::Read { memory, .. } | OpKind::Write { memory, .. } => {
                 let bytes = memory.bytes();
                 let whole = bytes.is_multiple_of(facts.block_size as usize);
-                let shared = |piece: &Memory| matches!(piece, Memory::Shared(..));
+                let shared =
+                    |piece: &Memory| matches!(piece, Memory::Shared(..) | Memory::Bytes(..));
                 if matches!(self, OpKind::Read { .. }) && memory.pieces().iter().any(shared) {
                     return Err(Errno::INVAL);
                 }

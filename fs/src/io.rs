@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::{
-    Caller, Context, Errno, File, Groups, InterruptToken, ReadArgs, ReadBuf, ReadSink, Result,
-    WriteArgs, WriteBuf, WriteSource,
+    Buffer, Caller, Context, Errno, File, Groups, InterruptToken, ReadArgs, ReadBuf, ReadSink,
+    Result, WriteArgs, WriteBuf, WriteSource,
 };
 
 /// An operation for [`FileSystem::submit`](crate::FileSystem::submit).
@@ -55,19 +55,22 @@ pub trait Completion: Send {
     fn source(&mut self) -> &mut dyn WriteSource;
     /// Gives away the memory of a read, for [`Io::take_room`]. `None` (the default) if it cannot be
     /// owned: it is shared with another process, or belongs to the caller of a blocking call.
-    fn take_room(&mut self) -> Option<Vec<u8>> {
+    fn take_room(&mut self) -> Option<Buffer> {
         None
     }
     /// Takes back the memory from [`take_room`](Completion::take_room), whose first `filled` bytes
     /// have been read. Fails with `EINVAL` if it is too small.
-    fn give_room(&mut self, _room: Vec<u8>, _filled: usize) -> Result<()> {
+    fn give_room(&mut self, _room: Buffer, _filled: usize) -> Result<()> {
         Err(Errno::EINVAL)
     }
     /// Gives away the data of a write, for [`Io::take_data`]; `None` as for
-    /// [`take_room`](Completion::take_room).
-    fn take_data(&mut self) -> Option<Vec<u8>> {
+    /// [`take_room`](Completion::take_room). Whoever gives it away overrides [`give_data`](Completion::give_data), too.
+    fn take_data(&mut self) -> Option<Buffer> {
         None
     }
+    /// Takes the memory from [`take_data`](Completion::take_data) back: the source has the data again, or its owner
+    /// uses the memory for something else.
+    fn give_data(&mut self, _data: Buffer) {}
     /// Sends the result: the number of bytes read or written, 0 for other operations. Called
     /// exactly once, from any thread.
     fn finish(self: Box<Self>, result: Result<usize>);
@@ -191,7 +194,7 @@ impl Io {
     /// given away.
     ///
     /// An operation whose memory is not returned can only fail.
-    pub fn take_room(&mut self) -> Option<Vec<u8>> {
+    pub fn take_room(&mut self) -> Option<Buffer> {
         let IoOp::Read { len, .. } = self.op else { return None };
         if self.filled > 0 {
             return None;
@@ -207,13 +210,13 @@ impl Io {
 
     /// Returns memory that does not suit the device, for example by its alignment.
     /// [`with_read_buf`](Io::with_read_buf) then fills it.
-    pub fn return_room(&mut self, room: Vec<u8>) -> Result<()> {
+    pub fn return_room(&mut self, room: Buffer) -> Result<()> {
         self.completion.as_mut().ok_or(Errno::EIO)?.give_room(room, 0)
     }
 
     /// Finishes a read in the memory from [`take_room`](Io::take_room) with the number of bytes at
     /// its start that were read, or with the error.
-    pub fn finish_room(mut self, room: Vec<u8>, result: Result<usize>) {
+    pub fn finish_room(mut self, room: Buffer, result: Result<usize>) {
         let filled = result.unwrap_or(0);
         let fits = matches!(self.op, IoOp::Read { len, .. } if filled <= len);
         let given = match self.completion.as_mut().filter(|_| fits) {
@@ -225,11 +228,24 @@ impl Io {
 
     /// Takes the data of a write, which a device may then read without a borrow of this operation.
     /// `None` as for [`take_room`](Io::take_room); use [`with_write_buf`](Io::with_write_buf) then.
-    pub fn take_data(&mut self) -> Option<Vec<u8>> {
+    pub fn take_data(&mut self) -> Option<Buffer> {
         match self.op {
             IoOp::Write { .. } => self.completion.as_mut()?.take_data(),
             _ => None,
         }
+    }
+
+    /// Returns data that was [taken](Io::take_data), for [`with_write_buf`](Io::with_write_buf).
+    pub fn return_data(&mut self, data: Buffer) {
+        if let Some(completion) = self.completion.as_mut() {
+            completion.give_data(data);
+        }
+    }
+
+    /// Finishes a write whose data was [taken](Io::take_data), and gives the memory back.
+    pub fn finish_data(mut self, data: Buffer, result: Result<usize>) {
+        self.return_data(data);
+        self.complete(result);
     }
 
     /// Runs `run` with the context of this operation.

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 mod buf;
+mod buffer;
 mod context;
 mod errno;
 mod figures;
@@ -35,6 +36,7 @@ pub use buf::{
     DirBuf, DirItem, DirSink, Push, ReadBuf, ReadSink, SliceSink, SliceSource, WriteBuf,
     WriteSource,
 };
+pub use buffer::Buffer;
 pub use context::{Caller, Context, Groups, InterruptToken, Interrupted};
 pub use errno::{Errno, Result};
 pub use figures::{Figure, Unit};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use defuse_fs::layer::Method;
 use defuse_fs::{
-    Completion, Context, CopyRange, DirBuf, File, FileSystem, Ino, Io, IoOp, LockRequest, LockWait,
-    Name, Notify, ReadArgs, ReadBuf, ReadSink, RenameFlags, Result, WriteArgs, WriteBuf,
+    Buffer, Completion, Context, CopyRange, DirBuf, File, FileSystem, Ino, Io, IoOp, LockRequest,
+    LockWait, Name, Notify, ReadArgs, ReadBuf, ReadSink, RenameFlags, Result, WriteArgs, WriteBuf,
     WriteSource, delegate,
 };
 
@@ -252,16 +252,20 @@ impl Completion for Measured {
         self.inner.source()
     }
 
-    fn take_room(&mut self) -> Option<Vec<u8>> {
+    fn take_room(&mut self) -> Option<Buffer> {
         self.inner.take_room()
     }
 
-    fn give_room(&mut self, room: Vec<u8>, filled: usize) -> Result<()> {
+    fn give_room(&mut self, room: Buffer, filled: usize) -> Result<()> {
         self.inner.give_room(room, filled)
     }
 
-    fn take_data(&mut self) -> Option<Vec<u8>> {
+    fn take_data(&mut self) -> Option<Buffer> {
         self.inner.take_data()
+    }
+
+    fn give_data(&mut self, data: Buffer) {
+        self.inner.give_data(data);
     }
 
     fn finish(self: Box<Self>, result: Result<usize>) {

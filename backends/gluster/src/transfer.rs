@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use defuse_fs::{Errno, Io, Result};
+use defuse_fs::{Buffer, Errno, Io, Result};
 
 use crate::ffi::{GlfsFd, GlfsStat, IoCallback};
 use crate::file::{Handle, as_callback, position};
@@ -61,7 +61,7 @@ pub enum AnswerOn {
 enum Memory {
     None,
     /// From [`Io::take_room`].
-    Room(Vec<u8>),
+    Room(Buffer),
     /// From the pool, for a read.
     Pooled(Vec<u8>),
 }
@@ -82,13 +82,18 @@ struct Transfer {
 /// Starts a read of `len` bytes from `offset`.
 pub fn read(mut io: Io, file: (Arc<Handle>, u64), len: usize, pool: &Arc<Pool>, on: AnswerOn) {
     let Ok(offset) = position(file.1) else { return io.finish(Err(Errno::EINVAL)) };
-    let given = io.take_room();
-    let is_given = given.is_some();
-    let mut room = given.unwrap_or_else(|| pool.take(len));
+    let mut memory = match io.take_room() {
+        Some(room) => Memory::Room(room),
+        None => Memory::Pooled(pool.take(len)),
+    };
+    let room: &mut [u8] = match &mut memory {
+        Memory::Room(room) => room,
+        Memory::Pooled(room) => room,
+        Memory::None => &mut [],
+    };
     // libgfapi writes so much, whoever promised the room.
     assert!(room.len() >= len, "{} bytes of room for {len}", room.len());
     let start_of_room: *mut u8 = room.as_mut_ptr();
-    let memory = if is_given { Memory::Room(room) } else { Memory::Pooled(room) };
     start(io, (file.0, None), (memory, pool, on), |handle, done, data| {
         let read = handle.volume().library().glfs_pread_async;
         // SAFETY: the room has at least `len` bytes, and belongs to the transfer until its end.

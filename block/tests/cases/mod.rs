@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_block::{
-    Blocking, Device, Done, Errno, FRAME, Frames, Memory, Op, OpKind, Queue, RawBuf, Region,
-    Segments,
+    Blocking, Device, Done, Errno, FRAME, Frames, Memory, Op, OpKind, OwnedBuf, Queue, RawBuf,
+    Region, Segments,
 };
 
 /// Blocks of a device under test.
@@ -44,7 +44,11 @@ pub fn what_was_written_from_any_kind_of_memory_is_read(name: &str, device: &dyn
     let mut odd = vec![3_u8; 2 * 4096 + 1];
     // SAFETY: `odd` lives until `finish` has reaped the write, and nobody touches it.
     let raw = unsafe { RawBuf::new(odd.as_mut_ptr().wrapping_add(1), 2 * 4096) };
-    let writes: [(u64, Segments); 4] = [
+    let given = OwnedBuf::new(vec![6; 4096 + 7], 7..4096 + 7);
+    let lent = Arc::new(vec![7_u8; 3 * 4096]);
+    let writes: [(u64, Segments); 6] = [
+        (10, given.into()),
+        (11, Segments::One(Memory::Bytes(Arc::clone(&lent), 4096..3 * 4096))),
         (0, frames(&region, 3, 1).into()),
         (3, Segments::One(Memory::Shared(Arc::clone(&shared), 4096..8192))),
         (4, raw.into()),
@@ -66,10 +70,18 @@ pub fn what_was_written_from_any_kind_of_memory_is_read(name: &str, device: &dyn
         assert_eq!(done.result, Ok(()), "{name}: write {}", done.tag);
     }
     let expected: Vec<u8> =
-        [1, 1, 1, 2, 3, 3, 4, 2, 2, 5, 0].iter().flat_map(|fill| [*fill; 4096]).collect();
-    assert!(read_back(device, 0, 11) == expected, "{name}");
+        [1, 1, 1, 2, 3, 3, 4, 2, 2, 5, 6, 7, 7, 0].iter().flat_map(|fill| [*fill; 4096]).collect();
+    assert!(read_back(device, 0, 14) == expected, "{name}");
+    assert_eq!(Arc::strong_count(&lent), 1, "{name}: lent memory is let go");
 
-    let memory = vec![Memory::Frames(frames(&region, 2, 9)), Memory::Frames(frames(&region, 9, 9))];
+    let given = OwnedBuf::new(vec![8; 3 * 4096], 100..2 * 4096 + 100);
+    queue.push(Op { tag: 9, kind: OpKind::Read { block: 9, memory: given.into() } }).unwrap();
+    let read = finish(&mut *queue).remove(0).memory.into_vec().unwrap();
+    assert!(read[..100] == [8; 100] && read[2 * 4096 + 100..] == [8; 3996], "{name}");
+    assert!(read[100..][..2 * 4096] == expected[9 * 4096..11 * 4096], "{name}");
+
+    let memory =
+        vec![Memory::Frames(frames(&region, 2, 9)), Memory::Frames(frames(&region, 12, 9))];
     let kind = OpKind::Read { block: 0, memory: memory.into() };
     queue.push(Op { tag: 7, kind }).unwrap();
     let Segments::Many(memory) = finish(&mut *queue).remove(0).memory else {
@@ -120,6 +132,10 @@ pub fn what_makes_no_sense_is_refused_and_the_memory_comes_back(name: &str, devi
         OpKind::Read {
             block: 0,
             memory: Segments::One(Memory::Shared(Arc::new(region.take(1).unwrap()), 0..4096)),
+        },
+        OpKind::Read {
+            block: 0,
+            memory: Segments::One(Memory::Bytes(Arc::new(vec![0; 4096]), 0..4096)),
         },
         OpKind::Zero { block: BLOCKS - 1, blocks: 2 },
         OpKind::Discard { block: 0, blocks: 0 },

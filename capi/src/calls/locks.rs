@@ -9,7 +9,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use defuse_direct::{Description, LockFamily, Result, Stop};
-use defuse_fs::{Errno, Lock, LockType};
+use defuse_fs::{Buffer, Errno, Lock, LockType};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use crate::memory::Out;
@@ -146,7 +146,7 @@ fn take(
     let ended = Arc::new(ended.map_err(|errno| Errno::from_raw(errno.raw_os_error()))?);
     let (answers, answer) = std::sync::mpsc::channel();
     let tell = Arc::clone(&ended);
-    let callback = Box::new(move |result: Result<usize, Errno>, _: Vec<u8>| {
+    let callback = Box::new(move |result: Result<usize, Errno>, _: Buffer| {
         // The receiver exists until it has the answer.
         let _ = answers.send(result);
         let _ = rustix::io::write(&*tell, &1u64.to_ne_bytes());

@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{
-    Completion, Errno, File, FileKind, InterruptToken, Io, IoOp, LockRequest, LockWait, ReadArgs,
-    ReadSink, WriteArgs, WriteSource,
+    Buffer, Completion, Errno, File, FileKind, InterruptToken, Io, IoOp, LockRequest, LockWait,
+    ReadArgs, ReadSink, WriteArgs, WriteSource,
 };
 use defuse_probe::{Op, Recorder, clock};
 
@@ -19,11 +19,11 @@ use crate::stop::Result;
 use crate::task::Task;
 
 /// The outcome of an operation: the number of bytes moved (0 for locks and fsync), and the data
-/// read.
-type Answer = (Result<usize, Errno>, Vec<u8>);
+/// read. A write answers with its memory, if the file system has given it back.
+type Answer = (Result<usize, Errno>, Buffer);
 
-/// Called once, from any thread, with the result and the data read.
-pub type Callback = Box<dyn FnOnce(Result<usize, Errno>, Vec<u8>) + Send>;
+/// Called once, from any thread, with the result and the data read, or the memory of a write, which may be empty.
+pub type Callback = Box<dyn FnOnce(Result<usize, Errno>, Buffer) + Send>;
 
 enum State {
     Running(Option<Callback>),
@@ -44,12 +44,12 @@ pub struct Pending {
 
 impl Pending {
     /// Waits until the operation ends. Returns the result and the data read.
-    pub fn wait(self) -> (Result<usize, Errno>, Vec<u8>) {
+    pub fn wait(self) -> (Result<usize, Errno>, Buffer) {
         let mut state = lock(&self.shared.state);
         while matches!(*state, State::Running(_)) {
             state = self.shared.done.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        take(&mut state).unwrap_or((Err(Errno::EINVAL), Vec::new()))
+        take(&mut state).unwrap_or((Err(Errno::EINVAL), Buffer::default()))
     }
 
     /// Waits until the operation ends, for at most `time`. Returns true if it has ended.
@@ -92,10 +92,10 @@ fn take(state: &mut State) -> Option<Answer> {
 struct Operation {
     shared: Arc<Shared>,
     /// Bytes that were read: the first `filled`, with lent memory behind them.
-    room: Vec<u8>,
+    room: Buffer,
     filled: usize,
     limit: usize,
-    bytes: Vec<u8>,
+    bytes: Buffer,
     taken: usize,
     recorder: Recorder,
     op: Op,
@@ -112,7 +112,7 @@ impl ReadSink for Operation {
         let rest = self.room.len() - self.filled;
         let (here, behind) = bytes.split_at(bytes.len().min(rest));
         self.room[self.filled..][..here.len()].copy_from_slice(here);
-        self.room.extend_from_slice(behind);
+        self.room.extend(behind);
         self.filled += bytes.len();
         Ok(())
     }
@@ -136,7 +136,7 @@ impl ReadSink for Operation {
             return None;
         }
         if self.room.len() < end {
-            self.room.resize(end, 0);
+            self.room.resize(end);
         }
         Some(&mut self.room[self.filled..end])
     }
@@ -186,15 +186,12 @@ impl Completion for Operation {
         self
     }
 
-    fn take_room(&mut self) -> Option<Vec<u8>> {
-        let mut room = std::mem::take(&mut self.room);
-        if room.len() < self.limit {
-            room.resize(self.limit, 0);
-        }
-        Some(room)
+    fn take_room(&mut self) -> Option<Buffer> {
+        let room = std::mem::take(&mut self.room);
+        Some(if room.len() < self.limit { Buffer::aligned(self.limit) } else { room })
     }
 
-    fn give_room(&mut self, room: Vec<u8>, filled: usize) -> Result<(), Errno> {
+    fn give_room(&mut self, room: Buffer, filled: usize) -> Result<(), Errno> {
         if room.len() < self.limit || filled > self.limit {
             return Err(Errno::EINVAL);
         }
@@ -202,16 +199,23 @@ impl Completion for Operation {
         Ok(())
     }
 
-    fn take_data(&mut self) -> Option<Vec<u8>> {
+    fn take_data(&mut self) -> Option<Buffer> {
         if self.taken > 0 {
             return None;
         }
         Some(std::mem::take(&mut self.bytes))
     }
 
+    fn give_data(&mut self, data: Buffer) {
+        self.bytes = data;
+    }
+
     fn finish(self: Box<Self>, result: Result<usize, Errno>) {
         let mut this = *self;
         this.room.truncate(this.filled);
+        if this.op == Op::WRITE {
+            this.room = std::mem::take(&mut this.bytes);
+        }
         if let Some(file) = &this.file {
             file.here().node.changed();
         }
@@ -260,8 +264,7 @@ impl Client {
         (len, offset): (usize, u64),
         callback: Option<Callback>,
     ) -> Result<Pending> {
-        let room = Vec::with_capacity(len.min(1 << 20));
-        self.start_read_in(task, file, (room, len, offset), callback)
+        self.start_read_in(task, file, (Buffer::default(), len, offset), callback)
     }
 
     /// Starts a read at `offset` that fills `room`. The answer contains it, cut to the bytes that
@@ -270,9 +273,10 @@ impl Client {
         &self,
         task: &Task,
         file: &Arc<Description>,
-        (room, offset): (Vec<u8>, u64),
+        (room, offset): (impl Into<Buffer>, u64),
         callback: Option<Callback>,
     ) -> Result<Pending> {
+        let room = room.into();
         let len = room.len();
         self.start_read_in(task, file, (room, len, offset), callback)
     }
@@ -281,7 +285,7 @@ impl Client {
         &self,
         task: &Task,
         file: &Arc<Description>,
-        (room, len, offset): (Vec<u8>, usize, u64),
+        (room, len, offset): (Buffer, usize, u64),
         callback: Option<Callback>,
     ) -> Result<Pending> {
         let open = file.file()?;
@@ -302,7 +306,7 @@ impl Client {
         &self,
         task: &Task,
         file: &Arc<Description>,
-        bytes: Vec<u8>,
+        bytes: impl Into<Buffer>,
         offset: u64,
     ) -> Result<Pending> {
         self.start_write_then(task, file, (bytes, offset), None)
@@ -314,9 +318,10 @@ impl Client {
         &self,
         task: &Task,
         file: &Arc<Description>,
-        (mut bytes, offset): (Vec<u8>, u64),
+        (bytes, offset): (impl Into<Buffer>, u64),
         callback: Option<Callback>,
     ) -> Result<Pending> {
+        let mut bytes = bytes.into();
         let open = file.file()?;
         if file.access == 0 {
             return Err(Errno::EBADF.into());
@@ -346,7 +351,7 @@ impl Client {
         datasync: bool,
         callback: Option<Callback>,
     ) -> Result<Pending> {
-        Ok(start(task, file, fsync_op(file, datasync)?, Vec::new(), callback))
+        Ok(start(task, file, fsync_op(file, datasync)?, Buffer::default(), callback))
     }
 
     /// Starts a syncfs of the file system that `file` is in.
@@ -357,7 +362,7 @@ impl Client {
         callback: Option<Callback>,
     ) -> Result<Pending> {
         file.file()?;
-        Ok(start(task, file, IoOp::Syncfs, Vec::new(), callback))
+        Ok(start(task, file, IoOp::Syncfs, Buffer::default(), callback))
     }
 }
 
@@ -382,7 +387,7 @@ pub(crate) fn start(
     task: &Task,
     file: &Arc<Description>,
     op: IoOp,
-    bytes: Vec<u8>,
+    bytes: Buffer,
     callback: Option<Callback>,
 ) -> Pending {
     let ending = Ending { callback, file: Some(Arc::clone(file)) };
@@ -422,7 +427,7 @@ pub(crate) fn prepare(
     task: &Task,
     recorder: &Recorder,
     op: IoOp,
-    memory: Vec<u8>,
+    memory: Buffer,
     ending: Ending,
 ) -> (Pending, Io) {
     let (measured, limit) = match op {
@@ -445,7 +450,7 @@ pub(crate) fn prepare_wait(
     lock: (File, LockRequest),
     ending: Ending,
 ) -> (Pending, LockWait) {
-    let (pending, operation) = begin(recorder, (Op::SETLKW, 0), Vec::new(), ending);
+    let (pending, operation) = begin(recorder, (Op::SETLKW, 0), Buffer::default(), ending);
     let interrupt = Arc::clone(&pending.shared.interrupt);
     let answer = Box::new(move |taken: Result<(), Errno>| operation.finish(taken.map(|()| 0)));
     let wait = LockWait::new(lock, task.caller(), 0, interrupt, answer);
@@ -455,10 +460,11 @@ pub(crate) fn prepare_wait(
 fn begin(
     recorder: &Recorder,
     (op, limit): (Op, usize),
-    memory: Vec<u8>,
+    memory: Buffer,
     ending: Ending,
 ) -> (Pending, Box<Operation>) {
-    let (room, bytes) = if op == Op::READ { (memory, Vec::new()) } else { (Vec::new(), memory) };
+    let none = Buffer::default();
+    let (room, bytes) = if op == Op::READ { (memory, none) } else { (none, memory) };
     let shared = Arc::new(Shared {
         state: Mutex::new(State::Running(ending.callback)),
         done: Condvar::new(),
@@ -489,7 +495,7 @@ pub(crate) fn read_now(
     args: ReadArgs,
 ) -> Result<usize, Errno> {
     let op = IoOp::Read { file: file.file()?, args, len };
-    let (result, bytes) = run(task, file, op, Vec::new());
+    let (result, bytes) = run(task, file, op, Buffer::default());
     let count = result?.min(bytes.len());
     sink.put(&bytes[..count])?;
     Ok(count)
@@ -502,7 +508,7 @@ pub(crate) fn write_now(
     source: &mut dyn WriteSource,
     args: WriteArgs,
 ) -> Result<usize, Errno> {
-    let mut bytes = vec![0; source.remaining()];
+    let mut bytes = Buffer::aligned(source.remaining());
     let len = source.take(&mut bytes)?;
     bytes.truncate(len);
     let op = IoOp::Write { file: file.file()?, args, len };
@@ -511,11 +517,11 @@ pub(crate) fn write_now(
 
 /// Runs a sync operation of a file system that wants its operations submitted.
 pub(crate) fn sync_now(task: &Task, file: &Description, op: IoOp) -> Result<(), Errno> {
-    run(task, file, op, Vec::new()).0.map(drop)
+    run(task, file, op, Buffer::default()).0.map(drop)
 }
 
 /// Submits an operation and waits for it.
-fn run(task: &Task, file: &Description, op: IoOp, bytes: Vec<u8>) -> Answer {
+fn run(task: &Task, file: &Description, op: IoOp, bytes: Buffer) -> Answer {
     let (pending, io) = prepare(task, file.mount().recorder(), op, bytes, Ending::default());
     submit(file, io);
     pending.wait()
