@@ -9,10 +9,12 @@ mod behind;
 mod commit;
 mod compact;
 mod data;
+mod direct;
 mod figures;
 mod files;
 mod lost;
 mod queues;
+mod submitted;
 mod vacate;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -37,6 +39,7 @@ use commit::Waiting;
 use compact::Compaction;
 use figures::Reads;
 pub(crate) use queues::MOST_QUEUES;
+pub(crate) use submitted::{Submitted, is_direct};
 
 /// Contents that are looked at when one more is listed.
 const LOOKS: usize = 4;
@@ -214,7 +217,7 @@ impl Engine {
     }
 
     /// Tries again where a commit makes space, and where a compaction does.
-    fn with_space<T>(&self, mut once: impl FnMut() -> Result<T>) -> Result<T> {
+    pub(super) fn with_space<T>(&self, mut once: impl FnMut() -> Result<T>) -> Result<T> {
         let mut result = once();
         for makes_space in [Engine::makes_space, Engine::compact_now] {
             if matches!(result, Err(Errno::ENOSPC)) && makes_space(self)? {
@@ -270,7 +273,7 @@ impl Engine {
     }
 
     /// Ends a change. Whoever fills the group writes it.
-    fn leave(&self, handle: Handle<'_>) {
+    pub(super) fn leave(&self, handle: Handle<'_>) {
         let full = handle.is_full();
         drop(handle);
         self.has_changes();

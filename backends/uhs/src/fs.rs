@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use defuse_fs::locks::LockQueue;
 use defuse_fs::source::{Unwatched, Watch};
 use defuse_fs::{
     Attr, CacheMode, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
-    FileKind, FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name,
-    NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs,
-    RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf,
-    Xattr, XattrName,
+    FileKind, FileSystem, Ino, Io, IoOp, Lock, LockKind, LockOwner, LockRequest, LockSupport,
+    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf,
+    ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs,
+    WriteBuf, Xattr, XattrName,
 };
 
 use crate::commit::Rules;
-use crate::engine::{Engine, Extent};
+use crate::engine::{Engine, Extent, Submitted, is_direct};
 use crate::format::BLOCK;
 use crate::names::{Making, Problem};
 use crate::store::StoreError;
@@ -36,6 +36,8 @@ pub struct Uhs {
     /// Commits what nobody syncs. It begins with the first frontend, which may give up privileges before.
     thread: Mutex<Option<JoinHandle<()>>>,
     commit: Option<Duration>,
+    /// Carry out what somebody begins and does not wait for. None on a device with few queues.
+    submitted: OnceLock<Option<Submitted>>,
 }
 
 impl Uhs {
@@ -94,6 +96,7 @@ impl Uhs {
             next_listing: AtomicU64::new(1),
             thread: Mutex::default(),
             commit: options.commit,
+            submitted: OnceLock::new(),
         };
         Ok((uhs, problems))
     }
@@ -141,12 +144,71 @@ impl Uhs {
     }
 }
 
+fn write(engine: &Engine, file: File, args: WriteArgs, data: &mut WriteBuf<'_>) -> Result<usize> {
+    let append = args.flags.has(OpenFlags::APPEND) && !args.from_cache;
+    let way = args.flags.into();
+    let mut taken = 0;
+    while data.remaining() > 0 {
+        let offset = (!append).then_some(args.offset + taken as u64);
+        let write = |bytes: &[u8]| {
+            (bytes.len(), engine.write(file.ino.0, offset, way, bytes, args.kill_suidgid))
+        };
+        let lent = data.borrow().map(|bytes| write(&bytes[..bytes.len().min(LARGEST_WRITE)]));
+        let (len, done) = match lent {
+            Some((len, done)) => {
+                data.skip(*done.as_ref().unwrap_or(&0))?;
+                (len, done)
+            }
+            None => {
+                let mut bytes = vec![0; data.remaining().min(LARGEST_WRITE)];
+                let len = data.take(&mut bytes)?;
+                write(&bytes[..len])
+            }
+        };
+        match done {
+            Ok(more) => {
+                taken += more;
+                if more < len {
+                    break;
+                }
+            }
+            Err(errno) if taken == 0 => return Err(errno),
+            Err(_) => break,
+        }
+    }
+    if args.flags.0 & OpenFlags::SYNC != 0 {
+        engine.sync_file(file.ino.0)?;
+    }
+    Ok(taken)
+}
+
+/// Carries out an operation that somebody began, and answers it.
+fn carry_out(engine: &Engine, mut io: Io) {
+    match io.op() {
+        IoOp::Read { file, args, .. } => {
+            let way = args.flags.into();
+            let read = io.with_read_buf(|_, out| engine.read(file.ino.0, args.offset, way, out));
+            io.finish_filled(read);
+        }
+        IoOp::Write { file, args, .. } => {
+            let written = io.with_write_buf(|_, data| write(engine, file, args, data));
+            io.finish(written);
+        }
+        IoOp::Fsync { file, .. } => io.finish(engine.sync_file(file.ino.0).map(|()| 0)),
+        IoOp::Fsyncdir { .. } => io.finish(engine.commit(Extent::Everything).map(|()| 0)),
+        IoOp::Syncfs => io.finish(engine.sync_all().map(|()| 0)),
+    }
+}
+
 impl Drop for Uhs {
     fn drop(&mut self) {
         self.engine.end();
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             let _ = thread.join();
+        }
+        if let Some(submitted) = self.submitted.take().flatten() {
+            submitted.end();
         }
         self.engine.rest();
     }
@@ -353,7 +415,7 @@ impl FileSystem for Uhs {
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
-        self.engine.read(file.ino.0, args.offset, out)
+        self.engine.read(file.ino.0, args.offset, args.flags.into(), out)
     }
 
     fn write(
@@ -363,40 +425,7 @@ impl FileSystem for Uhs {
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
-        let append = args.flags.has(OpenFlags::APPEND) && !args.from_cache;
-        let mut taken = 0;
-        while data.remaining() > 0 {
-            let offset = (!append).then_some(args.offset + taken as u64);
-            let write = |bytes: &[u8]| {
-                (bytes.len(), self.engine.write(file.ino.0, offset, bytes, args.kill_suidgid))
-            };
-            let lent = data.borrow().map(|bytes| write(&bytes[..bytes.len().min(LARGEST_WRITE)]));
-            let (len, done) = match lent {
-                Some((len, done)) => {
-                    data.skip(*done.as_ref().unwrap_or(&0))?;
-                    (len, done)
-                }
-                None => {
-                    let mut bytes = vec![0; data.remaining().min(LARGEST_WRITE)];
-                    let len = data.take(&mut bytes)?;
-                    write(&bytes[..len])
-                }
-            };
-            match done {
-                Ok(more) => {
-                    taken += more;
-                    if more < len {
-                        break;
-                    }
-                }
-                Err(errno) if taken == 0 => return Err(errno),
-                Err(_) => break,
-            }
-        }
-        if args.flags.0 & OpenFlags::SYNC != 0 {
-            self.engine.sync_file(file.ino.0)?;
-        }
-        Ok(taken)
+        write(&self.engine, file, args, data)
     }
 
     fn flush(&self, _: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
@@ -497,5 +526,19 @@ impl FileSystem for Uhs {
 
     fn syncfs(&self, _: &Context<'_>) -> Result<()> {
         self.engine.sync_all()
+    }
+
+    fn submit(&self, io: Io) {
+        let op = io.op();
+        let syncs = !matches!(op, IoOp::Read { .. } | IoOp::Write { .. });
+        if !syncs && !is_direct(op) && !Submitted::is_line() {
+            return carry_out(&self.engine, io);
+        }
+        let start = || Submitted::start(&self.engine, carry_out);
+        match self.submitted.get_or_init(start) {
+            Some(submitted) if is_direct(op) => submitted.begin(io),
+            Some(submitted) => submitted.hand_over(io),
+            None => carry_out(&self.engine, io),
+        }
     }
 }

@@ -36,7 +36,7 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    fn end(&self) -> u64 {
+    pub(crate) fn end(&self) -> u64 {
         self.block.saturating_add(u64::from(self.count))
     }
 

@@ -19,7 +19,7 @@ struct State {
     /// Of groups, and early ones that the device refused.
     groups: BTreeSet<u64>,
     early: BTreeSet<u64>,
-    /// An early one has begun since the last group did.
+    /// An early one has begun since the last group did, or something else was written.
     has_early: bool,
 }
 
@@ -53,6 +53,11 @@ impl Batches {
         state.early.insert(number);
         state.has_early = true;
         number
+    }
+
+    /// Something else was written before the group that begins next.
+    pub(super) fn precede(&self) {
+        self.lock().has_early = true;
     }
 
     /// The device has refused an early batch: its pages are written by its group.

@@ -20,6 +20,7 @@
 
 mod ahead;
 mod batches;
+mod direct;
 pub(crate) mod extents;
 mod frames;
 mod lost;
@@ -41,6 +42,8 @@ use std::sync::{Arc, Mutex, Weak};
 
 use crate::format::inode::{Data, Extent, INLINE};
 use ahead::Ahead;
+use direct::Direct;
+pub(crate) use direct::{Source, Target};
 use extents::Extents;
 pub(crate) use frames::{Frame, Supply, Wanted};
 use page_set::PageSet;
@@ -83,6 +86,7 @@ pub(crate) struct Content {
     /// Changes with the blocks, and when dirty pages are written.
     version: u64,
     ahead: Ahead,
+    direct: Direct,
     /// The inode is gone.
     ended: bool,
     me: Weak<Mutex<Content>>,

@@ -94,7 +94,8 @@ impl Content {
         let taken = self.find_blocks(pool, pages.clone());
         pool.unpromise(count);
         let taken = taken.map_err(|_| Errno::ENOSPC)?;
-        pool.give_up(self.extents.cut(pages.clone()));
+        let given_up = self.extents.cut(pages.clone());
+        self.give_up(pool, given_up);
         taken.into_iter().for_each(|new| self.extents.add(Extent { unwritten: true, ..new }));
         // The inode that is durable has other blocks there.
         self.has_shifted(pages.start);

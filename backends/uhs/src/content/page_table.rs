@@ -38,6 +38,10 @@ fn places(group: u64, range: &Range<u64>) -> Range<usize> {
 }
 
 impl PageTable {
+    pub(super) fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
     pub(super) fn contains(&self, page: u64) -> bool {
         self.get(page).is_some()
     }

@@ -8,7 +8,7 @@ use defuse_fs::{Errno, ReadBuf, Result};
 use super::frames::{Frame, Supply, Wanted};
 use super::{Content, Pool};
 use crate::format::BLOCK;
-use crate::format::inode::{Data, INLINE};
+use crate::format::inode::{Data, Extent, INLINE};
 
 /// The largest size of a file: 2^63 - 1, as off_t has it.
 pub(super) const SIZE_MAX: u64 = i64::MAX as u64;
@@ -53,8 +53,13 @@ impl Content {
         let pages = touched(offset, end);
         let mut cached = self.pages.range(pages.clone()).map(|(page, _)| page).peekable();
         let mut missing = Vec::new();
-        for extent in self.extents.within(pages).filter(|extent| !extent.unwritten) {
+        // What a device is about to write there has to be waited for.
+        let has_data = |extent: &Extent| !extent.unwritten || self.is_overwriting();
+        for extent in self.extents.within(pages).filter(has_data) {
             for (page, block) in (extent.page..extent.end()).zip(extent.block..) {
+                if extent.unwritten && !self.is_overwritten(page) {
+                    continue;
+                }
                 while cached.next_if(|cached| *cached < page).is_some() {}
                 if cached.peek() != Some(&page) {
                     missing.push((page, block));
@@ -281,7 +286,7 @@ impl Content {
     /// one that it has must not be overwritten, because a durable inode uses it. `ENOSPC`.
     pub(super) fn promise(&mut self, pool: &Pool, page: u64, moves: bool) -> Result<()> {
         let promised = self.promised.contains(page);
-        let moves = moves || self.is_shifted(pool, page);
+        let moves = moves || self.is_shifted(pool, page) || self.is_overwritten(page);
         let extent = self.extents.at(page);
         if promised || !moves && extent.is_some_and(|extent| !extent.unwritten) {
             return Ok(());
@@ -421,7 +426,8 @@ impl Content {
     /// Takes pages and their blocks away.
     pub(super) fn drop_pages(&mut self, pool: &Pool, pages: Range<u64>) {
         self.forget_pages(pool, pages.clone());
-        pool.give_up(self.extents.cut(pages));
+        let given_up = self.extents.cut(pages);
+        self.give_up(pool, given_up);
         self.version += 1;
     }
 

@@ -129,7 +129,8 @@ impl Content {
 
     /// Gives new blocks to pages, for which there is a promise.
     fn take_blocks(&mut self, pool: &Pool, pages: Range<u64>) -> Result<()> {
-        pool.give_up(self.extents.cut(pages.clone()));
+        let given_up = self.extents.cut(pages.clone());
+        self.give_up(pool, given_up);
         let taken = self.find_blocks(pool, pages)?;
         taken.into_iter().for_each(|extent| self.extents.add(extent));
         Ok(())

@@ -310,6 +310,11 @@ impl Pool {
         self.batches.begin_early()
     }
 
+    /// A caller's own bytes are on the device: the group that closes next is written after a flush.
+    pub(super) fn wrote_directly(&self) {
+        self.batches.precede();
+    }
+
     /// The pages of a batch that was written before its group are on the device.
     pub(crate) fn wrote_early(&self, batch: u64) {
         self.batches.wrote_early(batch);

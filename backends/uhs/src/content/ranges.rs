@@ -165,7 +165,8 @@ impl Content {
         let by = pages.end - pages.start;
         self.promise_extents(pool, 2, true)?;
         self.forget_pages(pool, pages.clone());
-        pool.give_up(self.extents.collapse(pages.clone()));
+        let given_up = self.extents.collapse(pages.clone());
+        self.give_up(pool, given_up);
         self.move_pages(pool, pages.end, |page| page - by);
         self.has_shifted(pages.start);
         self.size -= bytes.end - bytes.start;

@@ -7,12 +7,14 @@ use defuse_block::{Frames, Purpose};
 use defuse_fs::{Attr, CopyRange, Errno, Fallocate, ReadBuf, Result, SetAttr, SliceSink, Whence};
 
 use super::commit::Extent;
+use super::direct::{Way, is_line};
 use super::{Engine, lock};
 use crate::content::{Content, Frame, Need, Pool, Shared, Supply, Wanted};
 use crate::format::BLOCK;
 use crate::format::inode::Data;
 use crate::group::{Batch, Handle};
 use crate::io::{Failed, GATHERED};
+use crate::space::Run;
 use crate::store::{Store, StoreError, failed};
 
 /// Commits that somebody waits for at most, to get memory.
@@ -28,18 +30,29 @@ struct Fetched {
     purpose: Purpose,
     /// The version of the content before.
     version: u64,
-    pages: Vec<(u64, Vec<Frame>)>,
+    /// What was overwritten directly before.
+    before: u64,
+    pages: Vec<(u64, Run, Vec<Frame>)>,
 }
 
 impl Fetched {
-    fn fill(&mut self, content: &mut Content, pool: &Pool) {
+    /// Puts the pages into the cache. Those that may be older than the device are read again. `EDEADLK` for the thread
+    /// that would wait for itself.
+    fn fill(&mut self, content: &mut Content, pool: &Pool) -> Result<()> {
         if self.version != content.version() {
             self.version = content.version();
             self.pages.clear();
         }
-        for (page, frames) in &self.pages {
+        let read = self.pages.len();
+        self.pages.retain(|(_, run, _)| !content.is_stale(*run, self.before));
+        if self.pages.len() < read && is_line() {
+            return Err(Errno::EDEADLK);
+        }
+        self.before = content.overwrites();
+        for (page, _, frames) in &self.pages {
             content.fill(pool, *page, frames);
         }
+        Ok(())
     }
 }
 
@@ -49,13 +62,22 @@ impl Engine {
     /// # Errors
     ///
     /// `EIO`, and those of `out`.
-    pub(crate) fn read(&self, ino: u64, offset: u64, out: &mut ReadBuf<'_>) -> Result<()> {
+    pub(crate) fn read(
+        &self,
+        ino: u64,
+        offset: u64,
+        way: Way,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<()> {
         let content = self.data(ino)?;
         let before = out.filled();
         while out.remaining() > 0 {
             let at = offset.saturating_add((out.filled() - before) as u64);
             let from = out.filled();
-            self.read_part(&content, at, (GATHERED * BLOCK).min(out.remaining()), out)?;
+            let len = (GATHERED * BLOCK).min(out.remaining());
+            if way == Way::Cached || !self.read_directly(&content, at, len, out)? {
+                self.read_part(&content, at, len, out)?;
+            }
             if out.filled() == from {
                 break;
             }
@@ -75,7 +97,7 @@ impl Engine {
         let mut in_memory = true;
         loop {
             let mut held = lock(content);
-            fetched.fill(&mut held, &self.pool);
+            fetched.fill(&mut held, &self.pool)?;
             let wanted = held.missing(at, len as u64).len();
             if wanted == 0 {
                 held.has_read(at, len as u64);
@@ -93,7 +115,7 @@ impl Engine {
     }
 
     /// The content of a regular file. `EISDIR`, `EINVAL` for what has no data.
-    fn data(&self, ino: u64) -> Result<Shared> {
+    pub(super) fn data(&self, ino: u64) -> Result<Shared> {
         self.names.check_data(ino)?;
         self.content(ino)
     }
@@ -115,10 +137,16 @@ impl Engine {
         &self,
         ino: u64,
         offset: Option<u64>,
+        way: Way,
         data: &[u8],
         kill_suidgid: bool,
     ) -> Result<usize> {
         let content = self.data(ino)?;
+        if let (Way::Direct, Some(offset)) = (way, offset)
+            && self.write_directly((ino, &content), offset, data, kill_suidgid)?
+        {
+            return Ok(data.len());
+        }
         let need = |held: &Content| {
             held.need_write(offset.unwrap_or_else(|| held.size()), data.len() as u64)
         };
@@ -216,13 +244,14 @@ impl Engine {
         let len = bytes.len();
         let mut sink = SliceSink::new(bytes);
         let mut out = ReadBuf::new(&mut sink, len);
-        self.read(copy.src.ino.0, copy.src_offset + done, &mut out)?;
+        self.read(copy.src.ino.0, copy.src_offset + done, Way::Cached, &mut out)?;
         let len = out.filled();
         match len {
             0 => Ok(0),
             _ => self.write(
                 copy.dst.ino.0,
                 Some(copy.dst_offset + done),
+                Way::Cached,
                 &bytes[..len],
                 kill_suidgid,
             ),
@@ -257,7 +286,7 @@ impl Engine {
         loop {
             let handle = self.enter()?;
             let mut held = lock(content);
-            fetched.fill(&mut held, &self.pool);
+            fetched.fill(&mut held, &self.pool)?;
             let Need { missing, wanted } = need(&held);
             if missing.is_empty() && supply.has(wanted) {
                 let result = change(&mut held, &handle, &mut supply);
@@ -283,7 +312,7 @@ impl Engine {
     }
 
     /// Frames for up to `count` pages.
-    fn frames(&self, count: usize) -> Result<Frames> {
+    pub(super) fn frames(&self, count: usize) -> Result<Frames> {
         for _ in 0..PATIENCE {
             if let Some(frames) = self.pool.frames(count) {
                 return Ok(frames);
@@ -305,7 +334,7 @@ impl Engine {
             while let Some((page, block)) = rest.first() {
                 let frames = self.frames(rest.len().min(self.io.gathered()))?;
                 rest = &rest[frames.count() as usize..];
-                pages.push(*page);
+                pages.push((*page, Run { block: *block, count: frames.count() }));
                 runs.push((*block, frames));
             }
         }
@@ -314,7 +343,9 @@ impl Engine {
             Errno::EIO
         })?;
         let frames = read.into_iter().map(|run| Frame::each(run).collect());
-        fetched.pages.extend(pages.into_iter().zip(frames));
+        fetched
+            .pages
+            .extend(pages.into_iter().zip(frames).map(|((page, run), frames)| (page, run, frames)));
         Ok(())
     }
 
@@ -340,7 +371,10 @@ impl Engine {
         // What was written early needs a flush.
         let first = self.rules.data_is_first;
         let through = first && batch.now && !batch.has_early && self.io.writes_through(&batch.data);
-        let failures = write(&mut batch.data, through)?;
+        let failures = match batch.data.is_empty() {
+            true => Vec::new(),
+            false => write(&mut batch.data, through)?,
+        };
         let is_durable = through && failures.is_empty();
         let mut lost = Vec::new();
         // A failure of many blocks may come from one of them, or be over.

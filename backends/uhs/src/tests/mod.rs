@@ -4,6 +4,7 @@ mod ahead;
 mod compact;
 mod crash;
 mod damage;
+mod direct;
 mod doubt;
 mod faults;
 mod figures;

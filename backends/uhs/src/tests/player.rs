@@ -1,8 +1,8 @@
 //! Random operations.
 
 use defuse_fs::{
-    Entry, Errno, Fallocate, Fh, File, FileKind, FileSystem, Ino, Name, ReleaseArgs, RenameFlags,
-    SetAttr, SliceSource, WriteArgs, WriteBuf,
+    Entry, Errno, Fallocate, Fh, File, FileKind, FileSystem, Ino, Name, OpenFlags, ReleaseArgs,
+    RenameFlags, SetAttr, SliceSource, WriteArgs, WriteBuf,
 };
 
 use super::{cx, name, node};
@@ -115,12 +115,19 @@ impl Player<'_> {
             let offset = ends[player.random.usize(..5)];
             let lengths = [1, 100, 2500, 4096, 9000, 30_000];
             let longest = lengths[player.random.usize(..6)];
-            let len = player.random.usize(1..=longest);
+            let mut len = player.random.usize(1..=longest);
+            let direct = player.random.u8(..3) == 0;
+            let mut offset = offset;
+            if direct {
+                offset = offset / 4096 * 4096;
+                len = len.next_multiple_of(4096);
+            }
             // No two writes have the same bytes, so that every sector tells which one it is of.
             let mut bytes = vec![0; len];
             player.random.fill(&mut bytes);
             let mut source = SliceSource::new(&bytes);
-            let args = WriteArgs { offset, ..WriteArgs::default() };
+            let flags = OpenFlags(if direct { OpenFlags::DIRECT } else { 0 });
+            let args = WriteArgs { offset, flags, ..WriteArgs::default() };
             let file = File { ino, fh: Fh(0) };
             let _ = player.fs.write(&cx(), file, args, &mut WriteBuf::new(&mut source));
         });

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use defuse_block::{Ram, Sim};
 use defuse_fs::{
-    Entry, Fh, File, FileKind, FileSystem, Ino, RenameFlags, SetAttr, SliceSource, WriteArgs,
-    WriteBuf,
+    Entry, Fh, File, FileKind, FileSystem, Ino, OpenFlags, RenameFlags, SetAttr, SliceSource,
+    WriteArgs, WriteBuf,
 };
 
 use super::crash::Run;
@@ -60,12 +60,21 @@ fn link(fs: &Uhs, from: &str, to: &str) {
 
 /// Writes `len` bytes, each sector of which tells `mark`.
 fn write(fs: &Uhs, path: &str, offset: u64, len: usize, mark: u8) {
+    write_as(fs, path, (offset, 0), len, mark);
+}
+
+/// The same past the cache.
+fn write_directly(fs: &Uhs, path: &str, offset: u64, len: usize, mark: u8) {
+    write_as(fs, path, (offset, OpenFlags::DIRECT), len, mark);
+}
+
+fn write_as(fs: &Uhs, path: &str, (offset, flags): (u64, u32), len: usize, mark: u8) {
     let Some(entry) = find(fs, path).filter(|entry| entry.attr.kind == FileKind::Regular) else {
         return;
     };
     let bytes = vec![mark; len];
     let mut source = SliceSource::new(&bytes);
-    let args = WriteArgs { offset, ..WriteArgs::default() };
+    let args = WriteArgs { offset, flags: OpenFlags(flags), ..WriteArgs::default() };
     let file = File { ino: entry.ino, fh: Fh(0) };
     let _ = fs.write(&cx(), file, args, &mut WriteBuf::new(&mut source));
 }
@@ -121,6 +130,9 @@ const OPERATIONS: &[Operation] = &[
     |fs, mark| write(fs, "d/b", 1024, 5000, mark),
     |fs, mark| write(fs, "d/b", 40_000, 100, mark),
     |fs, mark| write(fs, "c", 0, 2000, mark),
+    |fs, mark| write_directly(fs, "d/b", 4096, 8192, mark),
+    |fs, mark| write_directly(fs, "a", 0, 4096, mark),
+    |fs, mark| write_directly(fs, "c", 8192, 4096, mark),
     |fs, _| cut(fs, "a", 0),
     |fs, _| cut(fs, "d/b", 5000),
     |fs, _| cut(fs, "d/b", 30_000),

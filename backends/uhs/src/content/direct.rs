@@ -1,0 +1,296 @@
+//! Reads and writes between a device and the memory of a caller (open(2), `O_DIRECT`), without pages.
+//!
+//! A file may be used both ways at a time. Each direct operation looks for pages that differ from the device: where there are
+//! some, it uses them, like all others. A direct write drops the other pages of its range, so that none is older than the
+//! device.
+//!
+//! A write whose pages have blocks *overwrites* them: these are the caller's own bytes. Until the device is done:
+//!
+//! - No page is filled from these blocks: nobody knows what was read.
+//! - A page that is written meanwhile goes to another block.
+//! - The blocks are not given up: they would be free, and the bytes would go to another file.
+//!
+//! All three go by block and not by page, since pages may move meanwhile ([`ranges`](super::ranges)).
+//!
+//! A write to a hole takes new blocks, of which only this write knows until the device has them. The group that
+//! closes next flushes, and then says that the file has them: data is first.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use defuse_fs::{Errno, Result};
+
+use super::pages::{PAGE, SIZE_MAX};
+use super::{Content, Pool};
+use crate::format::inode::{Data, Extent};
+use crate::space::Run;
+
+/// Overwritten runs that are remembered. A page that was read before more of them ended is read again.
+const REMEMBERED: usize = 256;
+
+/// Direct writes of one file.
+#[derive(Default)]
+pub(super) struct Direct {
+    /// Blocks that a device overwrites now.
+    flights: Vec<Run>,
+    /// Those of them that the file has given up.
+    kept: Vec<Run>,
+    /// Blocks that were overwritten, oldest first.
+    over: VecDeque<Run>,
+    /// All that were, ever.
+    count: u64,
+}
+
+/// The place of bytes that are read directly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Source {
+    pub(crate) run: Run,
+    /// Bytes of the file among them, from the beginning on.
+    pub(crate) bytes: usize,
+    /// The blocks are those of the file as long as this is its version.
+    pub(crate) version: u64,
+}
+
+/// The blocks of a direct write.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pages: Range<u64>,
+    /// In the order of the pages.
+    pub(crate) runs: Vec<Run>,
+    /// They are not blocks of the file yet.
+    new: bool,
+}
+
+fn overlap(a: &Run, b: &Run) -> bool {
+    a.block < b.end() && b.block < a.end()
+}
+
+/// The pages of a range of whole pages.
+fn whole(offset: u64, len: u64) -> Option<Range<u64>> {
+    let end = offset.checked_add(len).filter(|end| *end <= SIZE_MAX)?;
+    let is_whole = len > 0 && offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE);
+    is_whole.then_some(offset / PAGE..end / PAGE)
+}
+
+impl Content {
+    /// The place of `len` bytes from `offset` on. `None` where they lie apart, or not all on the device.
+    pub(crate) fn direct_source(&self, pool: &Pool, offset: u64, len: u64) -> Option<Source> {
+        let pages = whole(offset, len)?;
+        let bytes = self.size.checked_sub(offset).filter(|bytes| *bytes > 0)?.min(len);
+        let count = bytes.div_ceil(PAGE);
+        let pages = pages.start..pages.start + count;
+        let extent = self.extents.at(pages.start).filter(|extent| !extent.unwritten)?;
+        let is_one = u64::from(extent.count) >= count;
+        if !is_one || self.differs(pool, &pages) {
+            return None;
+        }
+        let run = Run { block: extent.block, count: count as u32 };
+        Some(Source { run, bytes: bytes as usize, version: self.version })
+    }
+
+    /// True where pages are not on the device, or on their way there.
+    fn differs(&self, pool: &Pool, pages: &Range<u64>) -> bool {
+        if self.pages.is_empty() {
+            return false;
+        }
+        let written = pool.written();
+        self.dirty.count(pages.clone()) > 0
+            || self.pages.range(pages.clone()).any(|(_, page)| page.batch > written)
+    }
+
+    /// Begins a write of whole pages. `None` where pages in memory take part, or only some of the pages have
+    /// blocks. Each target is to be given to [`end_direct`](Content::end_direct).
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC`.
+    pub(crate) fn begin_direct(
+        &mut self,
+        pool: &Pool,
+        offset: u64,
+        len: u64,
+    ) -> Result<Option<Target>> {
+        let Some(pages) = whole(offset, len) else { return Ok(None) };
+        if self.ended || self.has_inline_bytes() || self.differs(pool, &pages) {
+            return Ok(None);
+        }
+        let count = pages.end - pages.start;
+        let here: Vec<Extent> = self.extents.within(pages.clone()).collect();
+        let has: u64 = here.iter().map(|extent| u64::from(extent.count)).sum();
+        let shifted = self.is_shifted(pool, pages.end - 1);
+        let target = match has {
+            has if has == count && !shifted => {
+                let runs: Vec<Run> = here.into_iter().map(Run::from).collect();
+                self.direct.flights.extend(&runs);
+                Target { pages: pages.clone(), runs, new: false }
+            }
+            0 => {
+                if !pool.promise(count, false) {
+                    return Err(Errno::ENOSPC);
+                }
+                let found = self.find_blocks(pool, pages.clone());
+                pool.unpromise(count);
+                let found = found.map_err(|_| Errno::ENOSPC)?;
+                let runs = found.into_iter().map(Run::from).collect();
+                Target { pages: pages.clone(), runs, new: true }
+            }
+            _ => return Ok(None),
+        };
+        // None of them is newer than the device.
+        self.pages.take_out(pages, |_, page| drop(page));
+        Ok(Some(target))
+    }
+
+    /// Ends a write, of which the device has all bytes if `written`. The caller has a handle of the running group.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC`: there is no room for the records of its blocks.
+    pub(crate) fn end_direct(&mut self, pool: &Pool, target: Target, written: bool) -> Result<()> {
+        let Target { pages, runs, new } = target;
+        if !new {
+            self.end_flights(pool, &runs);
+        }
+        if !written || self.ended {
+            if new {
+                give_back(pool, runs, written);
+            }
+            return Ok(());
+        }
+        match new {
+            true => self.add_new(pool, &pages, runs)?,
+            false => self.has_overwritten(pool, &pages, &runs)?,
+        }
+        pool.wrote_directly();
+        Ok(())
+    }
+
+    fn end_flights(&mut self, pool: &Pool, runs: &[Run]) {
+        let direct = &mut self.direct;
+        for run in runs {
+            let at = direct.flights.iter().position(|flight| flight == run);
+            at.map(|at| direct.flights.swap_remove(at));
+            direct.over.push_back(*run);
+            direct.count += 1;
+        }
+        let old = direct.over.len().saturating_sub(REMEMBERED);
+        direct.over.drain(..old);
+        if direct.flights.is_empty() && !direct.kept.is_empty() {
+            pool.give_up(std::mem::take(&mut direct.kept));
+        }
+    }
+
+    /// The file has new blocks. What others wrote there meanwhile was before.
+    fn add_new(&mut self, pool: &Pool, pages: &Range<u64>, runs: Vec<Run>) -> Result<()> {
+        let promised = self.promise_extents(pool, runs.len() + 2, false);
+        if promised.is_err() || self.has_inline_bytes() {
+            give_back(pool, runs, true);
+            // Inline bytes were written meanwhile.
+            return promised.and(Err(Errno::EBUSY));
+        }
+        if self.is_inline() {
+            self.data = Data::Extents(Vec::new());
+        }
+        self.drop_pages(pool, pages.clone());
+        let mut page = pages.start;
+        for Run { block, count } in runs {
+            self.extents.add(Extent { page, block, count, unwritten: false });
+            page += u64::from(count);
+        }
+        self.early.push(pages.clone());
+        self.size = self.size.max(pages.end * PAGE);
+        Ok(())
+    }
+
+    /// Blocks of the file have other bytes; perhaps some of them had none.
+    fn has_overwritten(&mut self, pool: &Pool, pages: &Range<u64>, runs: &[Run]) -> Result<()> {
+        // Where the file was cut meanwhile, that was after the write.
+        let last = self.extents.at(pages.end - 1).map(|extent| extent.block);
+        if last == runs.last().map(|run| run.end() - 1) {
+            self.size = self.size.max(pages.end * PAGE);
+        }
+        let mut unwritten = self.unwritten_of(pages.clone(), runs);
+        if unwritten.is_empty() && self.shifted.is_some() {
+            unwritten = self.unwritten_of(0..u64::MAX, runs);
+        }
+        if unwritten.is_empty() {
+            return Ok(());
+        }
+        self.promise_extents(pool, 2 * unwritten.len(), true)?;
+        for pages in unwritten {
+            self.extents.written(pages.clone());
+            self.early.push(pages);
+        }
+        self.version += 1;
+        Ok(())
+    }
+
+    /// Those of `pages` whose blocks are among `runs`, and hold no bytes yet.
+    fn unwritten_of(&self, pages: Range<u64>, runs: &[Run]) -> Vec<Range<u64>> {
+        let unwritten = self.extents.within(pages).filter(|extent| extent.unwritten);
+        let parts = unwritten.flat_map(|extent| {
+            let all = Run::from(extent);
+            runs.iter().filter(move |run| overlap(run, &all)).map(move |run| {
+                let first = extent.page + (run.block.max(all.block) - all.block);
+                let end = extent.page + (run.end().min(all.end()) - all.block);
+                first..end
+            })
+        });
+        parts.collect()
+    }
+
+    fn has_inline_bytes(&self) -> bool {
+        matches!(&self.data, Data::Inline(bytes) if !bytes.is_empty())
+    }
+
+    /// Gives blocks up that the file does not have any more, when no device overwrites them.
+    pub(super) fn give_up(&mut self, pool: &Pool, runs: Vec<Run>) {
+        let flights = &self.direct.flights;
+        if flights.is_empty() {
+            return pool.give_up(runs);
+        }
+        let busy = |run: &Run| flights.iter().any(|flight| overlap(flight, run));
+        let (kept, free): (Vec<Run>, Vec<Run>) = runs.into_iter().partition(busy);
+        pool.give_up(free);
+        self.direct.kept.extend(kept);
+    }
+
+    /// True while a device overwrites blocks of the file.
+    pub(super) fn is_overwriting(&self) -> bool {
+        !self.direct.flights.is_empty()
+    }
+
+    /// True while a device overwrites the block of this page.
+    pub(super) fn is_overwritten(&self, page: u64) -> bool {
+        if !self.is_overwriting() {
+            return false;
+        }
+        let run = self.extents.at(page).map(|extent| Run { block: extent.block, count: 1 });
+        run.is_some_and(|run| self.direct.flights.iter().any(|flight| overlap(flight, &run)))
+    }
+
+    /// A number for [`is_stale`](Content::is_stale), taken before blocks are read.
+    pub(crate) fn overwrites(&self) -> u64 {
+        self.direct.count
+    }
+
+    /// True if blocks that were read after `before` may have been overwritten meanwhile.
+    pub(crate) fn is_stale(&self, run: Run, before: u64) -> bool {
+        let direct = &self.direct;
+        let since = (direct.count - before) as usize;
+        let recent = direct.over.iter().rev().take(since);
+        since > direct.over.len()
+            || recent.chain(&direct.flights).any(|overwritten| overlap(overwritten, &run))
+    }
+}
+
+/// Gives blocks back that no inode has mentioned. Those that the device refused are left alone for a while.
+fn give_back(pool: &Pool, runs: Vec<Run>, are_good: bool) {
+    match are_good {
+        true => {
+            let mut space = pool.space();
+            runs.into_iter().for_each(|run| space.free(run));
+        }
+        false => pool.shun(runs),
+    }
+}

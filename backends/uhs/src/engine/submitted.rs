@@ -1,0 +1,375 @@
+//! Operations that somebody began and does not wait for.
+//!
+//! A direct read or write of blocks that lie together goes between the memory of its owner and the device, by one
+//! thread with a queue of its own, the *line*: so many operations are in flight, and a system call begins some and waits for others.
+//! All else that would block (a sync, data that the cache has a part in) is done by another thread, one after the other.
+//!
+//! Answers may run code of the owner on the line, which may begin further operations. It may not wait for one:
+//! see [`is_line`].
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex};
+use std::thread::{JoinHandle, ThreadId};
+
+use defuse_block::{Done, Memory, Op, OpKind, OwnedBuf, Purpose, Queue, Segments, Waker};
+use defuse_fs::{Buffer, Errno, Io, IoOp, OpenFlags};
+
+use super::direct::{Way, become_line, is_line, unreadable, unwritable};
+use super::{Engine, lock};
+use crate::content::{Shared, Source, Target};
+use crate::format::BLOCK;
+use crate::names::Kept;
+
+/// Direct operations in flight.
+const DEPTH: u32 = 128;
+
+/// Carries out an operation, and answers it.
+type CarryOut = fn(&Engine, Io);
+
+/// The threads that carry out such operations.
+pub(crate) struct Submitted {
+    inbox: Arc<Inbox>,
+    /// Ends the other thread when it is dropped. The line has the other one.
+    others: Sender<Io>,
+    threads: Vec<JoinHandle<()>>,
+    line: ThreadId,
+}
+
+struct Inbox {
+    new: Mutex<Vec<Io>>,
+    /// The line sleeps, or is about to.
+    sleeps: AtomicBool,
+    ended: AtomicBool,
+    waker: Waker,
+}
+
+impl Submitted {
+    /// Starts the threads. `None` where the device has no queue to spare.
+    pub(crate) fn start(engine: &Arc<Engine>, carry_out: CarryOut) -> Option<Submitted> {
+        let queue = engine.io.queue(Purpose::Caller, DEPTH)?;
+        let inbox = Arc::new(Inbox {
+            new: Mutex::default(),
+            sleeps: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            waker: queue.waker(),
+        });
+        let (others, waiting) = mpsc::channel::<Io>();
+        let line = Line {
+            engine: Arc::clone(engine),
+            inbox: Arc::clone(&inbox),
+            queue,
+            flights: Vec::new(),
+            free: Vec::new(),
+            waiting: VecDeque::new(),
+            others: others.clone(),
+        };
+        let named = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        let run = named("uhs-direct").spawn(move || line.run());
+        let run = run.inspect_err(|error| log::warn!("uhs: no thread for direct I/O: {error}"));
+        let run = run.ok()?;
+        let line = run.thread().id();
+        let mut threads = vec![run];
+        let engine = Arc::clone(engine);
+        let other = named("uhs-submitted").spawn(move || {
+            waiting.into_iter().for_each(|io| carry_out(&engine, io));
+        });
+        match other {
+            Ok(other) => threads.push(other),
+            // The operations that it should have carried out answer EIO.
+            Err(error) => log::error!("uhs: no thread for operations that wait: {error}"),
+        }
+        Some(Submitted { inbox, others, threads, line })
+    }
+
+    /// Begins a direct read or write.
+    pub(crate) fn begin(&self, io: Io) {
+        lock(&self.inbox.new).push(io);
+        if self.inbox.sleeps.swap(false, Ordering::SeqCst) {
+            self.inbox.waker.wake();
+        }
+    }
+
+    /// Lets the other thread carry out an operation.
+    pub(crate) fn hand_over(&self, io: Io) {
+        // Without the thread the operation answers by its drop.
+        let _ = self.others.send(io);
+    }
+
+    /// True on the thread that must not wait.
+    pub(crate) fn is_line() -> bool {
+        is_line()
+    }
+
+    /// Ends when all operations are answered.
+    pub(crate) fn end(self) {
+        let Submitted { inbox, others, threads, line } = self;
+        inbox.ended.store(true, Ordering::SeqCst);
+        inbox.waker.wake();
+        drop(others);
+        let here = std::thread::current().id();
+        // An answer may drop the last user of the file system.
+        if here != line && threads.iter().all(|thread| thread.thread().id() != here) {
+            for thread in threads {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+/// True for reads and writes that the line may carry out.
+pub(crate) fn is_direct(op: IoOp) -> bool {
+    let whole = |offset: u64, len: usize| {
+        len > 0 && offset.is_multiple_of(BLOCK as u64) && len.is_multiple_of(BLOCK)
+    };
+    match op {
+        IoOp::Read { args, len, .. } => {
+            Way::from(args.flags) == Way::Direct && whole(args.offset, len)
+        }
+        IoOp::Write { args, len, .. } => {
+            let waits = OpenFlags::SYNC | OpenFlags::DSYNC | OpenFlags::APPEND;
+            let is_direct = Way::from(args.flags) == Way::Direct && args.flags.0 & waits == 0;
+            is_direct && whole(args.offset, len)
+        }
+        _ => false,
+    }
+}
+
+/// The thread with direct operations.
+struct Line {
+    engine: Arc<Engine>,
+    inbox: Arc<Inbox>,
+    queue: Box<dyn Queue>,
+    flights: Vec<Option<Flight>>,
+    free: Vec<usize>,
+    /// Operations for which the queue had no room.
+    waiting: VecDeque<Op>,
+    others: Sender<Io>,
+}
+
+/// An operation of a caller.
+struct Flight {
+    io: Io,
+    content: Shared,
+    what: What,
+    /// Operations of the device that are not complete.
+    left: usize,
+    failed: Option<defuse_block::Errno>,
+}
+
+enum What {
+    /// With the place of the bytes in their vector.
+    Read(Source, usize),
+    Write(Target, Data),
+}
+
+/// The bytes of a write while the device has them.
+enum Data {
+    /// In the operation of the device; their place in the vector.
+    Given(usize),
+    /// In several operations.
+    Lent(Arc<Vec<u8>>, usize),
+}
+
+impl Line {
+    fn run(mut self) {
+        become_line();
+        let (mut new, mut done) = (Vec::new(), Vec::new());
+        loop {
+            std::mem::swap(&mut new, &mut *lock(&self.inbox.new));
+            new.drain(..).for_each(|io| self.begin(io));
+            while let Some(op) = self.waiting.pop_front() {
+                if let Err(again) = self.queue.push(op) {
+                    self.waiting.push_front(again);
+                    break;
+                }
+            }
+            self.inbox.sleeps.store(true, Ordering::SeqCst);
+            if !lock(&self.inbox.new).is_empty() {
+                self.queue.kick();
+            } else if self.queue.in_flight() == 0 && self.inbox.ended.load(Ordering::SeqCst) {
+                return;
+            } else {
+                self.queue.wait(None);
+            }
+            self.inbox.sleeps.store(false, Ordering::SeqCst);
+            self.queue.reap(&mut done);
+            done.drain(..).for_each(|done| self.complete(done));
+        }
+    }
+
+    fn begin(&mut self, io: Io) {
+        let refused = match io.op() {
+            IoOp::Read { file, args, len } => self.begin_read(io, file.ino.0, args.offset, len),
+            IoOp::Write { file, args, len } => self.begin_write(io, file.ino.0, args.offset, len),
+            _ => Some(io),
+        };
+        if let Some(io) = refused {
+            let _ = self.others.send(io);
+        }
+    }
+
+    /// The content of an inode, if it is in memory.
+    fn content(&self, ino: u64) -> Option<Shared> {
+        match self.engine.names.content(ino) {
+            Ok(Kept::Here(content)) => Some(content),
+            _ => None,
+        }
+    }
+
+    /// Returns the operation where the line cannot carry it out.
+    fn begin_read(&mut self, mut io: Io, ino: u64, offset: u64, len: usize) -> Option<Io> {
+        let Some(content) = self.content(ino) else { return Some(io) };
+        let source = lock(&content).direct_source(&self.engine.pool, offset, len as u64);
+        let most = self.engine.io.gathered();
+        let Some(source) = source.filter(|source| source.run.count as usize <= most) else {
+            return Some(io);
+        };
+        let Some(room) = io.take_room() else { return Some(io) };
+        let (vec, start) = room.into_parts();
+        let memory = OwnedBuf::new(vec, start..start + source.run.count as usize * BLOCK);
+        let flight = Flight { io, content, what: What::Read(source, start), left: 1, failed: None };
+        let tag = self.add(flight);
+        let kind = OpKind::Read { block: source.run.block, memory: memory.into() };
+        self.waiting.push_back(Op { tag, kind });
+        None
+    }
+
+    fn begin_write(&mut self, mut io: Io, ino: u64, offset: u64, len: usize) -> Option<Io> {
+        let Some(content) = self.content(ino) else { return Some(io) };
+        let Some(data) = io.take_data() else { return Some(io) };
+        let begun = match data.len() == len {
+            true => self.engine.begin_direct(&mut lock(&content), offset, len),
+            false => Ok(None),
+        };
+        // Others tell why not.
+        let Ok(Some(target)) = begun else {
+            io.return_data(data);
+            return Some(io);
+        };
+        let (vec, start) = data.into_parts();
+        let most = self.engine.io.gathered() as u64;
+        let parts = target.runs.iter().flat_map(|run| {
+            let parts = (run.block..run.end()).step_by(most as usize);
+            parts.map(|block| (block, (run.end() - block).min(most) as usize * BLOCK))
+        });
+        let parts: Vec<(u64, usize)> = parts.collect();
+        let left = parts.len();
+        let write = |block, memory: Segments| OpKind::Write { block, memory, fua: false };
+        let (data, kinds) = match &parts[..] {
+            [(block, _)] => {
+                let memory = OwnedBuf::new(vec, start..start + len);
+                (Data::Given(start), vec![write(*block, memory.into())])
+            }
+            _ => {
+                let shared = Arc::new(vec);
+                let mut at = start;
+                let kinds = parts.iter().map(|(block, bytes)| {
+                    let memory = Memory::Bytes(Arc::clone(&shared), at..at + bytes);
+                    at += bytes;
+                    write(*block, Segments::One(memory))
+                });
+                let kinds = kinds.collect();
+                (Data::Lent(shared, start), kinds)
+            }
+        };
+        let what = What::Write(target, data);
+        let tag = self.add(Flight { io, content, what, left, failed: None });
+        self.waiting.extend(kinds.into_iter().map(|kind| Op { tag, kind }));
+        None
+    }
+
+    fn add(&mut self, flight: Flight) -> u64 {
+        match self.free.pop() {
+            Some(at) => {
+                self.flights[at] = Some(flight);
+                at as u64
+            }
+            None => {
+                self.flights.push(Some(flight));
+                self.flights.len() as u64 - 1
+            }
+        }
+    }
+
+    fn complete(&mut self, Done { tag, result, memory }: Done) {
+        let at = tag as usize;
+        let Some(flight) = self.flights.get_mut(at).and_then(Option::as_mut) else { return };
+        flight.failed = flight.failed.or(result.err());
+        flight.left -= 1;
+        if flight.left > 0 {
+            return;
+        }
+        self.free.push(at);
+        let Some(flight) = self.flights[at].take() else { return };
+        let Flight { io, content, what, failed, .. } = flight;
+        match what {
+            What::Read(source, start) => {
+                self.has_read(io, &content, (source, start), (memory, failed));
+            }
+            What::Write(target, data) => {
+                let buffer = match data {
+                    Data::Given(start) => memory.into_vec().map(|vec| (vec, start)),
+                    Data::Lent(shared, start) => {
+                        drop(memory);
+                        Arc::try_unwrap(shared).ok().map(|vec| (vec, start))
+                    }
+                };
+                let buffer = buffer.map(|(vec, start)| Buffer::from_parts(vec, start));
+                self.has_written(io, &content, target, (buffer, failed));
+            }
+        }
+    }
+
+    fn has_read(
+        &mut self,
+        mut io: Io,
+        content: &Shared,
+        (source, start): (Source, usize),
+        (memory, failed): (Segments, Option<defuse_block::Errno>),
+    ) {
+        // A device that failed in the middle keeps the memory.
+        let Some(vec) = memory.into_vec() else { return io.finish(Err(Errno::EIO)) };
+        let room = Buffer::from_parts(vec, start);
+        if let Some(errno) = failed {
+            return io.finish_room(room, Err(unreadable(source.run, errno)));
+        }
+        let ino = match io.op() {
+            IoOp::Read { file, .. } => file.ino.0,
+            _ => return,
+        };
+        if lock(content).version() != source.version {
+            // The blocks may be those of another file since.
+            if io.return_room(room).is_ok() {
+                let _ = self.others.send(io);
+            }
+            return;
+        }
+        self.engine.has_read_directly(source.run);
+        self.engine.names.accessed(ino);
+        io.finish_room(room, Ok(source.bytes));
+    }
+
+    fn has_written(
+        &mut self,
+        mut io: Io,
+        content: &Shared,
+        target: Target,
+        (data, failed): (Option<Buffer>, Option<defuse_block::Errno>),
+    ) {
+        let IoOp::Write { file, args, len } = io.op() else { return };
+        let failed = failed.map(|errno| unwritable(&target.runs, errno));
+        let of = (file.ino.0, content);
+        let ended = self.engine.end_direct(of, target, failed.is_none(), args.kill_suidgid);
+        let result = failed.map_or(ended, Err).map(|()| len);
+        match (result, data) {
+            (Err(Errno::EBUSY), Some(data)) => {
+                io.return_data(data);
+                let _ = self.others.send(io);
+            }
+            (result, Some(data)) => io.finish_data(data, result),
+            (result, None) => io.finish(result),
+        }
+    }
+}
