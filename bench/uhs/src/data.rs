@@ -1,19 +1,14 @@
 //! Reads and writes of one file, against the device itself.
 
-use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
-use defuse_block::{Access, Device, File, Op, OpKind, Region, Segments};
+use anyhow::Result;
+use defuse_block::{Access, File};
 
 use crate::Scale;
-use crate::files::Files;
+use crate::files::{Files, Operation, flights};
 use crate::results::{Better, Results};
 use crate::targets::{Stage, Target};
-
-/// Operations in flight on the device itself.
-const DEPTH: u32 = 32;
 
 /// Bytes of a sequential operation.
 const LARGE: usize = 64 << 10;
@@ -42,8 +37,8 @@ pub(crate) fn phases(
 ) -> Result<()> {
     let mut file = files.open("/file")?;
     let bytes = scale.data_bytes;
-    let mut add = |name, figure| {
-        results.add((&format!("{prefix}{name}"), "MB/s", Better::More, 0.0), target, figure)
+    let mut add = |(name, goal): (&str, f64), figure| {
+        results.add((&format!("{prefix}{name}"), "MB/s", Better::More, goal), target, figure);
     };
     // The second time memory for pages has been used before.
     for name in ["64K sequential write, synced", "64K sequential write again, synced"] {
@@ -51,24 +46,29 @@ pub(crate) fn phases(
             sequential(bytes, |at, part| file.write(at, part))?;
             file.sync()
         })?;
-        add(name, written);
+        add((name, 0.0), written);
     }
     add(
-        "64K sequential read",
+        ("64K sequential read", 0.0),
         rate(bytes, || sequential(bytes, |at, part| file.read(at, part).map(drop)))?,
     );
     let small = bytes / 16;
     add(
-        "4K random overwrite, synced",
+        ("4K random overwrite, synced", 0.0),
         rate(small, || {
             random(bytes, small, |at, part| file.write(at, part))?;
             file.sync()
         })?,
     );
     add(
-        "4K random read",
+        ("4K random read", 0.0),
         rate(small, || random(bytes, small, |at, part| file.read(at, part).map(drop)))?,
     );
+    drop(file);
+    for (name, moved, operations) in direct(bytes) {
+        let carry_out = || files.carry_out("/direct", bytes / 4096, operations);
+        add(name, rate(moved, carry_out)?);
+    }
     Ok(())
 }
 
@@ -82,68 +82,31 @@ fn random(bytes: u64, all: u64, mut act: impl FnMut(u64, &mut [u8]) -> Result<()
     (0..all / 4096).try_for_each(|_| act(random.u64(..bytes / 4096) * 4096, &mut part))
 }
 
+/// Operations of a file past the cache, in order: the name of the row and its goal, the bytes, and the operations.
+fn direct(bytes: u64) -> Vec<((&'static str, f64), u64, Vec<Operation>)> {
+    let (small, large) = (bytes / 16 / 4096, bytes / LARGE as u64);
+    let mut random = fastrand::Rng::with_seed(9);
+    let blocks = LARGE as u32 / 4096;
+    let in_order = |writes| {
+        (0..large).map(|at| (writes, at * u64::from(blocks), blocks)).collect::<Vec<Operation>>()
+    };
+    let mut at_random =
+        |writes| (0..small).map(|_| (writes, random.u64(..bytes / 4096), 1)).collect();
+    vec![
+        (("64K sequential write, direct", 0.95), bytes, in_order(true)),
+        (("64K sequential write again, direct", 0.95), bytes, in_order(true)),
+        (("64K sequential read, direct", 0.95), bytes, in_order(false)),
+        (("4K random overwrite, direct", 0.9), bytes / 16, at_random(true)),
+        (("4K random read, direct", 0.9), bytes / 16, at_random(false)),
+    ]
+}
+
 /// The device without a file system.
 fn raw(stage: &Stage, scale: &Scale, results: &mut Results) -> Result<()> {
     let device = File::open(stage.node()?, Access::ReadWrite)?;
-    let region = Region::new((DEPTH * 16).next_power_of_two())?;
-    device.register(&region)?;
-    let (bytes, mut random) = (scale.data_bytes, fastrand::Rng::with_seed(9));
-    let mut at_random = || random.u64(..bytes / 4096);
-    let small = bytes / 16 / 4096;
-    let large = bytes / LARGE as u64;
-    let mut add = |name, bytes: u64, kinds: &mut dyn Iterator<Item = (bool, u64, u32)>| {
-        let figure = rate(bytes, || operations(&device, &region, kinds))?;
-        results.add((name, "MB/s", Better::More, 0.0), "raw", figure);
-        anyhow::Ok(())
-    };
-    add("64K sequential write, synced", bytes, &mut (0..large).map(|at| (true, at * 16, 16)))?;
-    add(
-        "64K sequential write again, synced",
-        bytes,
-        &mut (0..large).map(|at| (true, at * 16, 16)),
-    )?;
-    add("64K sequential read", bytes, &mut (0..large).map(|at| (false, at * 16, 16)))?;
-    let mut places: Vec<u64> = (0..small).map(|_| at_random()).collect();
-    add("4K random overwrite, synced", bytes / 16, &mut places.iter().map(|at| (true, *at, 1)))?;
-    places.reverse();
-    add("4K random read", bytes / 16, &mut places.iter().map(|at| (false, *at, 1)))
-}
-
-/// Makes operations (a write, at a block, of so many blocks), and flushes.
-pub(crate) fn operations(
-    device: &File,
-    region: &Arc<Region>,
-    kinds: &mut dyn Iterator<Item = (bool, u64, u32)>,
-) -> Result<()> {
-    let mut queue = device.queue(DEPTH)?;
-    let (mut done, mut spare) = (Vec::new(), HashMap::<u32, Vec<Segments>>::new());
-    let mut over = false;
-    while !over || queue.in_flight() > 0 {
-        while !over && queue.in_flight() < DEPTH as usize {
-            let Some((writes, block, blocks)) = kinds.next() else {
-                over = true;
-                break;
-            };
-            let memory = match spare.get_mut(&blocks).and_then(Vec::pop) {
-                Some(memory) => memory,
-                None => region.take(blocks).context("no frame is free")?.into(),
-            };
-            let kind = match writes {
-                true => OpKind::Write { block, memory, fua: false },
-                false => OpKind::Read { block, memory },
-            };
-            anyhow::ensure!(queue.push(Op { tag: u64::from(blocks), kind }).is_ok(), "no room");
-        }
-        queue.kick();
-        if queue.in_flight() > 0 {
-            queue.wait(None);
-        }
-        queue.reap(&mut done);
-        for one in done.drain(..) {
-            one.result?;
-            spare.entry(one.tag as u32).or_default().push(one.memory);
-        }
+    for ((name, goal), bytes, operations) in direct(scale.data_bytes) {
+        let figure = rate(bytes, || flights::of_device(&device, operations))?;
+        results.add((name, "MB/s", Better::More, goal), "raw", figure);
     }
-    defuse_block::Blocking::new(device)?.flush()?;
     Ok(())
 }

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
-use defuse_block::{Access, Device, File, Region};
+use defuse_block::{Access, Device, File};
 use defuse_measure::command;
 use defuse_measure::loop_device::LoopDevice;
 use defuse_uhs::Uhs;
 
 use crate::Scale;
-use crate::data::operations;
+use crate::files::flights;
 use crate::results::{Better, Results};
 use crate::targets::{BLOCK, Stage, Target, sectors};
 
@@ -64,13 +64,10 @@ fn mounting(device: &LoopDevice) -> Result<f64> {
 
 fn reading(device: &LoopDevice, blocks: u64) -> Result<f64> {
     let file = File::open(device.node(), Access::Read)?;
-    // Twice what the operations in flight have: the last one is shorter, and takes frames of its own.
-    let region = Region::new(READ as u32 * 64)?;
-    file.register(&region)?;
     let blocks = blocks.min(file.facts().blocks);
     let begun = Instant::now();
     let reads = (0..blocks).step_by(READ as usize);
     let length = |block| READ.min(blocks - block) as u32;
-    operations(&file, &region, &mut reads.map(|block| (false, block, length(block))))?;
+    flights::of_device(&file, reads.map(|block| (false, block, length(block))).collect())?;
     Ok(begun.elapsed().as_secs_f64())
 }

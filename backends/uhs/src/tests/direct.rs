@@ -281,11 +281,12 @@ fn a_file_that_is_used_both_ways_is_like_bytes() {
     }
 }
 
-/// A device that holds writes back, and may refuse them.
+/// A device that holds writes or reads back, and may refuse writes.
 #[derive(Clone)]
 struct Held {
     ram: Ram,
     holds: Arc<AtomicBool>,
+    holds_reads: Arc<AtomicBool>,
     refuses: Arc<AtomicBool>,
     held: Arc<AtomicU64>,
     wakers: Arc<Mutex<Vec<Waker>>>,
@@ -296,7 +297,7 @@ struct Hold(Held);
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        self.0.holds.store(false, Ordering::SeqCst);
+        self.0.wait_for(0);
         self.0.release();
     }
 }
@@ -310,13 +311,18 @@ struct HeldQueue {
 
 impl Held {
     fn new(ram: Ram) -> Held {
-        let (holds, refuses, held, wakers) = Default::default();
-        Held { ram, holds, refuses, held, wakers }
+        let (holds, holds_reads, refuses, held, wakers) = Default::default();
+        Held { ram, holds, holds_reads, refuses, held, wakers }
     }
 
     /// Writes that begin from now on wait.
     fn hold(&self) {
         self.holds.store(true, Ordering::SeqCst);
+    }
+
+    /// Reads that begin from now on wait.
+    fn hold_reads(&self) {
+        self.holds_reads.store(true, Ordering::SeqCst);
     }
 
     fn wait_for(&self, held: u64) {
@@ -325,6 +331,7 @@ impl Held {
         }
         // Others do not wait.
         self.holds.store(false, Ordering::SeqCst);
+        self.holds_reads.store(false, Ordering::SeqCst);
     }
 
     fn release(&self) {
@@ -365,7 +372,9 @@ impl Queue for HeldQueue {
             self.done.push(Done { tag, result: Err(DeviceErrno::IO), memory });
             return Ok(());
         }
-        if is_write && self.device.holds.load(Ordering::SeqCst) {
+        let is_read = matches!(op.kind, OpKind::Read { .. });
+        let holds = is_write && self.device.holds.load(Ordering::SeqCst);
+        if holds || is_read && self.device.holds_reads.load(Ordering::SeqCst) {
             self.kept.push(op);
             self.device.held.fetch_add(1, Ordering::SeqCst);
             return Ok(());
@@ -466,6 +475,37 @@ fn blocks_go_to_nobody_while_a_device_writes_to_them() {
         drop(fs);
         let report = check(&(Arc::new(held.0.ram.clone()) as Arc<dyn Device>)).unwrap();
         assert_eq!(report.problems, [], "{what}");
+    }
+}
+
+/// Blocks that are read may be those of another file when they are there.
+#[test]
+fn bytes_of_another_file_are_not_read() {
+    for submitted in [false, true] {
+        let (fs, ino, held) = with_file(8);
+        let fs = Arc::new(fs);
+        let held = held;
+        let other = make(&fs, "b");
+        held.0.hold_reads();
+        let reader = std::thread::spawn({
+            let fs = Arc::clone(&fs);
+            move || match submitted {
+                true => {
+                    let (count, bytes) = wait(&start_read(&fs, ino, 0, 8 * PAGE));
+                    bytes[..count.unwrap()].to_vec()
+                }
+                false => read(&fs, ino, 0, 8 * PAGE, true),
+            }
+        });
+        held.0.wait_for(1);
+        let set = SetAttr { size: Some(0), ..SetAttr::default() };
+        fs.setattr(&cx(), ino, None, &set).unwrap();
+        fs.syncfs(&cx()).unwrap();
+        fs.syncfs(&cx()).unwrap();
+        fill(&fs, other);
+        held.0.release();
+        let found = reader.join().unwrap();
+        assert!(found.iter().all(|byte| *byte == 1), "submitted: {submitted}");
     }
 }
 

@@ -12,7 +12,7 @@ use defuse_wml::{Failure, Observer, Plan, RunReport, Settings};
 use defuse_wml_direct::Direct;
 use rustix::fs::OFlags;
 
-use super::{Files, Open};
+use super::{Files, Open, Operation, flights};
 
 /// The name of the mount.
 pub(crate) const NAME: &[u8] = b"bench:";
@@ -75,6 +75,13 @@ impl Files for Inside {
     fn open(&self, path: &str) -> Result<Box<dyn Open + '_>> {
         let file = self.open(path, OFlags::RDWR | OFlags::CREATE)?;
         Ok(Box::new(Opened { inside: self, file }))
+    }
+
+    fn carry_out(&self, path: &str, _: u64, operations: Vec<Operation>) -> Result<()> {
+        let file = self.open(path, OFlags::RDWR | OFlags::CREATE | OFlags::DIRECT)?;
+        flights::of_client(&self.client, &file, operations)?;
+        self.client.fsync(&self.task, &file, false)?;
+        Ok(file.close(&self.task)?)
     }
 
     fn sync(&self) -> Result<()> {

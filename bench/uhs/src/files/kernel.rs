@@ -1,14 +1,16 @@
 //! A mount of the kernel.
 
-use std::ffi::CString;
+use std::ffi::{CString, OsStr};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use defuse_block::{Access, File};
 use defuse_wml::{Failure, Observer, Plan, RunReport, Settings, SystemCalls};
 use rustix::fs::{Mode, OFlags};
 
-use super::{Files, Open};
+use super::{Files, Open, Operation, flights};
 
 pub(crate) struct Kernel {
     base: PathBuf,
@@ -60,6 +62,16 @@ impl Files for Kernel {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(0o644);
         Ok(Box::new(Opened(rustix::fs::open(self.path(path)?, flags, mode)?)))
+    }
+
+    fn carry_out(&self, path: &str, blocks: u64, operations: Vec<Operation>) -> Result<()> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(0o644);
+        let file = rustix::fs::open(self.path(path)?, flags, mode)?;
+        rustix::fs::ftruncate(&file, blocks * 4096)?;
+        drop(file);
+        let path = PathBuf::from(OsStr::from_bytes(self.path(path)?.as_bytes()));
+        flights::of_device(&File::open(&path, Access::ReadWrite)?, operations)
     }
 
     fn sync(&self) -> Result<()> {

@@ -1,5 +1,6 @@
 //! Operations by path, as a program makes them: through the kernel, or through the client in this process.
 
+pub(crate) mod flights;
 mod inside;
 mod kernel;
 
@@ -10,6 +11,12 @@ use defuse_wml::{Failure, Observer, Plan, RunReport};
 
 pub(crate) use inside::{Inside, NAME};
 pub(crate) use kernel::Kernel;
+
+/// An operation of a file or a device: a write if true, from this block on, of so many blocks of 4 KiB.
+pub(crate) type Operation = (bool, u64, u32);
+
+/// Operations in flight, where many are.
+pub(crate) const DEPTH: u32 = 32;
 
 /// An open file.
 pub(crate) trait Open {
@@ -29,6 +36,9 @@ pub(crate) trait Files: Sync {
     fn unlink(&self, path: &str) -> Result<()>;
     /// Opens a file for reading and writing, and makes it where it is not there.
     fn open(&self, path: &str) -> Result<Box<dyn Open + '_>>;
+    /// Carries out operations of a file of `blocks` blocks past the cache (`O_DIRECT`), [`DEPTH`] at a time, and makes them
+    /// durable. The file is made where it is not there.
+    fn carry_out(&self, path: &str, blocks: u64, operations: Vec<Operation>) -> Result<()>;
     /// Makes everything durable.
     fn sync(&self) -> Result<()>;
     /// The name of the root, for the files of a workload.

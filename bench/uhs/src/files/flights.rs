@@ -1,0 +1,134 @@
+//! Many operations in flight.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Context, Result};
+use defuse_block::{Device, File, Op, OpKind, Region, Segments};
+use defuse_direct::{Callback, Client, Description, Task};
+use defuse_fs::{Buffer, Errno};
+
+use super::{DEPTH, Operation};
+
+/// Carries out operations of a device, or of a file as if it were one, and flushes.
+pub(crate) fn of_device(device: &File, operations: Vec<Operation>) -> Result<()> {
+    let largest = operations.iter().map(|(.., blocks)| *blocks).max().unwrap_or(1);
+    // Twice what the operations in flight have: one that is shorter takes frames of its own.
+    let region = Region::new((2 * DEPTH * largest).next_power_of_two())?;
+    let mut operations = operations.into_iter();
+    device.register(&region)?;
+    let mut queue = device.queue(DEPTH)?;
+    let (mut done, mut spare) = (Vec::new(), HashMap::<u32, Vec<Segments>>::new());
+    let mut over = false;
+    while !over || queue.in_flight() > 0 {
+        while !over && queue.in_flight() < DEPTH as usize {
+            let Some((writes, block, blocks)) = operations.next() else {
+                over = true;
+                break;
+            };
+            let memory = match spare.get_mut(&blocks).and_then(Vec::pop) {
+                Some(memory) => memory,
+                None => region.take(blocks).context("no frame is free")?.into(),
+            };
+            let kind = match writes {
+                true => OpKind::Write { block, memory, fua: false },
+                false => OpKind::Read { block, memory },
+            };
+            anyhow::ensure!(queue.push(Op { tag: u64::from(blocks), kind }).is_ok(), "no room");
+        }
+        queue.kick();
+        if queue.in_flight() > 0 {
+            queue.wait(None);
+        }
+        queue.reap(&mut done);
+        for one in done.drain(..) {
+            one.result?;
+            spare.entry(one.tag as u32).or_default().push(one.memory);
+        }
+    }
+    defuse_block::Blocking::new(device)?.flush()?;
+    Ok(())
+}
+
+/// Carries out operations of a file in this process. The end of each begins the next one.
+pub(crate) fn of_client(
+    client: &Arc<Client>,
+    file: &Arc<Description>,
+    operations: Vec<Operation>,
+) -> Result<()> {
+    let flights = Arc::new(Flights {
+        client: Arc::clone(client),
+        file: Arc::clone(file),
+        task: Task::of_this_process()?,
+        state: Mutex::new(State { left: operations.into_iter(), in_flight: 0, failed: None }),
+        over: Condvar::new(),
+    });
+    for _ in 0..DEPTH {
+        flights.begin(Buffer::default());
+    }
+    let mut state = flights.lock();
+    while !state.is_over() {
+        state = flights.over.wait(state).unwrap_or_else(PoisonError::into_inner);
+    }
+    state.failed.take().map_or(Ok(()), |errno| Err(anyhow::anyhow!("an operation failed: {errno}")))
+}
+
+struct Flights {
+    client: Arc<Client>,
+    file: Arc<Description>,
+    task: Task,
+    state: Mutex<State>,
+    over: Condvar,
+}
+
+struct State {
+    left: std::vec::IntoIter<Operation>,
+    in_flight: usize,
+    failed: Option<Errno>,
+}
+
+impl State {
+    fn is_over(&self) -> bool {
+        self.in_flight == 0 && self.left.len() == 0
+    }
+}
+
+impl Flights {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins the next operation, in `memory` if that has its size.
+    fn begin(self: &Arc<Self>, memory: Buffer) {
+        let (writes, block, blocks) = {
+            let mut state = self.lock();
+            let Some(next) = state.left.next() else { return };
+            state.in_flight += 1;
+            next
+        };
+        let (len, at) = (blocks as usize * 4096, block * 4096);
+        let memory = if memory.len() == len { memory } else { Buffer::aligned(len) };
+        let flights = Arc::clone(self);
+        let then: Callback = Box::new(move |result, memory| {
+            flights.ended(result, len);
+            flights.begin(memory);
+        });
+        let begun = match writes {
+            true => self.client.start_write_then(&self.task, &self.file, (memory, at), Some(then)),
+            false => self.client.start_read_into(&self.task, &self.file, (memory, at), Some(then)),
+        };
+        if begun.is_err() {
+            self.ended(Err(Errno::EIO), len);
+        }
+    }
+
+    fn ended(&self, result: Result<usize, Errno>, len: usize) {
+        let mut state = self.lock();
+        let short = result.is_ok_and(|done| done != len).then_some(Errno::EIO);
+        state.failed = state.failed.or(result.err()).or(short);
+        state.in_flight -= 1;
+        if state.is_over() {
+            self.over.notify_all();
+        }
+    }
+}
