@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use defuse_block::{Device, Ram, Sim};
 
-use super::{Change, Rules};
+use super::{Change, Groups, Recovered, Rules, Scanned, recover};
+use crate::format::slot::Kind;
+use crate::format::superblock::Chunk;
 use crate::store::{Begun, Store, StoreError, Survey, Writing, make, survey};
 
 /// Switches a rule off.
@@ -260,4 +262,45 @@ fn each_sentence_of_the_rule_is_needed() {
         assert!(found.is_some(), "nothing fails without: {name}");
         println!("without \"{name}\", seed {} fails", found.unwrap_or(0));
     }
+}
+
+/// A damaged removal block is missed as long as it is needed, and not when others may use its slot.
+#[test]
+fn slots_say_which_removal_blocks_are_needed() {
+    let chunks = [Chunk { first_unit: 1, units: 1, key: 1 }];
+    let found = Recovered { next_stamp: 1, next_ino: 1, ..Recovered::default() };
+    let mut groups = Groups::new(&chunks, &found, Rules { usable: 4, ..Rules::ALL });
+    let mut device: BTreeMap<u64, Scanned> = BTreeMap::new();
+    let mut commit = |change: Change, device: &mut BTreeMap<u64, Scanned>| {
+        let group = groups.close(vec![change]).unwrap().unwrap();
+        for write in &group.writes {
+            let list = crate::format::slot::removed(&write.body);
+            let list = if write.identity.kind == Kind::Removals { list } else { Vec::new() };
+            device.insert(write.block, Scanned::Whole(write.identity, list));
+        }
+        groups.durable(group.number);
+        group.writes[0].block
+    };
+    let write = |ino| Change::Write { ino, body: Vec::new() };
+    let first = commit(write(1), &mut device);
+    let removal = commit(Change::Remove { ino: 1 }, &mut device);
+    let Scanned::Whole(lost, _) = device[&removal].clone() else { panic!("it is whole") };
+    let misses = |device: &BTreeMap<u64, Scanned>| {
+        let mut device = device.clone();
+        device.insert(removal, Scanned::Broken(lost, None));
+        let scan: Vec<(u64, Scanned)> = device.into_iter().collect();
+        recover(&scan, 0, Rules::ALL).lost_removals == [removal]
+    };
+    for round in 0.. {
+        assert!(round < 20, "its slot is never used again");
+        let block = commit(write(2), &mut device);
+        let copy_is_there = matches!(&device[&first], Scanned::Whole(of, _) if of.ino == 1);
+        if copy_is_there {
+            assert!(misses(&device), "round {round}: the file would come back");
+        }
+        if block == removal {
+            break;
+        }
+    }
+    assert!(!misses(&device), "its slot was used");
 }
