@@ -17,10 +17,13 @@ use crate::format::snapshot::Entry;
 use crate::group::{self, Batch};
 use crate::names::Saving;
 use crate::space::Run;
-use crate::store::{Need, Store, StoreError, failed};
+use crate::store::{Need, Store, StoreError, Writing, failed};
 
 /// Places that are tried for data, before its pages are stuck, and for records.
 const DATA_TRIES: usize = 4;
+
+/// Groups whose slots are in flight at a time. With more of them each is smaller.
+const IN_FLIGHT: usize = 3;
 
 /// The extent of a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,18 +72,28 @@ impl Engine {
         // A group that began to close since then has everything that the caller did. Those who waited with it need not
         // write what others have begun meanwhile.
         let is_written = self.closed.load(Ordering::Acquire) > before;
-        let group = match is_written && extent == Extent::Changes {
-            true => store.newest(),
+        let (group, slots) = match is_written && extent == Extent::Changes {
+            true => (store.newest(), None),
             false => self.write_running(store, extent, purpose)?,
         };
         drop(writing);
+        if let Some(slots) = slots {
+            store.finish(slots).map_err(|error| self.fail(&error))?;
+        }
         store.sync(group).map_err(|error| self.fail(&error))?;
         self.release(group);
         Ok(())
     }
 
-    /// Writes what changed until now. Returns the number of the newest group.
-    fn write_running(&self, store: &Store, extent: Extent, purpose: Purpose) -> Result<u64> {
+    /// Writes what changed until now. Returns the number of the newest group, and its slots if they are in flight.
+    fn write_running(
+        &self,
+        store: &Store,
+        extent: Extent,
+        purpose: Purpose,
+    ) -> Result<(u64, Option<Writing>)> {
+        // Whoever comes meanwhile shares the next group.
+        store.wait_for_room(IN_FLIGHT);
         self.pending.store(false, Ordering::Relaxed);
         if extent == Extent::Everything {
             self.write_times(store, purpose)?;
@@ -89,10 +102,10 @@ impl Engine {
         let group = match self.gate.has_changes() {
             true => {
                 self.closed.fetch_add(1, Ordering::Release);
-                self.write_group(store, true, purpose)
+                self.begin_group(store, true, purpose)
             }
             // Those that wrote before us have the numbers of their groups.
-            false => Ok(store.newest()),
+            false => Ok((store.newest(), None)),
         };
         // A failure must be known before the next one writes.
         let group = group.map_err(|error| self.fail(&error))?;
@@ -199,10 +212,23 @@ impl Engine {
         }
     }
 
-    /// Closes the running group and writes it. Returns its number. `now` says that a sync follows: what is one run is
+    /// Closes the running group and writes it.
+    fn write_group(&self, store: &Store, now: bool, purpose: Purpose) -> Result<u64, StoreError> {
+        match self.begin_group(store, now, purpose)? {
+            (_, Some(slots)) => store.finish(slots),
+            (group, None) => Ok(group),
+        }
+    }
+
+    /// Closes the running group, writes its data, and begins to write its slots. Returns its number. `now` says that a sync follows: what is one run is
     /// written through then. That is one operation of the device where write and flush are two, and those who come
     /// meanwhile share the next one.
-    fn write_group(&self, store: &Store, now: bool, purpose: Purpose) -> Result<u64, StoreError> {
+    fn begin_group(
+        &self,
+        store: &Store,
+        now: bool,
+        purpose: Purpose,
+    ) -> Result<(u64, Option<Writing>), StoreError> {
         if !self.rules.blocks_wait_for_group {
             self.pool.release(&self.pool.take_given_up());
         }
@@ -220,13 +246,13 @@ impl Engine {
             Need::Runs => self.pool.take_spare_units(wanted),
         };
         let written = self.write_before(store, &mut batch, &mut stored).and_then(|()| {
-            store.commit(store.turn(), std::mem::take(&mut batch.changes), now, units)
+            store.begin_group(store.turn(), std::mem::take(&mut batch.changes), now, units)
         });
         let (slots, chunks) = store.slots();
         self.pool.set_slots(slots, chunks);
         self.gate.set_full(self.rules.full_group.min(self.names.most_changes()));
         // What a group that failed was about waits for ever.
-        let group = written.as_ref().map_or(u64::MAX, |group| *group);
+        let group = written.as_ref().map_or(u64::MAX, |(group, _)| *group);
         let mut waiting = lock(&self.waiting);
         let of_group = waiting.0.entry(group).or_default();
         of_group.freed.append(&mut batch.freed);

@@ -212,23 +212,64 @@ impl Store {
     pub(crate) fn commit(
         &self,
         turn: Turn,
-        mut changes: Vec<Change>,
+        changes: Vec<Change>,
         now: bool,
         units: &mut dyn FnMut(u32, Need) -> Option<(u32, u32)>,
     ) -> Result<u64, StoreError> {
+        match self.begin_group(turn, changes, now, units)? {
+            (_, Some(writing)) => self.finish(writing),
+            (group, None) => Ok(group),
+        }
+    }
+
+    /// As [`commit`](Store::commit), but does not wait for the writes, if there are some: they are to be
+    /// [finished](Store::finish).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`commit`](Store::commit).
+    pub(crate) fn begin_group(
+        &self,
+        turn: Turn,
+        mut changes: Vec<Change>,
+        now: bool,
+        units: &mut dyn FnMut(u32, Need) -> Option<(u32, u32)>,
+    ) -> Result<(u64, Option<Writing>), StoreError> {
         turn.wait();
-        let writing = loop {
+        loop {
             match self.try_commit(changes, now, units)? {
-                Begun::Writing(writing) => break writing,
-                Begun::Nothing(group) => return Ok(group),
+                Begun::Writing(writing) => return Ok((writing.group(), Some(writing))),
+                Begun::Nothing(group) => return Ok((group, None)),
                 Begun::Later(again) => {
                     changes = again;
                     self.sync(self.newest())?;
                 }
             }
+        }
+    }
+
+    /// Waits until the slots of fewer than `many` groups are in flight.
+    pub(crate) fn wait_for_room(&self, many: usize) {
+        let state = self.lock();
+        let newest = state.groups.newest();
+        drop(self.wait_for_writes(state, newest, many.saturating_sub(1)));
+    }
+
+    /// Waits until the slots of at most `left` groups up to `newest` are in flight.
+    fn wait_for_writes<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        newest: u64,
+        left: usize,
+    ) -> MutexGuard<'a, State> {
+        let in_flight = |state: &State| {
+            let stages = state.stages.range(..=newest);
+            stages.filter(|(_, stage)| stage.is_in_flight()).count()
         };
-        drop(turn);
-        self.finish(writing)
+        while in_flight(&state) > left && self.check().is_ok() {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state
     }
 
     /// Begins to write `changes` as the next group, whose turn it is. Never waits for another group.
@@ -372,11 +413,10 @@ impl Store {
             if state.groups.newest_durable() >= group {
                 return Ok(());
             }
-            let writing = |(_, stage): (&u64, &Stage)| stage.is_in_flight();
-            if !state.stages.range(..=group).any(writing) {
+            if !state.stages.range(..=group).any(|(_, stage)| stage.is_in_flight()) {
                 break;
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.wait_for_writes(state, group, 0);
         }
         drop(state);
         self.flush()

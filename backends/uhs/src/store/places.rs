@@ -1,9 +1,8 @@
 //! The places of slots.
 
 use std::collections::HashMap;
-use std::sync::PoisonError;
 
-use super::{Store, Survey};
+use super::{State, Store, Survey};
 use crate::format::UNIT_BLOCKS;
 use crate::format::slot::SlotIdentity;
 use crate::format::superblock::{Chunk, Superblock};
@@ -42,11 +41,19 @@ impl Store {
     /// as a later call says the same.
     pub(crate) fn places(&self, inos: &[u64]) -> Vec<Option<SlotIdentity>> {
         let mut state = self.lock();
-        while state.stages.values().any(|stage| stage.is_in_flight()) && self.check().is_ok() {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
+        let live = |state: &State| -> Vec<Option<u64>> {
+            inos.iter().map(|ino| state.groups.live(*ino)).collect()
+        };
+        let blocks = loop {
+            // Later groups may be in flight at any time.
+            let (blocks, newest) = (live(&state), state.groups.newest());
+            state = self.wait_for_writes(state, newest, 0);
+            if self.check().is_err() || live(&state) == blocks {
+                break blocks;
+            }
+        };
         let places = Places::of(&state.superblock);
-        inos.iter().map(|ino| state.groups.live(*ino).map(|block| places.at(block))).collect()
+        blocks.into_iter().map(|block| block.map(|block| places.at(block))).collect()
     }
 }
 
