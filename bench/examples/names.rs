@@ -48,7 +48,7 @@ fn main() {
             uhs(Arc::new(File::open(Path::new(image), Access::ReadWrite).expect("an image")))
         }
     };
-    fs.attached(Arc::new(NoNotify));
+    fs.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
     let mut run = Run { fs, dirs: Vec::new(), files, threads };
     println!("{what}: {files} files in {DIRECTORIES} directories, {threads} threads");
     let before = resident();

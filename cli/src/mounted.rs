@@ -55,7 +55,7 @@ pub fn run(plan: &CheckedMount, ready: Ready) -> Result {
 ///
 /// Fails if that is not possible, with the source.
 pub fn make_durable(fs: &dyn FileSystem, source: &str) -> Result<()> {
-    fs.detached().map_err(|errno| {
+    fs.detached(defuse_fs::Origin::NONE).map_err(|errno| {
         Failure::Failed(format!("{source}: not all changes could be made durable: {errno}"))
     })
 }

@@ -7,8 +7,8 @@ use defuse_fs::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh,
     Figure, File, FileSystem, Ino, Io, IoOp, IoctlArgs, IoctlReply, Lifecycle, Lock, LockAnswer,
     LockKind, LockOwner, LockRequest, LockWait, Name, NewNode, NormalPath, Notify, OpenArgs,
-    OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result,
-    SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    OpenFlags, Opened, Origin, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved,
+    Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 use crate::connection::{Connection, Service};
@@ -23,16 +23,16 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         Caps { exclusive: false, backing_files: false, ..self.behind.unchecked().caps() }
     }
 
-    fn negative_valid_for(&self) -> Duration {
-        self.behind.unchecked().negative_valid_for()
+    fn negative_valid_for(&self, origin: Origin) -> Duration {
+        self.behind.unchecked().negative_valid_for(origin)
     }
 
-    fn attached(&self, notify: Arc<dyn Notify>) {
-        self.behind.unchecked().attached(notify);
+    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
+        self.behind.unchecked().attached(origin, notify);
     }
 
-    fn detached(&self) -> Result<()> {
-        self.behind.unchecked().detached()
+    fn detached(&self, origin: Origin) -> Result<()> {
+        self.behind.unchecked().detached(origin)
     }
 
     /// They tell of all users, and are for whoever runs the server: the server asks the file system itself.

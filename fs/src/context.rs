@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{Errno, Result};
+use crate::{Errno, Origin, Result};
 
 /// The process on whose behalf an operation runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +38,8 @@ pub struct Context<'a> {
     pub caller: Caller,
     /// Number of the request within its session, for logs and traces; 0 if there is none.
     pub unique: u64,
+    /// The frontend or connection that calls; [`Origin::NONE`] if it is not attached.
+    pub origin: Origin,
     interrupt: Option<&'a dyn Interrupted>,
     groups: Option<&'a dyn Groups>,
 }
@@ -45,12 +47,18 @@ pub struct Context<'a> {
 impl<'a> Context<'a> {
     /// A context that is never interrupted.
     pub fn new(caller: Caller) -> Self {
-        Context { caller, unique: 0, interrupt: None, groups: None }
+        Context { caller, unique: 0, origin: Origin::NONE, interrupt: None, groups: None }
     }
 
     /// A context of the request `unique`, which `interrupt` can interrupt.
     pub fn with_interrupt(caller: Caller, unique: u64, interrupt: &'a dyn Interrupted) -> Self {
-        Context { caller, unique, interrupt: Some(interrupt), groups: None }
+        Context { caller, unique, origin: Origin::NONE, interrupt: Some(interrupt), groups: None }
+    }
+
+    /// The same context, of an operation that comes from `origin`.
+    #[must_use]
+    pub fn from_origin(self, origin: Origin) -> Self {
+        Context { origin, ..self }
     }
 
     /// The same context, with the groups of the caller from `groups`.
@@ -79,6 +87,7 @@ impl fmt::Debug for Context<'_> {
         f.debug_struct("Context")
             .field("caller", &self.caller)
             .field("unique", &self.unique)
+            .field("origin", &self.origin)
             .field("interrupted", &self.interrupted())
             .finish()
     }

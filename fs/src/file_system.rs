@@ -6,9 +6,9 @@ use std::time::Duration;
 use crate::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh,
     Figure, File, Ino, Io, IoOp, IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest,
-    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs,
-    ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence,
-    WriteArgs, WriteBuf, Xattr, XattrName,
+    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle,
+    ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs,
+    Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 /// A file system: inodes, and operations on them.
@@ -61,22 +61,25 @@ pub trait FileSystem: Send + Sync {
         Caps::default()
     }
 
-    /// The time for which a frontend may cache that a name does not exist. Called after each lookup
-    /// that failed with `ENOENT`, unless [`Caps::negative_valid_for`] is 0, which is also the
+    /// The time for which the frontend `origin` may cache that a name does not exist. Called after each
+    /// lookup that failed with `ENOENT`, unless [`Caps::negative_valid_for`] is 0, which is also the
     /// default.
-    fn negative_valid_for(&self) -> Duration {
+    fn negative_valid_for(&self, origin: Origin) -> Duration {
         self.caps().negative_valid_for
     }
 
-    /// Called once by the frontend when it is ready to serve. `notify` gives access to its caches.
-    /// A file system with several frontends is attached several times, and keeps all notifiers.
-    fn attached(&self, notify: Arc<dyn Notify>) {}
+    /// Called once by the frontend when it is ready to serve. `origin` is the one in the contexts of its
+    /// operations, and `notify` gives access to its caches. A file system with several frontends is
+    /// attached several times, and keeps all notifiers ([`Frontends`](crate::Frontends)). One that a
+    /// frontend has at several places is attached once for each, with one origin.
+    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {}
 
-    /// Called once by a frontend after its last operation (unmount, or the end of the session).
+    /// Called once by the frontend `origin` after its last operation (unmount, or the end of the
+    /// session), and with [`Origin::NONE`] by a server at its end.
     /// Makes all acknowledged changes durable that the file system has kept in memory. Fails with
     /// the errors of syncfs(2) if that is not possible; the frontend reports them to the unmounting
     /// process.
-    fn detached(&self) -> Result<()> {
+    fn detached(&self, origin: Origin) -> Result<()> {
         Ok(())
     }
 

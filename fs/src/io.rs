@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::{
-    Buffer, Caller, Context, Errno, File, Groups, InterruptToken, ReadArgs, ReadBuf, ReadSink,
-    Result, WriteArgs, WriteBuf, WriteSource,
+    Buffer, Caller, Context, Errno, File, Groups, InterruptToken, Origin, ReadArgs, ReadBuf,
+    ReadSink, Result, WriteArgs, WriteBuf, WriteSource,
 };
 
 /// An operation for [`FileSystem::submit`](crate::FileSystem::submit).
@@ -82,6 +82,7 @@ pub struct Io {
     op: IoOp,
     caller: Caller,
     unique: u64,
+    origin: Origin,
     interrupt: Arc<InterruptToken>,
     groups: Option<Arc<dyn Groups>>,
     filled: usize,
@@ -98,7 +99,23 @@ impl Io {
         completion: Box<dyn Completion>,
     ) -> Self {
         let completion = Some(completion);
-        Io { op, caller, unique, interrupt, groups: None, filled: 0, completion }
+        Io {
+            op,
+            caller,
+            unique,
+            origin: Origin::NONE,
+            interrupt,
+            groups: None,
+            filled: 0,
+            completion,
+        }
+    }
+
+    /// The same operation, which comes from `origin`.
+    #[must_use]
+    pub fn from_origin(mut self, origin: Origin) -> Self {
+        self.origin = origin;
+        self
     }
 
     /// The same operation, with the groups of the caller from `groups`.
@@ -165,7 +182,7 @@ impl Io {
     ) -> Result<T> {
         let IoOp::Read { len, .. } = self.op else { return Err(Errno::EINVAL) };
         let (interrupt, groups) = (Arc::clone(&self.interrupt), self.groups.clone());
-        let cx = context(self.caller, self.unique, &interrupt, groups.as_deref());
+        let cx = context((self.caller, self.origin), self.unique, &interrupt, groups.as_deref());
         let completion = self.completion.as_mut().ok_or(Errno::EIO)?;
         let mut out = ReadBuf::resume(completion.sink(), len, self.filled);
         let result = fill(&cx, &mut out);
@@ -181,7 +198,7 @@ impl Io {
     ) -> Result<T> {
         let IoOp::Write { .. } = self.op else { return Err(Errno::EINVAL) };
         let (interrupt, groups) = (Arc::clone(&self.interrupt), self.groups.clone());
-        let cx = context(self.caller, self.unique, &interrupt, groups.as_deref());
+        let cx = context((self.caller, self.origin), self.unique, &interrupt, groups.as_deref());
         let completion = self.completion.as_mut().ok_or(Errno::EIO)?;
         drain(&cx, &mut WriteBuf::new(completion.source()))
     }
@@ -250,7 +267,12 @@ impl Io {
 
     /// Runs `run` with the context of this operation.
     pub fn with_context<T>(&self, run: impl FnOnce(&Context<'_>) -> T) -> T {
-        run(&context(self.caller, self.unique, &self.interrupt, self.groups.as_deref()))
+        run(&context(
+            (self.caller, self.origin),
+            self.unique,
+            &self.interrupt,
+            self.groups.as_deref(),
+        ))
     }
 
     /// Finishes with `result`: the number of bytes for reads and writes, 0 for other operations.
@@ -273,12 +295,12 @@ impl Io {
 
 /// The context of something that is done later.
 pub(crate) fn context<'a>(
-    caller: Caller,
+    (caller, origin): (Caller, Origin),
     unique: u64,
     interrupt: &'a InterruptToken,
     groups: Option<&'a dyn Groups>,
 ) -> Context<'a> {
-    let cx = Context::with_interrupt(caller, unique, interrupt);
+    let cx = Context::with_interrupt(caller, unique, interrupt).from_origin(origin);
     match groups {
         Some(groups) => cx.with_groups(groups),
         None => cx,

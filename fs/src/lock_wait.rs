@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::io::context;
-use crate::{Caller, Context, Errno, File, Groups, InterruptToken, LockRequest, Result};
+use crate::{Caller, Context, Errno, File, Groups, InterruptToken, LockRequest, Origin, Result};
 
 /// Receives the result of a [`LockWait`]. Called once, from any thread.
 pub type LockAnswer = Box<dyn FnOnce(Result<()>) + Send>;
@@ -17,6 +17,7 @@ pub struct LockWait {
     request: LockRequest,
     caller: Caller,
     unique: u64,
+    origin: Origin,
     interrupt: Arc<InterruptToken>,
     groups: Option<Arc<dyn Groups>>,
     answer: Option<LockAnswer>,
@@ -32,7 +33,23 @@ impl LockWait {
         answer: LockAnswer,
     ) -> Self {
         let answer = Some(answer);
-        LockWait { file, request, caller, unique, interrupt, groups: None, answer }
+        LockWait {
+            file,
+            request,
+            caller,
+            unique,
+            origin: Origin::NONE,
+            interrupt,
+            groups: None,
+            answer,
+        }
+    }
+
+    /// The same wait, which comes from `origin`.
+    #[must_use]
+    pub fn from_origin(mut self, origin: Origin) -> Self {
+        self.origin = origin;
+        self
     }
 
     /// The same wait, with the groups of the caller from `groups`.
@@ -88,7 +105,12 @@ impl LockWait {
 
     /// Runs `run` with the context of this wait.
     pub fn with_context<T>(&self, run: impl FnOnce(&Context<'_>) -> T) -> T {
-        run(&context(self.caller, self.unique, &self.interrupt, self.groups.as_deref()))
+        run(&context(
+            (self.caller, self.origin),
+            self.unique,
+            &self.interrupt,
+            self.groups.as_deref(),
+        ))
     }
 
     /// Finishes the wait: the lock was taken, or failed with an error of

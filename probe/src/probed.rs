@@ -5,8 +5,8 @@ use std::sync::Arc;
 use defuse_fs::layer::Method;
 use defuse_fs::{
     Buffer, Completion, Context, CopyRange, DirBuf, File, FileSystem, Ino, Io, IoOp, LockRequest,
-    LockWait, Name, Notify, ReadArgs, ReadBuf, ReadSink, RenameFlags, Result, WriteArgs, WriteBuf,
-    WriteSource, delegate,
+    LockWait, Name, Notify, Origin, ReadArgs, ReadBuf, ReadSink, RenameFlags, Result, WriteArgs,
+    WriteBuf, WriteSource, delegate,
 };
 
 use crate::{Op, Recorder, clock};
@@ -73,14 +73,14 @@ impl<F: FileSystem> FileSystem for Probed<F> {
     delegate!(around inner, except attached, detached, forget, submit, setlkw, rename, read, write,
         copy_file_range, readdir, setlk);
 
-    fn attached(&self, notify: Arc<dyn Notify>) {
+    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
         let mut span = Span::new(&self.recorder, Op::INIT);
-        self.inner.attached(notify);
+        self.inner.attached(origin, notify);
         span.ok = true;
     }
 
-    fn detached(&self) -> Result<()> {
-        self.measure(Op::DESTROY, |inner| inner.detached(), |()| 0)
+    fn detached(&self, origin: Origin) -> Result<()> {
+        self.measure(Op::DESTROY, |inner| inner.detached(origin), |()| 0)
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {

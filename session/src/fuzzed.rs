@@ -69,7 +69,13 @@ fn dispatcher(fs: Arc<NullFs>, seed: u64) -> Arc<Dispatcher> {
     };
     let port: Arc<dyn ReplyPort> = Arc::new(Nowhere);
     let notify = Arc::new(KernelNotify::new(&port, negotiated.minor, false));
-    Arc::new(Dispatcher::new(fs, notify, negotiated, &options, Peer::Kernel(nothing())))
+    Arc::new(Dispatcher::new(
+        (fs, defuse_fs::Origin::new()),
+        notify,
+        negotiated,
+        &options,
+        Peer::Kernel(nothing()),
+    ))
 }
 
 /// A descriptor that leads nowhere.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use defuse_fs::{Caps, Errno, FileSystem, Notify, Result};
+use defuse_fs::{Caps, Errno, FileSystem, Notify, Origin, Result};
 use defuse_probe::Snapshot;
 use defuse_probe::clock::{self, Moment};
 use zerocopy::IntoBytes;
@@ -108,10 +108,11 @@ impl Session {
         let reply_port = Arc::clone(&port) as Arc<dyn ReplyPort>;
         let is_kernel = matches!(peer, Peer::Kernel(_));
         let notify = Arc::new(KernelNotify::new(&reply_port, negotiated.minor, is_kernel));
-        fs.attached(Arc::clone(&notify) as Arc<dyn Notify>);
+        let origin = Origin::new();
+        fs.attached(origin, Arc::clone(&notify) as Arc<dyn Notify>);
         loop {
             let dispatcher = Dispatcher::new(
-                Arc::clone(&fs),
+                (Arc::clone(&fs), origin),
                 Arc::clone(&notify),
                 negotiated.clone(),
                 options,
@@ -170,8 +171,8 @@ impl Session {
         if !clean {
             log::warn!("some handlers have not returned after the end of the session");
         }
-        let fs = &self.shared.dispatcher.fs;
-        let detached = catch_unwind(AssertUnwindSafe(|| fs.detached()));
+        let Dispatcher { fs, origin, .. } = &*self.shared.dispatcher;
+        let detached = catch_unwind(AssertUnwindSafe(|| fs.detached(*origin)));
         Ended { clean, durable: detached.unwrap_or(Err(Errno::EIO)) }
     }
 }

@@ -9,8 +9,8 @@ use std::time::Duration;
 use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
 use defuse_fs::layer::{Action, Fault, Method, Rule, Subdir, When};
 use defuse_fs::{
-    Caller, Context, Errno, File, FileSystem, Ino, Name, NoNotify, Notify, ReadArgs, ReadBuf,
-    Result, SliceSink, delegate,
+    Caller, Context, Errno, File, FileSystem, Ino, Name, NoNotify, Notify, Origin, ReadArgs,
+    ReadBuf, Result, SliceSink, delegate,
 };
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{Session, SessionOptions};
@@ -29,7 +29,7 @@ struct Recalls {
 impl FileSystem for Recalls {
     delegate!(to inner, except attached);
 
-    fn attached(&self, notify: Arc<dyn Notify>) {
+    fn attached(&self, _: Origin, notify: Arc<dyn Notify>) {
         *self.notify.lock().unwrap() = Some(notify);
     }
 }
@@ -156,7 +156,7 @@ fn a_recall_passes_a_view_and_ends_at_a_frontend_without_a_cache() {
     assert_eq!(recall(&NoNotify, Ino(7), LONG), Ok(()));
     let fs = Recalls::new();
     let view = Subdir::new(fs.clone(), Caller::default(), []).unwrap();
-    view.attached(Arc::new(NoNotify));
+    view.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
     assert_eq!(fs.recall(Ino(7), LONG), Ok(()));
     assert_eq!(fs.recall(Ino::ROOT, LONG), Ok(()));
 }

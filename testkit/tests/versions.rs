@@ -160,7 +160,7 @@ fn with_file(fs: &dyn FileSystem, ino: Ino, random: &mut fastrand::Rng) -> Resul
 #[test]
 fn every_change_through_the_layer_shows_in_its_versions() {
     let fs = Versioned::over(memory()).unwrap();
-    fs.attached(Arc::new(NoNotify));
+    fs.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
     let reader = VersionReader::of(fs.versions().unwrap()).unwrap();
     let seed = fastrand::u64(..);
     let mut random = fastrand::Rng::with_seed(seed);
@@ -294,7 +294,7 @@ fn a_file_system_that_others_change_has_no_versions() {
 #[test]
 fn a_file_that_a_path_leads_to_is_opened_without_a_lookup() {
     let both = served().with_client();
-    both.attached(Arc::new(NoNotify));
+    both.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
     let cx = context();
     let dir = NewNode::new(FileKind::Directory, 0o755, cx.caller);
     both.mkdir(&cx, Ino::ROOT, name("dir"), &dir).unwrap();

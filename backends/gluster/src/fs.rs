@@ -6,9 +6,9 @@ use std::time::Duration;
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh, Figure,
     File, FileKind, FileSystem, Ino, Io, IoOp, Lock, LockKind, LockOwner, LockRequest, LockSupport,
-    LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs,
-    RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr,
-    XattrName,
+    LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, Origin, ReadArgs, ReadBuf,
+    ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf,
+    Xattr, XattrName,
 };
 
 use crate::attributes::space;
@@ -39,13 +39,13 @@ impl FileSystem for Gluster {
         self.kept_figures()
     }
 
-    fn attached(&self, notify: Arc<dyn Notify>) {
+    fn attached(&self, _: Origin, notify: Arc<dyn Notify>) {
         if self.watch.attach(notify) {
             self.start_telling();
         }
     }
 
-    fn detached(&self) -> Result<()> {
+    fn detached(&self, _: Origin) -> Result<()> {
         let open = self.open.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let files = open.values().filter_map(|open| match open {
             crate::gluster::Opened::File(file) => Some(file.clone()),

@@ -61,9 +61,9 @@ use std::time::Duration;
 use defuse_fs::{
     Attr, CacheMode, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
     FileKind, FileSystem, Ino, Lifecycle, Lock, LockKind, LockOwner, LockRequest, LockSupport,
-    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf,
-    ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Timestamp, Whence,
-    WriteArgs, WriteBuf, Xattr, XattrName,
+    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, ReadArgs,
+    ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Timestamp,
+    Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 pub use kind::KIND;
@@ -238,11 +238,11 @@ impl FileSystem for Memory {
         }
     }
 
-    fn negative_valid_for(&self) -> Duration {
+    fn negative_valid_for(&self, _: Origin) -> Duration {
         self.valid_for()
     }
 
-    fn attached(&self, notify: Arc<dyn Notify>) {
+    fn attached(&self, _: Origin, notify: Arc<dyn Notify>) {
         let mut frontends = lock(&self.frontends);
         frontends.count += 1;
         let first = match frontends.count {
@@ -260,7 +260,7 @@ impl FileSystem for Memory {
         }
     }
 
-    fn detached(&self) -> Result<()> {
+    fn detached(&self, _: Origin) -> Result<()> {
         let mut frontends = lock(&self.frontends);
         frontends.count = frontends.count.saturating_sub(1);
         if frontends.count == 0 {

@@ -357,9 +357,9 @@ fn the_last_close_of_a_file_drops_every_lock_on_it() {
 #[test]
 fn a_second_frontend_ends_all_cache_validity() {
     let fs = memory(None, None);
-    fs.attached(std::sync::Arc::new(NoNotify));
+    fs.attached(defuse_fs::Origin::new(), std::sync::Arc::new(NoNotify));
     assert!(fs.getattr(&root(), Ino::ROOT, None).unwrap().valid_for.as_secs() >= 3600);
-    fs.attached(std::sync::Arc::new(NoNotify));
+    fs.attached(defuse_fs::Origin::new(), std::sync::Arc::new(NoNotify));
     assert_eq!(fs.getattr(&root(), Ino::ROOT, None).unwrap().valid_for.as_secs(), 0);
 }
 

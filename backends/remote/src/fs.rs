@@ -5,9 +5,9 @@ use std::sync::Arc;
 use defuse_fs::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
     FileKind, FileSystem, Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, LockWait, Name,
-    NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf,
-    ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs,
-    WriteBuf, Xattr, XattrName,
+    NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle, ReadArgs,
+    ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence,
+    WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 use super::{LaneCounts, Remote};
@@ -20,7 +20,7 @@ impl FileSystem for Remote {
         self.shared.caps.clone()
     }
 
-    fn attached(&self, notify: Arc<dyn Notify>) {
+    fn attached(&self, _: Origin, notify: Arc<dyn Notify>) {
         if let Some(versions) = self.shared.ask_for_versions() {
             let _ = self.shared.paths.versions.set(Arc::clone(&versions));
             notify.versions(versions);
@@ -41,7 +41,7 @@ impl FileSystem for Remote {
         ]
     }
 
-    fn detached(&self) -> Result<()> {
+    fn detached(&self, _: Origin) -> Result<()> {
         self.shared.send_forgets();
         Ok(())
     }

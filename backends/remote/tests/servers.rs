@@ -345,7 +345,7 @@ fn waiting_threads_deliver_notifications_and_invalid_ones_are_ignored() {
         Some(says)
     });
     let ear = Arc::new(Ear { heard: AtomicUsize::new(0), polled: AtomicBool::new(false) });
-    client.attached(Arc::clone(&ear) as Arc<dyn Notify>);
+    client.attached(defuse_fs::Origin::new(), Arc::clone(&ear) as Arc<dyn Notify>);
     assert_eq!(client.lookup(&context(), Ino::ROOT, name()), Err(Errno::ENOENT));
     assert_eq!(ear.heard.load(Ordering::SeqCst), 1);
     // A poll makes no further request, but is notified nevertheless.

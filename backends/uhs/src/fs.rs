@@ -12,9 +12,9 @@ use defuse_fs::source::{Unwatched, Watch};
 use defuse_fs::{
     Attr, CacheMode, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
     FileKind, FileSystem, Ino, Io, IoOp, Lock, LockKind, LockOwner, LockRequest, LockSupport,
-    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf,
-    ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs,
-    WriteBuf, Xattr, XattrName,
+    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, ReadArgs,
+    ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence,
+    WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 use crate::commit::Rules;
@@ -233,12 +233,12 @@ impl FileSystem for Uhs {
         self.engine.figures()
     }
 
-    fn attached(&self, _: Arc<dyn Notify>) {
+    fn attached(&self, _: Origin, _: Arc<dyn Notify>) {
         self.engine.names().attach();
         self.start_committing();
     }
 
-    fn detached(&self) -> Result<()> {
+    fn detached(&self, _: Origin) -> Result<()> {
         self.engine.names().detach();
         self.engine.sync_all()
     }

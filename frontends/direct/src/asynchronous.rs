@@ -13,7 +13,7 @@ use defuse_probe::{Op, Recorder, clock};
 use crate::client::Client;
 use crate::data::OFFSET_MAX;
 use crate::description::Description;
-use crate::mount::guarded;
+use crate::mount::{Mount, guarded};
 use crate::node::lock;
 use crate::stop::Result;
 use crate::task::Task;
@@ -391,7 +391,7 @@ pub(crate) fn start(
     callback: Option<Callback>,
 ) -> Pending {
     let ending = Ending { callback, file: Some(Arc::clone(file)) };
-    let (pending, io) = prepare(task, file.mount().recorder(), op, bytes, ending);
+    let (pending, io) = prepare(task, file.mount(), op, bytes, ending);
     submit(file, io);
     pending
 }
@@ -425,7 +425,7 @@ pub(crate) struct Ending {
 /// An operation that is not submitted yet. `memory` is the data of a write, or the memory of a read.
 pub(crate) fn prepare(
     task: &Task,
-    recorder: &Recorder,
+    mount: &Mount,
     op: IoOp,
     memory: Buffer,
     ending: Ending,
@@ -437,24 +437,24 @@ pub(crate) fn prepare(
         IoOp::Fsyncdir { .. } => (Op::FSYNCDIR, 0),
         IoOp::Syncfs => (Op::SYNCFS, 0),
     };
-    let (pending, operation) = begin(recorder, (measured, limit), memory, ending);
+    let (pending, operation) = begin(mount.recorder(), (measured, limit), memory, ending);
     let interrupt = Arc::clone(&pending.shared.interrupt);
     let io = Io::new(op, task.caller(), 0, interrupt, operation);
-    (pending, io.with_groups(task.credentials()))
+    (pending, io.with_groups(task.credentials()).from_origin(mount.origin))
 }
 
 /// A wait for a lock that is not begun yet.
 pub(crate) fn prepare_wait(
     task: &Task,
-    recorder: &Recorder,
+    mount: &Mount,
     lock: (File, LockRequest),
     ending: Ending,
 ) -> (Pending, LockWait) {
-    let (pending, operation) = begin(recorder, (Op::SETLKW, 0), Buffer::default(), ending);
+    let (pending, operation) = begin(mount.recorder(), (Op::SETLKW, 0), Buffer::default(), ending);
     let interrupt = Arc::clone(&pending.shared.interrupt);
     let answer = Box::new(move |taken: Result<(), Errno>| operation.finish(taken.map(|()| 0)));
     let wait = LockWait::new(lock, task.caller(), 0, interrupt, answer);
-    (pending, wait.with_groups(task.credentials()))
+    (pending, wait.with_groups(task.credentials()).from_origin(mount.origin))
 }
 
 fn begin(
@@ -522,7 +522,7 @@ pub(crate) fn sync_now(task: &Task, file: &Description, op: IoOp) -> Result<(), 
 
 /// Submits an operation and waits for it.
 fn run(task: &Task, file: &Description, op: IoOp, bytes: Buffer) -> Answer {
-    let (pending, io) = prepare(task, file.mount().recorder(), op, bytes, Ending::default());
+    let (pending, io) = prepare(task, file.mount(), op, bytes, Ending::default());
     submit(file, io);
     pending.wait()
 }

@@ -161,7 +161,7 @@ impl Client {
         if access.bits() == 0 || mount.lacks_access.load(Relaxed) {
             return Ok(());
         }
-        let cx = who.context();
+        let cx = who.context(mount.origin);
         let mask = AccessMask(access.bits());
         match mount.call(Op::ACCESS, |fs| fs.access(&cx, found.ino, mask)) {
             Err(Errno::ENOSYS) => {
@@ -360,7 +360,7 @@ impl Client {
     }
 
     fn space(&self, here: &Here, who: &Credentials) -> Result<StatFs> {
-        let cx = who.context();
+        let cx = who.context(here.mount.origin);
         Ok(here.mount.call(Op::STATFS, |fs| fs.statfs(&cx, here.node.ino()))?)
     }
 }
@@ -371,7 +371,7 @@ pub(crate) fn set_attr(
     set: &SetAttr,
     who: &Credentials,
 ) -> Result<(), Errno> {
-    let (cx, moment) = (who.context(), found.mount.moment());
+    let (cx, moment) = (who.context(found.mount.origin), found.mount.moment());
     let changed = found.mount.call(Op::SETATTR, |fs| fs.setattr(&cx, found.ino, fh, set));
     found.changed();
     if let Ok(attr) = &changed {

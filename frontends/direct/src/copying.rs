@@ -88,8 +88,8 @@ impl Client {
                 length,
                 flags: 0,
             };
-            let cx = task.context();
             let mount = dst.mount();
+            let cx = task.context(mount.origin);
             let copied = mount.call(Op::COPY_FILE_RANGE, |fs| fs.copy_file_range(&cx, &copy));
             dst.here().node.changed();
             match copied {

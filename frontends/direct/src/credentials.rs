@@ -1,6 +1,6 @@
 //! The credentials that permission checks use.
 
-use defuse_fs::{Caller, Context, Errno, Groups, posix};
+use defuse_fs::{Caller, Context, Errno, Groups, Origin, posix};
 
 /// The capabilities that permission checks use, capabilities(7).
 pub mod cap {
@@ -91,10 +91,10 @@ impl Credentials {
         Caller { uid: self.uid, gid: self.gid, pid: self.pid }
     }
 
-    /// The context of an operation for them.
+    /// The context of an operation for them on the mount `origin`.
     #[inline]
-    pub(crate) fn context(&self) -> Context<'_> {
-        Context::new(self.caller()).with_groups(self)
+    pub(crate) fn context(&self, origin: Origin) -> Context<'_> {
+        Context::new(self.caller()).with_groups(self).from_origin(origin)
     }
 }
 

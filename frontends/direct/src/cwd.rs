@@ -143,7 +143,7 @@ fn name_in(
     child: &Node,
     who: &Credentials,
 ) -> defuse_fs::Result<Vec<u8>> {
-    let cx = who.context();
+    let cx = who.context(mount.origin);
     let opened = mount
         .call(Op::OPENDIR, |fs| fs.opendir(&cx, parent.ino(), OpenFlags(OpenFlags::DIRECTORY)))?;
     let dir = File { ino: parent.ino(), fh: opened.fh };
@@ -159,7 +159,7 @@ fn search(
     child: &Node,
     who: &Credentials,
 ) -> defuse_fs::Result<Vec<u8>> {
-    let cx = who.context();
+    let cx = who.context(mount.origin);
     let mut from = 0;
     loop {
         let mut sink = Directories { found: Vec::new(), seen: 0, next: from };

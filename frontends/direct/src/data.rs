@@ -264,7 +264,7 @@ impl Client {
     ) -> Result<()> {
         let open = file.file()?;
         let range = fallocate_range(task, file, mode, (offset, length))?;
-        let cx = task.context();
+        let cx = task.context(file.mount().origin);
         let result = file.mount().call(Op::FALLOCATE, |fs| fs.fallocate(&cx, open, range));
         file.here().node.changed();
         Ok(result.map_err(unsupported)?)
@@ -284,8 +284,8 @@ impl Client {
 
     /// Makes all changes to all mounts durable. Like sync(2), it reports no errors.
     pub fn sync(&self, task: &Task) {
-        let cx = task.context();
         for mount in self.mounts.load_full().iter() {
+            let cx = task.context(mount.origin);
             let _ = mount.call(Op::SYNCFS, |fs| fs.syncfs(&cx));
         }
     }
@@ -295,7 +295,7 @@ impl Client {
     pub fn poll(&self, task: &Task, file: &Description, events: u32) -> Result<u32> {
         const ALWAYS: u32 = 0x001 | 0x004 | 0x040 | 0x100;
         let open = file.file()?;
-        let cx = task.context();
+        let cx = task.context(file.mount().origin);
         if file.kind == FileKind::Directory {
             return Ok(events & ALWAYS);
         }
@@ -314,7 +314,7 @@ impl Client {
         args: &IoctlArgs<'_>,
     ) -> Result<IoctlReply> {
         let open = file.file()?;
-        let cx = task.context();
+        let cx = task.context(file.mount().origin);
         let args = IoctlArgs { dir: file.kind == FileKind::Directory, ..*args };
         let reply = file.mount().call(Op::IOCTL, |fs| fs.ioctl(&cx, open, &args));
         file.here().node.changed();
@@ -468,7 +468,7 @@ fn read_from(
     if mount.only_submits() {
         return crate::asynchronous::read_now(task, file, sink, len, args());
     }
-    let cx = task.context();
+    let cx = task.context(mount.origin);
     let read = mount.move_data(Op::READ, len, |fs| {
         let mut out = ReadBuf::new(sink, len);
         fs.read(&cx, open, args(), &mut out)?;
@@ -581,7 +581,7 @@ fn write_to<S: WriteSource>(
     // See `read_from`.
     let args = || WriteArgs { offset, flags, lock_owner: None, kill_suidgid, from_cache: false };
     let mut source = source(len);
-    let cx = task.context();
+    let cx = task.context(mount.origin);
     let mut result = Err(Errno::ENOSYS);
     if !mount.only_submits() {
         result = mount.move_data(Op::WRITE, len, |fs| {
@@ -608,7 +608,7 @@ fn sync(task: &Task, file: &Description, op: IoOp) -> Result<(), Errno> {
     if mount.caps().submits {
         return ignore_missing(crate::asynchronous::sync_now(task, file, op));
     }
-    let cx = task.context();
+    let cx = task.context(mount.origin);
     ignore_missing(match op {
         IoOp::Fsync { file, datasync } => mount.call(Op::FSYNC, |fs| fs.fsync(&cx, file, datasync)),
         IoOp::Fsyncdir { dir, datasync } => {
@@ -647,7 +647,7 @@ fn target(
 }
 
 fn find(task: &Task, file: &Description, open: File, from: u64, data: bool) -> Result<u64, Errno> {
-    let cx = task.context();
+    let cx = task.context(file.mount().origin);
     let whence = if data { Whence::Data } else { Whence::Hole };
     match file.mount().call(Op::LSEEK, |fs| fs.lseek(&cx, open, from, whence)) {
         // If the file system has no lseek, the whole file is data, with a hole at its end.

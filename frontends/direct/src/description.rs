@@ -272,7 +272,7 @@ impl Description {
         if self.kind == FileKind::Directory || !self.needs_flush && !self.may_hold_locks() {
             return Ok(());
         }
-        let cx = task.context();
+        let cx = task.context(mount.origin);
         match mount.call(Op::FLUSH, |fs| fs.flush(&cx, file, owner)) {
             Err(defuse_fs::Errno::ENOSYS) => Ok(()),
             result => result,
@@ -291,7 +291,7 @@ impl Drop for Description {
         let mount = &self.here.mount;
         if let Ok(file) = self.file() {
             let owner = LockOwner(self.id);
-            let cx = self.who.context();
+            let cx = self.who.context(mount.origin);
             if self.kind == FileKind::Directory {
                 let _ = mount.call(Op::RELEASEDIR, |fs| fs.releasedir(&cx, file));
             } else {
@@ -308,7 +308,7 @@ impl Drop for Description {
         }
         if let Some(fh) = self.pin {
             let file = File { ino: self.here.node.ino(), fh };
-            let cx = self.who.context();
+            let cx = self.who.context(mount.origin);
             let args = ReleaseArgs::default();
             let _ = mount.call(Op::RELEASE, |fs| fs.release(&cx, file, args));
         }

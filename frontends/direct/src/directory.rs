@@ -30,7 +30,7 @@ impl Client {
         if dir.kind != FileKind::Directory {
             return Err(Errno::ENOTDIR.into());
         }
-        let cx = task.context();
+        let cx = task.context(dir.mount().origin);
         let listed = dir.with_position(|from| {
             let mut following = Following { sink, next: from, refused: false, added: false };
             let result = dir.mount().call(Op::READDIR, |fs| {

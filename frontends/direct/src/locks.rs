@@ -38,7 +38,7 @@ impl Client {
         let request = request(task, file, family, lock, false)?;
         let mount = file.mount();
         file.will_be_locked();
-        let cx = task.context();
+        let cx = task.context(mount.origin);
         Ok(mount.call(Op::SETLK, |fs| match mount.has_locks() {
             true => fs.setlk(&cx, open, &request),
             false => mount.locks.set(open.ino.0, &request),
@@ -73,7 +73,7 @@ impl Client {
         let mount = file.mount();
         file.will_be_locked();
         let ending = Ending { callback, file: Some(Arc::clone(file)) };
-        let (pending, wait) = prepare_wait(task, mount.recorder(), (open, request), ending);
+        let (pending, wait) = prepare_wait(task, mount, (open, request), ending);
         match mount.has_locks() {
             true => setlkw(file, wait),
             false => mount.locks.wait(open.ino.0, wait),
@@ -120,7 +120,7 @@ impl Client {
         let open = file.file()?;
         let request = LockRequest { wait: false, ..raw_request(task, file, family, lock, false) };
         let mount = file.mount();
-        let cx = task.context();
+        let cx = task.context(mount.origin);
         Ok(mount.call(Op::GETLK, |fs| match mount.has_locks() {
             true => fs.getlk(&cx, open, &request),
             false => mount.locks.conflict(open.ino.0, &request),

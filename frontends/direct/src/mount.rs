@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use defuse_fs::locks::LockQueue;
 use defuse_fs::{
-    Attr, Caps, Entry, Errno, FileSystem, Ino, Lifecycle, LockSupport, Name, Notify, PollHandle,
-    Recalled, Result, Versions, Xattr, XattrName,
+    Attr, Caps, Entry, Errno, FileSystem, Ino, Lifecycle, LockSupport, Name, Notify, Origin,
+    PollHandle, Recalled, Result, Versions, Xattr, XattrName,
 };
 use defuse_probe::{Op, Recorder, Snapshot, clock};
 
@@ -35,6 +35,8 @@ pub struct Mount {
     pub(crate) root: Arc<Node>,
     pub(crate) spot: Spot,
     pub(crate) core: Arc<Core>,
+    /// The identity of the mount, in the contexts of its operations.
+    pub(crate) origin: Origin,
     caps: Caps,
     read_only: bool,
     pub(crate) noexec: bool,
@@ -74,9 +76,10 @@ impl Mount {
         let core = Core::new(fs, recorder);
         let caps = guarded(|| Ok(core.fs.caps()))?;
         let names = Arc::new(Names::new(settings.names, core.fresh.clone()));
+        let origin = Origin::new();
         let notify = CacheNotify { names: Arc::downgrade(&names), core: Arc::downgrade(&core) };
         guarded(|| {
-            core.fs.attached(Arc::new(notify));
+            core.fs.attached(origin, Arc::new(notify));
             Ok(())
         })?;
         let root = core.node(Ino::ROOT, defuse_fs::FileKind::Directory, 0);
@@ -85,6 +88,7 @@ impl Mount {
             root,
             spot,
             core,
+            origin,
             read_only: settings.read_only || caps.read_only,
             caps,
             noexec: settings.noexec,
@@ -218,7 +222,7 @@ impl Mount {
             None => {}
         }
         let ticket = self.names.ticket(dir.ino(), bytes);
-        let cx = who.context();
+        let cx = who.context(self.origin);
         match self.call(Op::LOOKUP, |fs| fs.lookup(&cx, dir.ino(), name)) {
             Ok(entry) => {
                 let node = self.adopt(&entry, ticket.moment);
@@ -248,7 +252,9 @@ impl Mount {
     fn keep_missing(&self, ticket: Ticket, place: (Ino, &[u8])) {
         let valid = match self.caps.negative_valid_for.is_zero() {
             true => Duration::ZERO,
-            false => guarded(|| Ok(self.core.fs.negative_valid_for())).unwrap_or_default(),
+            false => {
+                guarded(|| Ok(self.core.fs.negative_valid_for(self.origin))).unwrap_or_default()
+            }
         };
         if let Some(lasts) = self.core.fresh.name(ticket.moment, place, valid) {
             self.names.keep(ticket, place, None, lasts);
@@ -265,7 +271,7 @@ impl Mount {
         if dir.ino() == Ino::ROOT {
             return Ok(None);
         }
-        let (cx, moment) = (who.context(), self.moment());
+        let (cx, moment) = (who.context(self.origin), self.moment());
         let entry = self.call(Op::LOOKUP, |fs| fs.lookup_parent(&cx, dir.ino()))?;
         if entry.ino == Ino::ROOT {
             return Ok(Some(Arc::clone(&self.root)));
@@ -310,7 +316,7 @@ impl Mount {
         who: &Credentials,
     ) -> Result<Attr> {
         let version = node.version();
-        let cx = who.context();
+        let cx = who.context(self.origin);
         let attr = self.call(Op::GETATTR, |fs| fs.getattr(&cx, node.ino(), fh))?;
         node.keep_attr(&attr, version);
         Ok(attr)
@@ -347,7 +353,7 @@ impl Mount {
     /// The access ACL of an inode, from the file system.
     fn fresh_acl(&self, ino: Ino, who: &Credentials) -> Result<Option<Box<[u8]>>> {
         const ROOM: usize = 64 << 10;
-        let cx = who.context();
+        let cx = who.context(self.origin);
         let name = XattrName::new(b"system.posix_acl_access")?;
         match self.call(Op::GETXATTR, |fs| fs.getxattr(&cx, ino, name, ROOM)) {
             Ok(Xattr::Value(list)) => Ok(Some(list.into_boxed_slice())),
@@ -368,7 +374,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         self.names.clear();
-        let durable = guarded(|| self.core.fs.detached());
+        let durable = guarded(|| self.core.fs.detached(self.origin));
         // Only this end of the mount sets it.
         let _ = self.durable.set(durable);
     }

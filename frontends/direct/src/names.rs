@@ -32,7 +32,7 @@ impl Client {
         spot.check(&who)?;
         // Linux ignores all other bits in mkdir.
         let node = self.new_node(&spot.dir, FileKind::Directory, mode & 0o1777, task, &who)?;
-        let (cx, name) = (who.context(), spot.last.name()?);
+        let (cx, name) = (who.context(spot.dir.mount.origin), spot.last.name()?);
         let Here { node: dir, mount } = &spot.dir;
         let entry = mount.call(Op::MKDIR, |fs| fs.mkdir(&cx, dir.ino(), name, &node));
         self.made(&spot, entry.map_err(without))
@@ -61,7 +61,7 @@ impl Client {
         }
         let mut node = self.new_node(&spot.dir, kind, mode, task, &who)?;
         node.rdev = if device { rdev } else { 0 };
-        let (cx, name) = (who.context(), spot.last.name()?);
+        let (cx, name) = (who.context(spot.dir.mount.origin), spot.last.name()?);
         let Here { node: dir, mount } = &spot.dir;
         let entry = mount.call(Op::MKNOD, |fs| fs.mknod(&cx, dir.ino(), name, &node));
         self.made(&spot, entry.map_err(without))
@@ -78,7 +78,7 @@ impl Client {
         let spot = self.spot_for_new(task, &who, (at, path), false)?;
         spot.check(&who)?;
         let node = self.new_node(&spot.dir, FileKind::Symlink, 0o777, task, &who)?;
-        let (cx, name) = (who.context(), spot.last.name()?);
+        let (cx, name) = (who.context(spot.dir.mount.origin), spot.last.name()?);
         let Here { node: dir, mount } = &spot.dir;
         let entry = mount.call(Op::SYMLINK, |fs| fs.symlink(&cx, dir.ino(), name, target, &node));
         self.made(&spot, entry.map_err(without))
@@ -100,7 +100,7 @@ impl Client {
         if here.node.kind() != FileKind::Symlink {
             return Err(Errno::EINVAL.into());
         }
-        let cx = who.context();
+        let cx = who.context(here.mount.origin);
         Ok(here.mount.call(Op::READLINK, |fs| fs.readlink(&cx, here.node.ino()))?)
     }
 
@@ -136,7 +136,7 @@ impl Client {
         if source.node.is_dir() {
             return Err(Errno::EPERM.into());
         }
-        let (cx, name) = (who.context(), spot.last.name()?);
+        let (cx, name) = (who.context(spot.dir.mount.origin), spot.last.name()?);
         let (ino, dir) = (source.node.ino(), spot.dir.node.ino());
         let entry = spot.dir.mount.call(Op::LINK, |fs| fs.link(&cx, ino, dir, name));
         source.node.changed();
@@ -158,7 +158,7 @@ impl Client {
         if found.is_dir() {
             return Err(Errno::EISDIR.into());
         }
-        let (cx, name) = (who.context(), last.name()?);
+        let (cx, name) = (who.context(dir.mount.origin), last.name()?);
         let Here { node, mount } = &dir;
         let result = mount.call(Op::UNLINK, |fs| fs.unlink(&cx, node.ino(), name));
         found.changed();
@@ -187,7 +187,7 @@ impl Client {
         if found.is_mount_point() {
             return Err(Errno::EBUSY.into());
         }
-        let (cx, name) = (who.context(), last.name()?);
+        let (cx, name) = (who.context(dir.mount.origin), last.name()?);
         let Here { node, mount } = &dir;
         let result = mount.call(Op::RMDIR, |fs| fs.rmdir(&cx, node.ino(), name));
         found.changed();
@@ -242,7 +242,7 @@ impl Client {
         if busy {
             return Err(Errno::EBUSY.into());
         }
-        let cx = who.context();
+        let cx = who.context(old_dir.mount.origin);
         let (from, to) = ((old_dir.node.ino(), old.name()?), (new_dir.node.ino(), new.name()?));
         let mount = &old_dir.mount;
         let op = if flags.0 == 0 { Op::RENAME } else { Op::RENAME2 };

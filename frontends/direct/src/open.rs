@@ -190,14 +190,14 @@ impl Opening<'_> {
     }
 
     fn directory(&self, here: Here) -> Result<Arc<Description>> {
-        let cx = self.who.context();
+        let cx = self.who.context(here.mount.origin);
         let flags = OpenFlags(self.flags);
         let opened = here.mount.call(Op::OPENDIR, |fs| fs.opendir(&cx, here.node.ino(), flags))?;
         self.describe(here, Some(opened))
     }
 
     fn regular(&self, found: Subject<'_>) -> Result<Arc<Description>> {
-        let cx = self.who.context();
+        let cx = self.who.context(found.mount.origin);
         let truncates = self.has(OpenFlags::TRUNC);
         let by_open = truncates && found.mount.caps().open_truncates;
         let left_out = CREATION & !OpenFlags::TRUNC | if by_open { 0 } else { OpenFlags::TRUNC };
@@ -226,7 +226,7 @@ impl Opening<'_> {
         let pin = if here.node.has_lookups() || here.node.kind() != FileKind::Regular {
             None
         } else {
-            let cx = self.who.context();
+            let cx = self.who.context(here.mount.origin);
             let args = OpenArgs::default();
             let opened = here.mount.call(Op::OPEN, |fs| fs.open(&cx, here.node.ino(), args))?;
             Some(opened.fh)
@@ -354,7 +354,7 @@ impl Opening<'_> {
         let flags = self.flags & !(CREATION & !(OpenFlags::CREAT | OpenFlags::EXCL));
         let flags = OpenFlags(flags | OpenFlags::CREAT | OpenFlags::EXCL);
         let args = OpenArgs { flags, kill_suidgid: false };
-        let (cx, moment) = (self.who.context(), dir.mount.moment());
+        let (cx, moment) = (self.who.context(dir.mount.origin), dir.mount.moment());
         let made =
             dir.mount.call(Op::CREATE, |fs| fs.create(&cx, dir.node.ino(), name, &node, args));
         let (entry, opened) = made?;
@@ -371,7 +371,7 @@ impl Opening<'_> {
         let node = self.client.new_node(&dir, FileKind::Regular, self.mode, self.task, self.who)?;
         let flags = OpenFlags(self.flags & !(CREATION & !OpenFlags::EXCL));
         let args = OpenArgs { flags, kill_suidgid: false };
-        let cx = self.who.context();
+        let cx = self.who.context(dir.mount.origin);
         let ino = dir.node.ino();
         let made = dir.mount.call(Op::TMPFILE, |fs| fs.tmpfile(&cx, ino, &node, args));
         let (entry, opened) = made.map_err(crate::data::unsupported)?;

@@ -133,7 +133,7 @@ impl Client {
         run: impl FnOnce(Subject<'_>) -> stop::Result<Option<T>>,
     ) -> stop::Result<Option<T>> {
         let done = self.start(task, (at, path), |mount, from, path| {
-            let (cx, moment) = (who.context(), mount.moment());
+            let (cx, moment) = (who.context(mount.origin), mount.moment());
             let answer = match mount.resolve(&cx, from, path)? {
                 Some(answer) => answer,
                 None => return Ok(None),
@@ -232,7 +232,7 @@ impl Mount {
     ) -> Result<Subject<'a>> {
         if self.may_resolve() {
             let moment = self.moment();
-            match self.resolve(&who.context(), dir.ino(), name.into())? {
+            match self.resolve(&who.context(self.origin), dir.ino(), name.into())? {
                 Some(Resolved::Inode { ino, attr, .. }) => {
                     return Ok(Subject::resolved(self, ino, attr, moment));
                 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
-use defuse_fs::{Caller, Context, Errno, Groups, LockOwner};
+use defuse_fs::{Caller, Context, Errno, Groups, LockOwner, Origin};
 
 use crate::credentials::{Credentials, cap};
 use crate::cwd::WorkDir;
@@ -147,8 +147,8 @@ impl Task {
 
     /// The context of an operation of this task.
     #[inline]
-    pub(crate) fn context(&self) -> Context<'_> {
-        Context::new(self.caller()).with_groups(self)
+    pub(crate) fn context(&self, origin: Origin) -> Context<'_> {
+        Context::new(self.caller()).with_groups(self).from_origin(origin)
     }
 
     /// True if writing does not clear the set-user-id bit.

@@ -353,7 +353,7 @@ impl<'a> Walk<'a> {
         if trailing {
             self.client.protected.check_link(dir, link, self.who)?;
         }
-        let cx = self.who.context();
+        let cx = self.who.context(link.mount.origin);
         let text = link.mount.call(Op::READLINK, |fs| fs.readlink(&cx, link.node.ino()))?;
         if text.is_empty() {
             return Err(Errno::ENOENT.into());

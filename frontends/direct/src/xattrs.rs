@@ -117,14 +117,14 @@ impl Client {
 fn get(here: &Here, who: &Credentials, name: &[u8], room: usize) -> Result<Xattr, Errno> {
     let checked = XattrName::new(name)?;
     may_read(here, who, name)?;
-    let cx = who.context();
+    let cx = who.context(here.mount.origin);
     let room = room.min(VALUE_MAX);
     let got = here.mount.call(Op::GETXATTR, |fs| fs.getxattr(&cx, here.node.ino(), checked, room));
     got.map_err(crate::data::unsupported)
 }
 
 fn list(here: &Here, who: &Credentials, room: usize) -> Result<Xattr, Errno> {
-    let cx = who.context();
+    let cx = who.context(here.mount.origin);
     let room = room.min(VALUE_MAX);
     let listed = here.mount.call(Op::LISTXATTR, |fs| fs.listxattr(&cx, here.node.ino(), room));
     match listed {
@@ -152,7 +152,7 @@ fn set(
         let attr = here.mount.attr(&here.node, who)?;
         flags.clear_sgid = !keeps_sgid(who, attr.gid);
     }
-    let cx = who.context();
+    let cx = who.context(here.mount.origin);
     let ino = here.node.ino();
     let result = here.mount.call(Op::SETXATTR, |fs| fs.setxattr(&cx, ino, checked, value, flags));
     here.node.changed();
@@ -162,7 +162,7 @@ fn set(
 fn remove(here: &Here, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
     let checked = XattrName::new(name)?;
     may_write(here, who, name)?;
-    let cx = who.context();
+    let cx = who.context(here.mount.origin);
     let ino = here.node.ino();
     let result = here.mount.call(Op::REMOVEXATTR, |fs| fs.removexattr(&cx, ino, checked));
     here.node.changed();

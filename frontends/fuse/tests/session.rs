@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use defuse_fs::{
     Attr, CacheMode, Caps, Context, DirBuf, DirItem, Entry, Errno, FailureDomain, Fh, File,
     FileKind, FileSystem, Ino, Io, IoOp, Lifecycle, LockRequest, LockSupport, LockType, LockWait,
-    Name, NewNode, Notify, OpenArgs, Opened, PollHandle, ReadArgs, ReadBuf, Result, SetAttr,
-    Timestamp, WriteArgs, WriteBuf,
+    Name, NewNode, Notify, OpenArgs, Opened, Origin, PollHandle, ReadArgs, ReadBuf, Result,
+    SetAttr, Timestamp, WriteArgs, WriteBuf,
 };
 use defuse_fuse::mount::{self, MountOptions, UnmountError};
 use defuse_fuse::{IoUring, ResizeError, Session, SessionOptions, ThreadPolicy};
@@ -149,10 +149,10 @@ impl FileSystem for Scripted {
         let locks = LockSupport::FileSystem;
         Caps { locks, exclusive: true, submits, birth_times, ..Caps::default() }
     }
-    fn attached(&self, notify: Arc<dyn Notify>) {
+    fn attached(&self, _: Origin, notify: Arc<dyn Notify>) {
         *self.notify.lock().unwrap() = Some(notify);
     }
-    fn detached(&self) -> Result<()> {
+    fn detached(&self, _: Origin) -> Result<()> {
         self.detached.store(true, Ordering::Release);
         Ok(())
     }

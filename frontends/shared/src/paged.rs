@@ -16,7 +16,7 @@ use defuse_cache::PolicyKind;
 use defuse_connection::PageSource;
 use defuse_fs::{
     Attr, Caller, Context, CopyRange, Entry, Errno, Fallocate, Fh, Figure, File, FileSystem, Ino,
-    IoctlArgs, IoctlReply, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, PollHandle,
+    IoctlArgs, IoctlReply, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle,
     ReadArgs, ReadBuf, Recalled, ReleaseArgs, Result, SetAttr, SliceSink, WriteArgs, WriteBuf,
     delegate,
 };
@@ -359,8 +359,9 @@ impl FileSystem for Paged {
         figures
     }
 
-    fn attached(&self, notify: Arc<dyn Notify>) {
-        self.inner.attached(Arc::new(Hearing { notify, table: Arc::clone(&self.table) }));
+    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
+        let table = Arc::clone(&self.table);
+        self.inner.attached(origin, Arc::new(Hearing { notify, table }));
     }
 
     fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {

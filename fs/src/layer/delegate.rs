@@ -41,10 +41,12 @@ macro_rules! delegate {
     // ---- the contract, one line a method -------------------------------------------------
     (@all $how:tt $skip:tt) => {
         $crate::delegate! { @bare $how $skip caps() -> $crate::Caps }
-        $crate::delegate! { @bare $how $skip negative_valid_for() -> ::std::time::Duration }
         $crate::delegate! { @bare $how $skip
-            attached(notify: ::std::sync::Arc<dyn $crate::Notify>) -> () }
-        $crate::delegate! { @bare $how $skip detached() -> $crate::Result<()> }
+            negative_valid_for(origin: $crate::Origin) -> ::std::time::Duration }
+        $crate::delegate! { @bare $how $skip attached(
+            origin: $crate::Origin, notify: ::std::sync::Arc<dyn $crate::Notify>) -> () }
+        $crate::delegate! { @bare $how $skip
+            detached(origin: $crate::Origin) -> $crate::Result<()> }
         $crate::delegate! { @bare $how $skip figures() -> ::std::vec::Vec<$crate::Figure> }
         $crate::delegate! { @bare $how $skip forget(ino: $crate::Ino, lookups: u64) -> () }
         $crate::delegate! { @bare $how $skip failure_domain(ino: $crate::Ino)

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::layer::Method;
 use crate::{
     Caller, Caps, Completion, Context, Entry, Errno, File, FileSystem, Ino, Io, IoOp, LockWait,
-    Name, NewNode, OpenArgs, Opened, ReadArgs, ReadBuf, ReadSink, Result, WriteArgs, WriteBuf,
-    WriteSource, delegate,
+    Name, NewNode, OpenArgs, Opened, Origin, ReadArgs, ReadBuf, ReadSink, Result, WriteArgs,
+    WriteBuf, WriteSource, delegate,
 };
 
 /// The interval at which a delayed operation checks for an interrupt.
@@ -226,10 +226,10 @@ impl<F: FileSystem + 'static> FileSystem for Fault<F> {
 
     /// Counts as [`Method::Syncfs`]. If a rule fails it, the inner file system is detached
     /// nevertheless.
-    fn detached(&self) -> Result<()> {
-        let cx = Context::new(Caller::default());
+    fn detached(&self, origin: Origin) -> Result<()> {
+        let cx = Context::new(Caller::default()).from_origin(origin);
         let judged = self.limited(Method::Syncfs, &cx, |_, _| Ok(()));
-        let detached = self.inner.detached();
+        let detached = self.inner.detached(origin);
         judged.and(detached)
     }
 
@@ -480,9 +480,9 @@ mod tests {
     #[test]
     fn a_failing_syncfs_also_fails_detaching() {
         let (layer, _) = layer();
-        assert_eq!(layer.detached(), Ok(()));
+        assert_eq!(layer.detached(Origin::NONE), Ok(()));
         layer.set_rules(&[rule(Some(Method::Syncfs), When::Always, Action::Fail(Errno::ENOSPC))]);
-        assert_eq!(layer.detached(), Err(Errno::ENOSPC));
+        assert_eq!(layer.detached(Origin::NONE), Err(Errno::ENOSPC));
     }
 
     #[test]

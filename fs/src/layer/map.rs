@@ -2,7 +2,7 @@
 
 use crate::{
     AccessMask, CopyRange, DirBuf, Fallocate, Fh, File, Ino, Io, IoctlArgs, LockOwner, LockRequest,
-    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, PollHandle, ReadArgs,
+    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Origin, PollHandle, ReadArgs,
     ReadBuf, ReleaseArgs, RenameFlags, SetAttr, SetXattrFlags, Whence, WriteArgs, WriteBuf,
     XattrName,
 };
@@ -60,7 +60,7 @@ no_inos! {
     Name<'_>, NormalPath<'_>, XattrName<'_>, &NewNode<'_>, &SetAttr, &[u8], &LockRequest, &IoctlArgs<'_>,
     &mut ReadBuf<'_>, &mut WriteBuf<'_>, &mut DirBuf<'_>, RenameFlags, AccessMask, SetXattrFlags,
     OpenArgs, OpenFlags, ReadArgs, WriteArgs, LockOwner, ReleaseArgs, Fallocate, Whence,
-    Option<Fh>, Option<PollHandle>, usize, u64, u32, bool, std::sync::Arc<dyn Notify>,
+    Option<Fh>, Option<PollHandle>, Origin, usize, u64, u32, bool, std::sync::Arc<dyn Notify>,
 }
 
 impl MapInos for CopyRange {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::layer::MapInos;
 use crate::notify::Renumbered;
 use crate::{
-    Caller, Context, CopyRange, Entry, Errno, FileKind, FileSystem, Ino, Name, Notify, Result,
-    delegate,
+    Caller, Context, CopyRange, Entry, Errno, FileKind, FileSystem, Ino, Name, Notify, Origin,
+    Result, delegate,
 };
 
 /// A directory of the inner file system as the root. `..` does not leave it. A directory that
@@ -67,9 +67,10 @@ impl<F: FileSystem> Drop for Subdir<F> {
 impl<F: FileSystem> FileSystem for Subdir<F> {
     delegate!(map inner, except attached, forget, lookup_parent, copy_file_range);
 
-    fn attached(&self, notify: Arc<dyn Notify>) {
+    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
         let base = self.base;
-        self.inner.attached(Arc::new(Renumbered::new(notify, move |ino| outer(base, ino))));
+        let map = move |ino| outer(base, ino);
+        self.inner.attached(origin, Arc::new(Renumbered::new(notify, map)));
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {

@@ -7,7 +7,7 @@ use crate::{
     AccessMask, Attr, Caps, Context, CopyRange, Denied, DirBuf, DirItem, DirSink, Entry, Errno,
     Fallocate, Fh, Figure, File, FileKind, FileSystem, Ino, Io, IoOp, IoctlArgs, IoctlReply,
     Lifecycle, Lock, LockOwner, LockRequest, LockSupport, LockWait, Name, NewNode, NormalPath,
-    Notify, OpenArgs, OpenFlags, Opened, PollHandle, Push, ReadArgs, ReadBuf, ReleaseArgs,
+    Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle, Push, ReadArgs, ReadBuf, ReleaseArgs,
     RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf,
     Xattr, XattrName,
 };
@@ -143,7 +143,11 @@ impl FileSystem for Namespace {
             backing_files: any(|caps| caps.backing_files),
             security_labels: every(|caps| caps.security_labels),
             birth_times: any(|caps| caps.birth_times),
-            negative_valid_for: self.negative_valid_for(),
+            negative_valid_for: self
+                .caps_of_all()
+                .map(|caps| caps.negative_valid_for)
+                .min()
+                .unwrap_or_default(),
             time_granularity_ns: self
                 .caps_of_all()
                 .map(|caps| caps.time_granularity_ns)
@@ -157,20 +161,21 @@ impl FileSystem for Namespace {
         }
     }
 
-    fn negative_valid_for(&self) -> Duration {
-        let times = self.members.iter().map(|member| member.fs.negative_valid_for());
+    fn negative_valid_for(&self, origin: Origin) -> Duration {
+        let times = self.members.iter().map(|member| member.fs.negative_valid_for(origin));
         times.min().unwrap_or_default()
     }
 
-    fn attached(&self, notify: Arc<dyn Notify>) {
+    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
         for (index, member) in self.members.iter().enumerate() {
             let map = move |ino| outer(index, ino);
-            member.fs.attached(Arc::new(Renumbered::new(Arc::clone(&notify), map)));
+            let notify = Arc::new(Renumbered::new(Arc::clone(&notify), map));
+            member.fs.attached(origin, notify);
         }
     }
 
-    fn detached(&self) -> Result<()> {
-        self.all(|fs| fs.detached())
+    fn detached(&self, origin: Origin) -> Result<()> {
+        self.all(|fs| fs.detached(origin))
     }
 
     /// None: each file system has its own, by the same names.

@@ -7,14 +7,14 @@ use super::{Member, Namespace, Unfit};
 use crate::layer::testing::{cx, name, node, read, tree, write};
 use crate::{
     Attr, Caller, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, Fh, File, FileSystem,
-    Ino, Name, NoNotify, NormalPath, OpenArgs, RenameFlags, Resolved, Result, SetAttr,
+    Ino, Name, NoNotify, NormalPath, OpenArgs, Origin, RenameFlags, Resolved, Result, SetAttr,
 };
 
 fn fs() -> Namespace {
     let member = |path: &str| Member { path: path.to_owned(), fs: tree() };
     let members = ["fast", "far/one", "far/two"].map(member).into();
     let fs = Namespace::new(members, Caller { uid: 3, gid: 4, pid: 0 }).unwrap();
-    fs.attached(Arc::new(NoNotify));
+    fs.attached(Origin::new(), Arc::new(NoNotify));
     fs
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use crate::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, DirItem, Entry, Errno, Fallocate, Fh, File,
     FileKind, FileSystem, Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, Name, NewNode,
-    Notify, OpenArgs, OpenFlags, Opened, PollHandle, Push, ReadArgs, ReadBuf, ReleaseArgs,
+    Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle, Push, ReadArgs, ReadBuf, ReleaseArgs,
     RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr,
     XattrName,
 };
@@ -198,12 +198,12 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
         Caps { submits: false, readdir_entries: false, ..self.caps.caps.clone() }
     }
 
-    fn attached(&self, notify: Arc<dyn Notify>) {
-        self.inner.attached(notify);
+    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
+        self.inner.attached(origin, notify);
     }
 
-    fn detached(&self) -> Result<()> {
-        self.inner.detached()
+    fn detached(&self, origin: Origin) -> Result<()> {
+        self.inner.detached(origin)
     }
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
@@ -414,7 +414,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
 
     fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
         // Called only once, so that an interrupt must not end it.
-        let cx = &Context::new(cx.caller);
+        let cx = &Context::new(cx.caller).from_origin(cx.origin);
         self.names.close_handle(file.ino, file.fh);
         let held = match self.caps.handles_survive_unlink {
             true => None,
@@ -527,7 +527,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
     }
 
     fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {
-        let cx = &Context::new(cx.caller);
+        let cx = &Context::new(cx.caller).from_origin(cx.origin);
         let open = self.dirs.remove(dir.fh)?;
         let held = match self.caps.handles_survive_unlink {
             true => None,

@@ -34,9 +34,9 @@ use std::sync::Arc;
 
 use crate::{
     AccessMask, Attr, Context, Errno, Fallocate, IoctlArgs, IoctlReply, Lock, LockOwner,
-    LockRequest, NewNode, Notify, OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs, ReadBuf,
-    ReleaseArgs, RenameFlags, Result, SetAttr, SetTime, SetXattrFlags, StatFs, Whence, WriteArgs,
-    WriteBuf, Xattr, XattrName,
+    LockRequest, NewNode, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle, ReadArgs,
+    ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetTime, SetXattrFlags, StatFs, Whence,
+    WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 /// A file system in terms of paths.
@@ -53,11 +53,11 @@ pub trait PathFileSystem: Send + Sync {
 
     /// Called once by each frontend when it is ready. `notify` uses the adapter's inode numbers,
     /// which [`PathAdapter::ino_of`] returns.
-    fn attached(&self, notify: Arc<dyn Notify>) {}
+    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {}
 
     /// Called by each frontend after its last operation. Makes all acknowledged changes durable
     /// that the file system has kept in memory, or fails.
-    fn detached(&self) -> Result<()> {
+    fn detached(&self, origin: Origin) -> Result<()> {
         Ok(())
     }
 

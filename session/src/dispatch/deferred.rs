@@ -88,7 +88,7 @@ impl Dispatcher {
         let interrupt = self.begin_deferred(call);
         let completion = Box::new(self.completion(call, reply, whole));
         let io = Io::new(op, call.cx.caller, call.unique, interrupt, completion);
-        self.fs.submit(io.with_groups(Arc::clone(&self.groups)));
+        self.fs.submit(io.with_groups(Arc::clone(&self.groups)).from_origin(self.origin));
     }
 
     /// Waits for a lock.
@@ -103,7 +103,7 @@ impl Dispatcher {
         let answer = move |taken: Result<()>| completion.finish(taken.map(|()| 0));
         let (caller, answer) = (call.cx.caller, Box::new(answer));
         let wait = LockWait::new((file, lock), caller, call.unique, interrupt, answer);
-        self.fs.setlkw(wait.with_groups(Arc::clone(&self.groups)));
+        self.fs.setlkw(wait.with_groups(Arc::clone(&self.groups)).from_origin(self.origin));
     }
 
     fn begin_deferred(&self, call: &Call<'_>) -> Arc<InterruptToken> {

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use defuse_fs::{
     AccessMask, Caller, Context, Errno, FailureDomain, Fh, File, FileSystem, Groups, Ino,
-    Interrupted, Lifecycle, Name, Result,
+    Interrupted, Lifecycle, Name, Origin, Result,
 };
 use defuse_probe::Recorder;
 use defuse_probe::clock::Moment;
@@ -60,6 +60,8 @@ pub(crate) struct Dispatcher {
     /// The requests come from the kernel, which vouches for their callers, and not from a client over a
     /// socket.
     is_kernel: bool,
+    /// The identity of the session, in the context of each request.
+    pub(crate) origin: Origin,
     groups: Arc<dyn Groups>,
     memory: Option<Arc<dyn SharedMemory>>,
 }
@@ -139,7 +141,7 @@ struct Call<'a> {
 impl Dispatcher {
     /// A dispatcher from `peer` to `fs`.
     pub(crate) fn new(
-        fs: Arc<dyn FileSystem>,
+        (fs, origin): (Arc<dyn FileSystem>, Origin),
         notify: Arc<KernelNotify>,
         negotiated: Negotiated,
         options: &SessionOptions,
@@ -165,6 +167,7 @@ impl Dispatcher {
         let backings = device.filter(|_| negotiated.uses(abi::FUSE_PASSTHROUGH)).map(Backings::new);
         Dispatcher {
             fs,
+            origin,
             notify,
             recorder: if options.statistics { Recorder::new() } else { Recorder::off() },
             negotiated,
@@ -201,7 +204,8 @@ impl Dispatcher {
         let caller = Caller { uid: request.uid, gid: request.gid, pid: request.pid };
         let call = Call {
             cx: Context::with_interrupt(caller, request.unique, interrupt)
-                .with_groups(&*self.groups),
+                .with_groups(&*self.groups)
+                .from_origin(self.origin),
             unique: request.unique,
             opcode: request.opcode,
             ino: Ino(request.nodeid),

@@ -34,7 +34,7 @@ impl Dispatcher {
             Ok(entry) => self.send_entry(&entry, reply),
             Err(Errno::ENOENT) => {
                 let valid = match self.may_cache_missing {
-                    true => self.fs.negative_valid_for(),
+                    true => self.fs.negative_valid_for(self.origin),
                     false => Duration::ZERO,
                 };
                 if self.timeouts.negative.unwrap_or(valid).is_zero() {

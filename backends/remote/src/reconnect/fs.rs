@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use defuse_fs::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, Fallocate,
     Fh, Figure, File, FileSystem, Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest,
-    LockType, LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, PollHandle, ReadArgs,
-    ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags, SliceSource, StatFs, Whence,
-    WriteArgs, WriteBuf, Xattr, XattrName,
+    LockType, LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle,
+    ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags, SliceSource,
+    StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 use super::attempt::Attempt;
@@ -22,13 +22,13 @@ impl FileSystem for Reconnecting {
         self.caps.clone()
     }
 
-    fn attached(&self, notify: Arc<dyn Notify>) {
-        self.link.attach(notify);
+    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
+        self.link.attach(origin, notify);
     }
 
-    fn detached(&self) -> Result<()> {
+    fn detached(&self, origin: Origin) -> Result<()> {
         let present = self.link.present();
-        if present.remote.is_dead() { Ok(()) } else { present.remote.detached() }
+        if present.remote.is_dead() { Ok(()) } else { present.remote.detached(origin) }
     }
 
     fn figures(&self) -> Vec<Figure> {

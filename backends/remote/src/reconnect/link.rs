@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use defuse_fs::{Context, Errno, FileSystem, Notify, Renumbered, Result};
+use defuse_fs::{Context, Errno, FileSystem, Notify, Origin, Renumbered, Result};
 
 use super::Present;
 use super::table::{Epoch, Table};
@@ -32,8 +32,11 @@ pub(super) struct Link {
     outage: Mutex<Outage>,
     over: Condvar,
     table: Arc<Mutex<Table>>,
-    listeners: Mutex<Vec<Arc<dyn Notify>>>,
+    listeners: Mutex<Vec<Listener>>,
 }
+
+/// A frontend, and its notifier.
+type Listener = (Origin, Arc<dyn Notify>);
 
 /// The time without a server.
 #[derive(Default)]
@@ -87,15 +90,15 @@ impl Link {
         Arc::clone(&self.present.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(super) fn attach(&self, notify: Arc<dyn Notify>) {
-        lock(&self.listeners).push(Arc::clone(&notify));
-        self.attach_to(&self.present(), notify);
+    pub(super) fn attach(&self, origin: Origin, notify: Arc<dyn Notify>) {
+        lock(&self.listeners).push((origin, Arc::clone(&notify)));
+        self.attach_to(&self.present(), (origin, notify));
     }
 
-    fn attach_to(&self, connected: &Connected, notify: Arc<dyn Notify>) {
+    fn attach_to(&self, connected: &Connected, (origin, notify): Listener) {
         let (table, epoch) = (Arc::clone(&self.table), connected.epoch);
         let map = move |ino| lock(&table).outer_in(ino, epoch);
-        connected.remote.attached(Arc::new(Renumbered::new(notify, map)));
+        connected.remote.attached(origin, Arc::new(Renumbered::new(notify, map)));
     }
 
     /// A connection to a server that was alive a moment ago. Waits for one, but not beyond the limits of the
@@ -189,8 +192,8 @@ impl Link {
         let (path, after) = (self.path.display(), taken.unwrap_or_default());
         log::warn!("a server at {path} answers after {after:.1?}: calls continue with it");
         let listeners = lock(&self.listeners).clone();
-        for notify in listeners {
-            self.attach_to(&next, Arc::clone(&notify));
+        for (origin, notify) in listeners {
+            self.attach_to(&next, (origin, Arc::clone(&notify)));
             // Names and attributes may differ. An error means that the frontend keeps none.
             let _ = notify.increment_epoch();
             for ino in lock(&self.table).all() {

@@ -107,7 +107,7 @@ fn every_fsync_of_a_file_fails_until_its_data_is_written_and_other_files_go_on()
             assert_eq!(fsync(&fs, good), Ok(()));
             expect(&sim, good, format!("{round}").as_bytes());
         }
-        assert_eq!(fs.detached(), Err(Errno::EIO), "an unmount says so");
+        assert_eq!(fs.detached(defuse_fs::Origin::NONE), Err(Errno::EIO), "an unmount says so");
         assert!(!fs.engine().is_read_only());
         let bytes = [vec![1; 20_000], vec![2; 50_000]].concat();
         assert!(contents(&fs, file, 70_000) == bytes, "readers see what was written");

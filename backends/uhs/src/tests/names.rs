@@ -145,7 +145,7 @@ fn after_a_power_failure_a_directory_is_not_older_than_its_newest_entry() {
 fn an_idle_mount_does_not_wake() {
     let options = Options { commit: Some(Duration::from_millis(20)), ..OPTIONS };
     let (fs, _) = Uhs::open(Arc::new(fresh()), options, random()).unwrap();
-    fs.attached(Arc::new(NoNotify));
+    fs.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
     make(&fs, Ino::ROOT, "file", FileKind::Regular);
     let switches = || {
         let thread = |entry: std::fs::DirEntry| {
