@@ -4,7 +4,8 @@
 //! It has: synchronous inode operations, an optional asynchronous path for data and lock waits
 //! ([`FileSystem::submit`]), buffers that belong to the frontend ([`ReadBuf`], [`WriteBuf`]), a
 //! path API on top ([`path::PathFileSystem`]), layers that wrap any file system ([`layer`]), a lock
-//! manager for file locks ([`locks`]), several file systems in one tree ([`namespace`]), and the description of a kind
+//! manager for file locks ([`locks`]), several file systems in one tree ([`namespace`]), the caches of
+//! several frontends of one file system ([`frontends`]), and the description of a kind
 //! of source ([`source`]).
 //!
 //! It knows no transport, no FUSE opcode, no system call and no third-party crate.
@@ -18,6 +19,7 @@ mod context;
 mod errno;
 mod figures;
 mod file_system;
+pub mod frontends;
 mod io;
 pub mod layer;
 mod lifecycle;
@@ -42,6 +44,7 @@ pub use context::{Caller, Context, Groups, InterruptToken, Interrupted};
 pub use errno::{Errno, Result};
 pub use figures::{Figure, Unit};
 pub use file_system::FileSystem;
+pub use frontends::{Frontends, Given};
 pub use io::{Completion, Io, IoOp};
 pub use lifecycle::Lifecycle;
 pub use lock_wait::{LockAnswer, LockWait};

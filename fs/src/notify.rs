@@ -13,13 +13,13 @@ use crate::{Errno, Ino, Name, PollHandle, Result, Versions};
 /// on the same inode takes. Errors: `ENOENT` if the frontend does not know the inode (harmless),
 /// `ENOSYS` if the kernel is too old, `ENOTCONN` after the frontend has ended.
 ///
-/// An operation does not say from which frontend it comes. If it did, a file system with several frontends could
-/// tell all but that one of each change, and let kernel mounts cache names meanwhile. That cannot be right at every moment. A
-/// change must be told before it is answered, or another frontend shows the old name after that. But the kernel drops a name when
-/// all operations that change its directory are answered: two mounts, each with a change in one directory, would wait for
-/// each other. (Attributes alone would do, and save nothing: each path asks for its names, and gets attributes with
-/// them.) So such a file system gives [`versions`](Notify::versions), which are checked at each use, or lets nothing be
-/// cached. A frontend inside of the process needs no cache where the file system resolves paths.
+/// A file system with several frontends tells all of a change but the one that made it ([`Context::origin`](crate::Context)),
+/// before it answers: otherwise another frontend shows the old name after that.
+/// [`invalidate_entry`](Notify::invalidate_entry) is not for that. The kernel drops a name when all operations that change its
+/// directory are answered: two mounts, each with a change in one directory, would wait for each other.
+/// [`increment_epoch`](Notify::increment_epoch), and [`invalidate_inode`](Notify::invalidate_inode) without a range, wait for
+/// nobody. [`Frontends`](crate::Frontends) uses these two, for frontends that [drop at once](Notify::drops_at_once). To others,
+/// such a file system gives [`versions`](Notify::versions), which are checked at each use, or lets nothing be cached.
 pub trait Notify: Send + Sync {
     /// Drops cached attributes of `ino`, and the cached data in `range` (offset and length in
     /// bytes; a length of 0 means to the end); `None` keeps the data.
@@ -49,8 +49,20 @@ pub trait Notify: Send + Sync {
     /// [`FileSystem::poll`](crate::FileSystem::poll).
     fn poll_wake(&self, handle: PollHandle) -> Result<()>;
 
-    /// Invalidates all cached names at once.
+    /// Invalidates all cached names at once, also those in answers that are under way.
     fn increment_epoch(&self) -> Result<()>;
+
+    /// True if names are really dropped when [`increment_epoch`](Notify::increment_epoch) returns, and attributes when
+    /// [`invalidate_inode`](Notify::invalidate_inode) without a range does. Neither waits for an operation
+    /// of the file system then. The names and attributes in answers that are under way are not used any more, with two exceptions:
+    /// the entries of a listing, and attributes in answers to anything but `getattr`. Those are for a
+    /// file system to avoid.
+    ///
+    /// A kernel mount does so since Linux 6.16. A socket does not say when the other process has received a
+    /// notification.
+    fn drops_at_once(&self) -> bool {
+        false
+    }
 
     /// Asks the frontend to forget those of `inodes` that are unused.
     fn prune(&self, inodes: &[Ino]) -> Result<()>;
@@ -111,6 +123,9 @@ impl Notify for NoNotify {
     fn increment_epoch(&self) -> Result<()> {
         Ok(())
     }
+    fn drops_at_once(&self) -> bool {
+        true
+    }
     fn prune(&self, _: &[Ino]) -> Result<()> {
         Ok(())
     }
@@ -165,6 +180,9 @@ impl<M: Fn(Ino) -> Option<Ino> + Send + Sync> Notify for Renumbered<M> {
     }
     fn increment_epoch(&self) -> Result<()> {
         self.notify.increment_epoch()
+    }
+    fn drops_at_once(&self) -> bool {
+        self.notify.drops_at_once()
     }
     fn prune(&self, inodes: &[Ino]) -> Result<()> {
         // The root is never pruned.

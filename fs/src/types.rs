@@ -99,6 +99,11 @@ impl<'a> XattrName<'a> {
         self.0
     }
 
+    /// True for the two POSIX ACLs, acl(5), which a frontend caches together with the attributes.
+    pub fn is_acl(self) -> bool {
+        matches!(self.0, b"system.posix_acl_access" | b"system.posix_acl_default")
+    }
+
     /// The name as an `OsStr`.
     pub fn as_os_str(self) -> &'a std::ffi::OsStr {
         std::os::unix::ffi::OsStrExt::from_bytes(self.0)

@@ -138,6 +138,12 @@ impl Notify for KernelNotify {
         self.send(&Notification::IncEpoch, &[])
     }
 
+    /// fuse_notify_inc_epoch of the kernel's `fs/fuse/inode.c` increments a number, and fuse_reverse_inval_inode another one;
+    /// both have happened when write(2) returns.
+    fn drops_at_once(&self) -> bool {
+        self.recalls.is_some() && self.since(44).is_ok()
+    }
+
     fn prune(&self, inodes: &[Ino]) -> Result<()> {
         self.since(45)?;
         let nodeids: Vec<u64> = inodes.iter().map(|ino| ino.0).collect();

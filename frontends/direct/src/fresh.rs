@@ -1,5 +1,6 @@
 //! How long cached names and attributes hold: for a time, or for as long as their versions stay.
 
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -7,13 +8,34 @@ use defuse_fs::{ATTRIBUTES_HOLD, Attr, Ino, Versions};
 
 use crate::node::{expiry, now_ns};
 
-/// The versions of one file system, if it has any.
+/// The versions of one file system, if it has any, and what it has told of changes.
 #[derive(Clone, Default)]
-pub(crate) struct Fresh(Arc<OnceLock<Arc<dyn Versions>>>);
+pub(crate) struct Fresh(Arc<Told>);
+
+#[derive(Default)]
+struct Told {
+    versions: OnceLock<Arc<dyn Versions>>,
+    /// Number of notifications of changes by others.
+    changes: AtomicU64,
+    /// Number of those that concern everything.
+    epoch: AtomicU64,
+}
 
 /// The moment before a call, whose answer may be cached.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Moment(Option<u64>);
+pub(crate) struct Moment {
+    /// The version of the whole file system.
+    all: Option<u64>,
+    /// The number of notifications.
+    changes: u64,
+}
+
+impl Moment {
+    /// The moment for an answer that versions do not cover.
+    pub(crate) fn without_version(self) -> Self {
+        Moment { all: None, ..self }
+    }
+}
 
 /// How long an answer holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,27 +58,44 @@ pub(crate) struct OfInode {
 impl Fresh {
     pub(crate) fn set(&self, versions: Arc<dyn Versions>) {
         // The first ones stay: those of a second file system would not be of these inodes.
-        let _ = self.0.set(versions);
+        let _ = self.0.versions.set(versions);
     }
 
     fn get(&self) -> Option<&dyn Versions> {
-        self.0.get().map(|versions| &**versions)
+        self.0.versions.get().map(|versions| &**versions)
     }
 
     /// True if the file system tells of changes by versions.
     #[inline]
     pub(crate) fn is_versioned(&self) -> bool {
-        self.0.get().is_some()
+        self.0.versions.get().is_some()
     }
 
     /// Call it before the call whose answer is cached.
     pub(crate) fn moment(&self) -> Moment {
-        Moment(self.get().and_then(Versions::all))
+        let all = self.get().and_then(Versions::all);
+        Moment { all, changes: self.0.changes.load(SeqCst) }
     }
 
     /// The moment after the call, where the call itself was the only change since `before`.
     pub(crate) fn after_own_change(&self, before: Moment) -> Moment {
-        Moment(self.get().zip(before.0).map(|(versions, all)| versions.after_one(all)))
+        let all = self.get().zip(before.all).map(|(versions, all)| versions.after_one(all));
+        Moment { all, ..before }
+    }
+
+    /// Notes a notification of a change, before its effect on what is cached.
+    pub(crate) fn told(&self) {
+        self.0.changes.fetch_add(1, SeqCst);
+    }
+
+    /// Invalidates the attributes of all inodes.
+    pub(crate) fn increment_epoch(&self) {
+        self.0.epoch.fetch_add(1, SeqCst);
+    }
+
+    /// The number of calls of [`increment_epoch`](Fresh::increment_epoch).
+    pub(crate) fn epoch(&self) -> u64 {
+        self.0.epoch.load(SeqCst)
     }
 
     /// How long a name holds that was answered after `moment`; otherwise for `valid_for`. `None` if not at all.
@@ -87,7 +126,11 @@ impl Fresh {
             let until = if attr.btime.is_some() { expiry(ATTRIBUTES_HOLD) } else { 0 };
             Some(OfInode { attributes, rights, until })
         };
-        self.unchanged(moment, of_inode).or_else(|| until(attr.valid_for))
+        self.unchanged(moment, of_inode).or_else(|| {
+            // The answer to a lookup may be older than a change of which the file system told meanwhile.
+            let current = self.0.changes.load(SeqCst) == moment.changes;
+            if current { until(attr.valid_for) } else { None }
+        })
     }
 
     /// True if the attributes still hold.
@@ -116,7 +159,7 @@ impl Fresh {
         moment: Moment,
         get: impl FnOnce(&dyn Versions) -> Option<T>,
     ) -> Option<Lasts<T>> {
-        let (versions, since) = self.get().zip(moment.0)?;
+        let (versions, since) = self.get().zip(moment.all)?;
         let got = get(versions)?;
         (versions.all() == Some(since)).then_some(Lasts::While(got))
     }

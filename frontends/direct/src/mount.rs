@@ -245,7 +245,7 @@ impl Mount {
     /// removal by others. So the name of a file with data is cached for a time only.
     fn lasts(&self, moment: Moment, place: (Ino, &[u8]), entry: &Entry) -> Option<Lasts<u64>> {
         let has_data = entry.attr.kind == defuse_fs::FileKind::Regular;
-        let moment = if has_data { Moment::default() } else { moment };
+        let moment = if has_data { moment.without_version() } else { moment };
         self.core.fresh.name(moment, place, entry.valid_for)
     }
 
@@ -405,16 +405,22 @@ impl CacheNotify {
         self.names.upgrade().ok_or(Errno::ENOTCONN)
     }
 
-    fn node(&self, ino: Ino) -> Result<Arc<Node>> {
-        let core = self.core.upgrade().ok_or(Errno::ENOTCONN)?;
-        core.find(ino).ok_or(Errno::ENOENT)
+    fn core(&self) -> Result<Arc<Core>> {
+        self.core.upgrade().ok_or(Errno::ENOTCONN)
+    }
+
+    fn changed(&self, ino: Ino) -> Result<()> {
+        let core = self.core()?;
+        // Before the node is looked for: the answer to a lookup that makes one is then not kept.
+        core.fresh.told();
+        core.find(ino).ok_or(Errno::ENOENT)?.changed_by_others();
+        Ok(())
     }
 }
 
 impl Notify for CacheNotify {
     fn invalidate_inode(&self, ino: Ino, _: Option<(u64, u64)>) -> Result<()> {
-        self.node(ino)?.changed();
-        Ok(())
+        self.changed(ino)
     }
 
     fn invalidate_entry(&self, parent: Ino, name: Name<'_>, _: bool) -> Result<()> {
@@ -426,7 +432,7 @@ impl Notify for CacheNotify {
         self.names()?.remove(parent, name.as_bytes());
         for ino in [parent, child] {
             // An inode without a node has nothing cached.
-            let _ = self.node(ino).map(|node| node.changed());
+            let _ = self.changed(ino);
         }
         Ok(())
     }
@@ -452,10 +458,17 @@ impl Notify for CacheNotify {
     }
 
     fn increment_epoch(&self) -> Result<()> {
+        let core = self.core()?;
+        core.fresh.told();
+        core.fresh.increment_epoch();
         self.names()?.clear();
-        let core = self.core.upgrade().ok_or(Errno::ENOTCONN)?;
-        core.all().iter().for_each(|node| node.changed());
         Ok(())
+    }
+
+    /// Names have tickets and attributes have versions from before their request, so that answers under way are
+    /// not kept.
+    fn drops_at_once(&self) -> bool {
+        true
     }
 
     fn prune(&self, inodes: &[Ino]) -> Result<()> {

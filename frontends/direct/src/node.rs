@@ -6,7 +6,7 @@
 
 use std::array;
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
@@ -49,6 +49,8 @@ pub(crate) struct Node {
     /// Increased by everything that may change what permission checks use: mode, owner, group and
     /// ACL. A change of the names in a directory does not.
     rights: AtomicU64,
+    /// Number of notifications that others have changed the inode.
+    told: AtomicU64,
     /// The access time has changed since the attributes were fetched, because the file was read.
     accessed: AtomicBool,
     /// Number of mounts that cover this directory.
@@ -71,9 +73,13 @@ type CachedAcl = (Option<Box<[u8]>>, Version, u64);
 pub(crate) struct Version {
     all: u64,
     rights: u64,
+    told: Told,
     /// The moment in the file system.
     moment: Moment,
 }
+
+/// The number of notifications about one inode, and about all.
+type Told = (u64, u64);
 
 impl Node {
     pub(crate) fn ino(&self) -> Ino {
@@ -100,7 +106,19 @@ impl Node {
 
     /// The version after a request that began at `moment`.
     pub(crate) fn version_at(&self, moment: Moment) -> Version {
-        Version { all: self.version.load(Relaxed), rights: self.rights.load(Relaxed), moment }
+        let (all, rights) = (self.version.load(Relaxed), self.rights.load(Relaxed));
+        Version { all, rights, told: self.told(), moment }
+    }
+
+    fn told(&self) -> Told {
+        (self.told.load(SeqCst), self.core.fresh.epoch())
+    }
+
+    /// Invalidates cached attributes after a change by others. Unlike that of [`changed`](Node::changed), the number never goes
+    /// back when two threads call it, so that attributes which were requested before a change are
+    /// never used after it.
+    pub(crate) fn changed_by_others(&self) {
+        self.told.fetch_add(1, SeqCst);
     }
 
     /// Invalidates cached attributes. Call it after the change.
@@ -208,9 +226,10 @@ impl Node {
     /// Cached attributes whose version fits the present numbers.
     fn cached(&self, fits: impl Fn(&Version, u64, u64) -> bool) -> Option<(Attr, Lasts<OfInode>)> {
         let (all, rights) = (self.version.load(Relaxed), self.rights.load(Relaxed));
+        let told = self.told();
         let cached = lock(&self.cached);
         let (attr, of, lasts) = cached.attr.as_ref()?;
-        fits(of, all, rights).then_some((*attr, *lasts))
+        (of.told == told && fits(of, all, rights)).then_some((*attr, *lasts))
     }
 
     pub(crate) fn keep_acl(&self, acl: Option<Box<[u8]>>, version: Version, valid_for: Duration) {
@@ -223,10 +242,10 @@ impl Node {
         &self,
         decide: &mut dyn FnMut(&[u8]) -> T,
     ) -> Option<Option<T>> {
-        let rights = self.rights.load(Relaxed);
+        let (rights, told) = (self.rights.load(Relaxed), self.told());
         let cached = lock(&self.cached);
         let (acl, of, expires) = cached.acl.as_ref()?;
-        let fits = of.rights == rights && now_ns() < *expires;
+        let fits = of.rights == rights && of.told == told && now_ns() < *expires;
         fits.then(|| acl.as_deref().map(decide))
     }
 }
@@ -301,6 +320,7 @@ impl Core {
             cached: Mutex::default(),
             version: AtomicU64::new(0),
             rights: AtomicU64::new(0),
+            told: AtomicU64::new(0),
             accessed: AtomicBool::new(false),
             covers: AtomicU32::new(0),
         })
@@ -311,16 +331,6 @@ impl Core {
         let table = self.shards[ino.0 as usize % SHARDS].read();
         let table = table.unwrap_or_else(PoisonError::into_inner);
         table.find(spread(ino), |(other, _)| *other == ino)?.1.upgrade()
-    }
-
-    /// All known nodes.
-    pub(crate) fn all(&self) -> Vec<Arc<Node>> {
-        let mut all = Vec::new();
-        for shard in &self.shards {
-            let table = shard.read().unwrap_or_else(PoisonError::into_inner);
-            all.extend(table.iter().filter_map(|(_, weak)| weak.upgrade()));
-        }
-        all
     }
 
     fn remove(&self, node: &Node) {

@@ -1,0 +1,109 @@
+//! The frontends that were given the attributes of an inode.
+
+use std::array;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::Ino;
+
+const SHARDS: usize = 64;
+
+/// One bit for each frontend.
+pub(super) type Mask = u64;
+
+#[derive(Default)]
+struct Grant {
+    /// Attributes were given since the last time that they had been dropped for sure.
+    held: Mask,
+    /// Attributes were given since the last call of [`Grants::begin`] for the frontend.
+    fresh: Mask,
+    /// Calls of [`Grants::begin`] without their [`Grants::end`].
+    dropping: u32,
+}
+
+type Shard = HashMap<u64, Grant, BuildHasherDefault<NumberHasher>>;
+
+pub(super) struct Grants {
+    shards: [Mutex<Shard>; SHARDS],
+}
+
+impl Grants {
+    pub(super) fn new() -> Self {
+        Grants { shards: array::from_fn(|_| Mutex::default()) }
+    }
+
+    /// Marks that attributes are given. Called before they are read.
+    pub(super) fn give(&self, ino: Ino, mask: Mask) {
+        let mut shard = self.shard(ino);
+        let grant = shard.entry(ino.0).or_default();
+        grant.held |= mask;
+        grant.fresh |= mask;
+    }
+
+    /// Returns those of `mask` that may have the attributes. If there are any, they are told, and then
+    /// [`end`](Grants::end) is called. Until then they count as those who have them, so that another change tells
+    /// them again: it must not be answered before they have dropped the attributes.
+    pub(super) fn begin(&self, ino: Ino, mask: Mask) -> Mask {
+        let mut shard = self.shard(ino);
+        let Some(grant) = shard.get_mut(&ino.0) else { return 0 };
+        let held = grant.held & mask;
+        if held != 0 {
+            grant.fresh &= !held;
+            grant.dropping += 1;
+        }
+        held
+    }
+
+    pub(super) fn end(&self, ino: Ino) {
+        let mut shard = self.shard(ino);
+        let Some(grant) = shard.get_mut(&ino.0) else { return };
+        grant.dropping = grant.dropping.saturating_sub(1);
+        if grant.dropping == 0 {
+            grant.held &= grant.fresh;
+            if grant.held == 0 {
+                shard.remove(&ino.0);
+            }
+        }
+    }
+
+    /// Removes frontends that have ended, or are told of everything from now on.
+    pub(super) fn remove(&self, mask: Mask) {
+        for shard in &self.shards {
+            lock(shard).retain(|_, grant| {
+                grant.held &= !mask;
+                grant.fresh &= !mask;
+                grant.held != 0 || grant.dropping != 0
+            });
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).len()).sum()
+    }
+
+    fn shard(&self, ino: Ino) -> MutexGuard<'_, Shard> {
+        lock(&self.shards[ino.0 as usize % SHARDS])
+    }
+}
+
+fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Inode numbers come from the file system, so that nobody provokes collisions.
+#[derive(Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
+    }
+}
