@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use defuse_fs::{
-    Attr, Context, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, Ino, OpenArgs,
+    Attr, Context, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, Given, Ino, OpenArgs,
     OpenFlags, Opened, ReadArgs, ReadBuf, Result, SetAttr, SetTime, WriteArgs, WriteBuf,
 };
 
@@ -19,17 +20,17 @@ use crate::sync::{read, write};
 const DAY_SECS: i64 = 24 * 60 * 60;
 
 impl Memory {
-    pub(crate) fn entry(&self, inode: &Inode) -> Entry {
-        let attr = self.attr(inode);
+    pub(crate) fn entry(&self, inode: &Inode, given: Given) -> Entry {
+        let attr = self.attr(inode, given.attributes);
         // Inode numbers are never reused, so one generation is enough.
-        Entry { ino: Ino(inode.ino), generation: 0, attr, valid_for: attr.valid_for }
+        Entry { ino: Ino(inode.ino), generation: 0, attr, valid_for: given.name }
     }
 
-    pub(crate) fn attr(&self, inode: &Inode) -> Attr {
-        self.attr_of(inode, &inode.meta())
+    pub(crate) fn attr(&self, inode: &Inode, valid_for: Duration) -> Attr {
+        self.attr_of(inode, &inode.meta(), valid_for)
     }
 
-    fn attr_of(&self, inode: &Inode, meta: &Meta) -> Attr {
+    fn attr_of(&self, inode: &Inode, meta: &Meta, valid_for: Duration) -> Attr {
         if !inode.seen.load(Ordering::Relaxed) {
             inode.seen.store(true, Ordering::Relaxed);
         }
@@ -48,7 +49,7 @@ impl Memory {
             mtime: meta.mtime,
             ctime: meta.ctime,
             btime: Some(inode.btime),
-            valid_for: self.valid_for(),
+            valid_for,
         }
     }
 
@@ -90,7 +91,7 @@ impl Memory {
         if *set != SetAttr::default() {
             meta.ctime = set.ctime.unwrap_or(now);
         }
-        Ok(self.attr_of(&inode, &meta))
+        Ok(self.attr_of(&inode, &meta, self.frontends.attributes_told()))
     }
 
     /// The result of opening `inode`, with a new handle unless it is a directory.
@@ -101,25 +102,33 @@ impl Memory {
         };
         Opened {
             fh,
-            cache: self.cache_mode(),
+            cache: self.frontends.cache_mode(),
             // Flush has no effect other than releasing POSIX locks.
             no_flush: true,
             // Every write takes the lock of its file anyway.
             parallel_direct_writes: true,
-            cache_dir: inode.is_dir() && !self.shared(),
+            cache_dir: inode.is_dir() && self.frontends.caches_listings(),
             ..Opened::default()
         }
     }
 
-    /// Opens a file, or a directory if `dir` is set.
-    pub(crate) fn open_inode(&self, ino: Ino, args: OpenArgs, dir: bool) -> Result<Opened> {
+    /// Opens a file, or a directory if `dir` is set, and tells the other frontends of what that changes.
+    pub(crate) fn open_inode(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        args: OpenArgs,
+        dir: bool,
+    ) -> Result<Opened> {
         let inode = self.table.get(ino.0)?;
         if dir {
             inode.dir()?;
         }
         check_openable(&inode, args.flags)?;
         inode.change_refs(|refs| refs.opens += 1)?;
-        if let Err(errno) = self.truncate_on_open(&inode, args) {
+        let truncates = args.flags.has(OpenFlags::TRUNC) && inode.kind == FileKind::Regular;
+        let truncated = || self.truncate_on_open(&inode, args);
+        if truncates && let Err(errno) = self.change_attributes(cx, ino, truncated) {
             self.drop_refs(&inode, |refs| refs.opens -= 1);
             return Err(errno);
         }
@@ -129,14 +138,12 @@ impl Memory {
             && !args.flags.has(OpenFlags::NOATIME)
         {
             inode.change_meta().atime = self.clock.exact();
+            self.frontends.attributes_changed(cx.origin, &[ino]);
         }
         Ok(self.opened(&inode))
     }
 
-    pub(crate) fn truncate_on_open(&self, inode: &Inode, args: OpenArgs) -> Result<()> {
-        if !args.flags.has(OpenFlags::TRUNC) || inode.kind != FileKind::Regular {
-            return Ok(());
-        }
+    fn truncate_on_open(&self, inode: &Inode, args: OpenArgs) -> Result<()> {
         let mut data = write(inode.data()?);
         data.set_size(0)?;
         inode.publish(&data);
@@ -166,11 +173,13 @@ impl Memory {
         }
     }
 
-    /// Updates the access time, as relatime does.
-    pub(crate) fn touch_atime(&self, inode: &Inode) {
-        if inode.atime_is_due() {
+    /// Updates the access time, as relatime does. True if that has changed it.
+    pub(crate) fn touch_atime(&self, inode: &Inode) -> bool {
+        let due = inode.atime_is_due();
+        if due {
             inode.change_meta().atime = self.clock.exact();
         }
+        due
     }
 
     fn data_changed(&self, inode: &Inode, kill_suidgid: bool) {
@@ -200,13 +209,17 @@ impl Memory {
         operation(&*self.table.get(file.ino.0)?)
     }
 
-    pub(crate) fn read(&self, file: File, args: ReadArgs, out: &mut ReadBuf<'_>) -> Result<()> {
+    /// Returns true if the access time was changed.
+    pub(crate) fn read(
+        &self,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<((), bool)> {
         self.with_open(file, |inode| {
             read(inode.data()?).read(args.offset, out)?;
-            if !args.flags.has(OpenFlags::NOATIME) {
-                self.touch_atime(inode);
-            }
-            Ok(())
+            let accessed = !args.flags.has(OpenFlags::NOATIME) && self.touch_atime(inode);
+            Ok(((), accessed))
         })
     }
 
@@ -284,12 +297,13 @@ impl Memory {
         Ok(done)
     }
 
-    pub(crate) fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+    /// Returns true if the access time was changed.
+    pub(crate) fn readlink(&self, ino: Ino) -> Result<(Vec<u8>, bool)> {
         let inode = self.table.get(ino.0)?;
         match &inode.body {
             crate::inode::Body::Symlink(target, _) => {
-                self.touch_atime(&inode);
-                Ok(target.to_vec())
+                let accessed = self.touch_atime(&inode);
+                Ok((target.to_vec(), accessed))
             }
             _ => Err(Errno::EINVAL),
         }

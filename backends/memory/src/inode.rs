@@ -161,6 +161,11 @@ impl Inode {
         Ok(refs.none())
     }
 
+    /// True if a frontend has lookups of the inode.
+    pub fn is_looked_up(&self) -> bool {
+        lock(&self.refs).lookups > 0
+    }
+
     /// The directory contents. Fails with `ENOTDIR`.
     pub fn dir(&self) -> Result<&DirBody> {
         match &self.body {

@@ -14,11 +14,11 @@
 //! attributes since the previous write, the next write uses the time of the last kernel tick; see
 //! `clock.rs`.
 //!
-//! Several frontends may be attached at once. An operation does not say which frontend it came
-//! from, so an invalidation could be sent back into the call that caused it. Caching frontends are
-//! therefore not notified of each other's changes. Instead, all validity times are 0 from the second
-//! frontend on until all are detached. The first one then drops the names that it has cached; the kernel before
-//! 6.16 keeps them.
+//! Several frontends may be attached at once. Each may cache names and attributes, and drops what another one changes before
+//! that change is answered ([`Frontends`]). Data is not cached then. A frontend that cannot drop
+//! names at once, such as a socket or a kernel before 6.16, caches nothing; if it is the first one, that kernel
+//! keeps the names that it has cached before. Every change goes through `Memory::change_names` or
+//! `Memory::change_attributes`, which tell the others when it has released its locks.
 //!
 //! # Lock order
 //!
@@ -54,13 +54,13 @@ mod sync;
 mod table;
 mod xattr;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use defuse_fs::{
-    Attr, CacheMode, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
-    FileKind, FileSystem, Ino, Lifecycle, Lock, LockKind, LockOwner, LockRequest, LockSupport,
+    Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File, FileKind,
+    FileSystem, Frontends, Ino, Lifecycle, Lock, LockKind, LockOwner, LockRequest, LockSupport,
     LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, ReadArgs,
     ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Timestamp,
     Whence, WriteArgs, WriteBuf, Xattr, XattrName,
@@ -70,7 +70,7 @@ pub use kind::KIND;
 
 use inode::{Body, DirBody, Fixed, Inode, Meta, Refs};
 use pages::{PAGE, Pool};
-use sync::{Quota, lock, read};
+use sync::{Quota, read};
 
 /// Only this file system changes its files, so answers stay valid until it sends an invalidation.
 const VALID_FOR: Duration = Duration::from_secs(24 * 60 * 60);
@@ -134,18 +134,8 @@ pub struct Memory {
     /// Held while a name moves between directories; see the lock order.
     rename: Mutex<()>,
     next_ino: AtomicU64,
-    frontends: Mutex<Frontends>,
-    /// Several frontends were attached since there was none.
-    shared: AtomicBool,
+    frontends: Frontends,
     clock: clock::Clock,
-}
-
-/// The attached frontends.
-#[derive(Default)]
-struct Frontends {
-    count: usize,
-    /// The notifier of the first one, as long as there has been no other.
-    only: Option<Arc<dyn Notify>>,
 }
 
 impl Memory {
@@ -167,8 +157,7 @@ impl Memory {
             listings: listings::Listings::default(),
             rename: Mutex::new(()),
             next_ino: AtomicU64::new(Ino::ROOT.0 + 1),
-            frontends: Mutex::default(),
-            shared: AtomicBool::new(false),
+            frontends: Frontends::new(VALID_FOR),
             clock: clock::Clock::default(),
         };
         assert!(memory.inodes.take(1), "the root directory needs an inode");
@@ -185,16 +174,43 @@ impl Memory {
         memory
     }
 
-    fn shared(&self) -> bool {
-        self.shared.load(Ordering::Relaxed)
+    /// Makes a change of names by `cx`, and tells the other frontends. `change` also returns the inodes whose attributes it has
+    /// changed.
+    fn change_names<T, const N: usize>(
+        &self,
+        cx: &Context<'_>,
+        change: impl FnOnce() -> Result<(T, [Ino; N])>,
+    ) -> Result<T> {
+        let (answer, inodes) = change()?;
+        self.frontends.names_changed(cx.origin, &inodes);
+        Ok(answer)
     }
 
-    fn valid_for(&self) -> Duration {
-        if self.shared() { Duration::ZERO } else { VALID_FOR }
+    /// Makes a change of the attributes of `ino` by `cx`, and tells the other frontends. One that fails may have changed
+    /// something.
+    fn change_attributes<T>(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let answer = change();
+        self.frontends.attributes_changed(cx.origin, &[ino]);
+        answer
     }
 
-    fn cache_mode(&self) -> CacheMode {
-        if self.shared() { CacheMode::Direct } else { CacheMode::Keep }
+    /// Reads from `ino` for `cx`. `read` also returns true if that has changed the access time.
+    fn access<T>(
+        &self,
+        cx: &Context<'_>,
+        ino: Ino,
+        read: impl FnOnce() -> Result<(T, bool)>,
+    ) -> Result<T> {
+        let (answer, accessed) = read()?;
+        if accessed {
+            self.frontends.attributes_changed(cx.origin, &[ino]);
+        }
+        Ok(answer)
     }
 }
 
@@ -238,35 +254,16 @@ impl FileSystem for Memory {
         }
     }
 
-    fn negative_valid_for(&self, _: Origin) -> Duration {
-        self.valid_for()
+    fn negative_valid_for(&self, origin: Origin) -> Duration {
+        self.frontends.missing(origin)
     }
 
-    fn attached(&self, _: Origin, notify: Arc<dyn Notify>) {
-        let mut frontends = lock(&self.frontends);
-        frontends.count += 1;
-        let first = match frontends.count {
-            1 => {
-                frontends.only = Some(notify);
-                return;
-            }
-            _ => frontends.only.take(),
-        };
-        self.shared.store(true, Ordering::SeqCst);
-        drop(frontends);
-        if let Some(first) = first {
-            // What it has cached was valid as long as it was alone. A kernel before 6.16 keeps it.
-            let _ = first.increment_epoch();
-        }
+    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
+        self.frontends.attach(origin, notify, || self.table.looked_up());
     }
 
-    fn detached(&self, _: Origin) -> Result<()> {
-        let mut frontends = lock(&self.frontends);
-        frontends.count = frontends.count.saturating_sub(1);
-        if frontends.count == 0 {
-            frontends.only = None;
-            self.shared.store(false, Ordering::SeqCst);
-        }
+    fn detached(&self, origin: Origin) -> Result<()> {
+        self.frontends.detach(origin);
         Ok(())
     }
 
@@ -274,12 +271,12 @@ impl FileSystem for Memory {
         Some(self)
     }
 
-    fn lookup(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        self.lookup(parent, name)
+    fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        self.lookup(self.frontends.names(cx.origin), parent, name)
     }
 
-    fn lookup_parent(&self, _: &Context<'_>, ino: Ino) -> Result<Entry> {
-        self.lookup_parent(ino)
+    fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
+        self.lookup_parent(self.frontends.names(cx.origin), ino)
     }
 
     fn resolve(&self, _: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
@@ -292,7 +289,14 @@ impl FileSystem for Memory {
             return;
         }
         if let Ok(inode) = self.inode(ino) {
-            self.drop_refs(&inode, |refs| refs.lookups = refs.lookups.saturating_sub(lookups));
+            let mut is_last = false;
+            self.drop_refs(&inode, |refs| {
+                refs.lookups = refs.lookups.saturating_sub(lookups);
+                is_last = refs.lookups == 0;
+            });
+            if is_last {
+                self.frontends.forgotten(ino);
+            }
         }
     }
 
@@ -336,16 +340,17 @@ impl FileSystem for Memory {
         }
     }
 
-    fn link(&self, _: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        self.link(ino, parent, name)
+    fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        let given = self.frontends.names(cx.origin);
+        self.change_names(cx, || Ok((self.link(given, ino, parent, name)?, [parent, ino])))
     }
 
-    fn unlink(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
-        self.unlink(parent, name)
+    fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        self.change_names(cx, || Ok(((), [parent, self.unlink(parent, name)?])))
     }
 
-    fn rmdir(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
-        self.rmdir(parent, name)
+    fn rmdir(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        self.change_names(cx, || Ok(((), [parent, self.rmdir(parent, name)?])))
     }
 
     fn rename(
@@ -355,39 +360,47 @@ impl FileSystem for Memory {
         to: (Ino, Name<'_>),
         flags: RenameFlags,
     ) -> Result<()> {
-        self.rename(cx, from, to, flags)
+        self.change_names(cx, || {
+            let (source, target) = self.rename(cx, from, to, flags)?;
+            Ok(((), [from.0, to.0, source, target]))
+        })
     }
 
-    fn readlink(&self, _: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
-        self.readlink(ino)
+    fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
+        self.access(cx, ino, || self.readlink(ino))
     }
 
-    fn getattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
-        Ok(self.attr(&*self.inode(ino)?))
+    fn getattr(&self, cx: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
+        let valid_for = self.frontends.attributes(cx.origin, ino);
+        Ok(self.attr(&*self.inode(ino)?, valid_for))
     }
 
-    fn setattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>, set: &SetAttr) -> Result<Attr> {
-        self.setattr(ino, set)
+    fn setattr(&self, cx: &Context<'_>, ino: Ino, _: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+        self.change_attributes(cx, ino, || self.setattr(ino, set))
     }
 
     fn setxattr(
         &self,
-        _: &Context<'_>,
+        cx: &Context<'_>,
         ino: Ino,
         name: XattrName<'_>,
         value: &[u8],
         flags: SetXattrFlags,
     ) -> Result<()> {
-        self.setxattr(ino, name, value, flags)
+        self.change_attributes(cx, ino, || self.setxattr(ino, name, value, flags))
     }
 
     fn getxattr(
         &self,
-        _: &Context<'_>,
+        cx: &Context<'_>,
         ino: Ino,
         name: XattrName<'_>,
         room: usize,
     ) -> Result<Xattr> {
+        if name.is_acl() {
+            // The kernel caches it with the attributes.
+            self.frontends.attributes(cx.origin, ino);
+        }
         self.getxattr(ino, name, room)
     }
 
@@ -395,12 +408,12 @@ impl FileSystem for Memory {
         self.listxattr(cx, ino, room)
     }
 
-    fn removexattr(&self, _: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
-        self.removexattr(ino, name)
+    fn removexattr(&self, cx: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
+        self.change_attributes(cx, ino, || self.removexattr(ino, name))
     }
 
-    fn open(&self, _: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
-        self.open_inode(ino, args, false)
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        self.open_inode(cx, ino, args, false)
     }
 
     fn create(
@@ -412,7 +425,8 @@ impl FileSystem for Memory {
         _: OpenArgs,
     ) -> Result<(Entry, Opened)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
-        self.create(cx, parent, name, &node)
+        let given = self.frontends.names(cx.origin);
+        self.change_names(cx, || Ok((self.create(cx, given, parent, name, &node)?, [parent])))
     }
 
     fn tmpfile(
@@ -428,22 +442,22 @@ impl FileSystem for Memory {
 
     fn read(
         &self,
-        _: &Context<'_>,
+        cx: &Context<'_>,
         file: File,
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
-        self.read(file, args, out)
+        self.access(cx, file.ino, || self.read(file, args, out))
     }
 
     fn write(
         &self,
-        _: &Context<'_>,
+        cx: &Context<'_>,
         file: File,
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
-        self.write(file, args, data)
+        self.change_attributes(cx, file.ino, || self.write(file, args, data))
     }
 
     fn flush(&self, _: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
@@ -466,7 +480,7 @@ impl FileSystem for Memory {
     }
 
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
-        self.fallocate(cx, file, range)
+        self.change_attributes(cx, file.ino, || self.fallocate(cx, file, range))
     }
 
     fn lseek(&self, _: &Context<'_>, file: File, offset: u64, whence: Whence) -> Result<u64> {
@@ -474,7 +488,7 @@ impl FileSystem for Memory {
     }
 
     fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
-        self.copy_file_range(cx, copy)
+        self.change_attributes(cx, copy.dst.ino, || self.copy_file_range(cx, copy))
     }
 
     fn getlk(&self, _: &Context<'_>, file: File, request: &LockRequest) -> Result<Option<Lock>> {
@@ -492,13 +506,15 @@ impl FileSystem for Memory {
         }
     }
 
-    fn opendir(&self, _: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
-        let opened = self.open_inode(ino, OpenArgs { flags, kill_suidgid: false }, true)?;
+    fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
+        let opened = self.open_inode(cx, ino, OpenArgs { flags, kill_suidgid: false }, true)?;
         Ok(Opened { fh: self.listings.open(), ..opened })
     }
 
-    fn readdir(&self, _: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
-        self.readdir(dir, from, out)
+    fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+        let frontends = &self.frontends;
+        let given = frontends.lists_entries().then(|| frontends.names(cx.origin));
+        self.access(cx, dir.ino, || self.readdir(given, dir, from, out))
     }
 
     fn releasedir(&self, _: &Context<'_>, dir: File) -> Result<()> {

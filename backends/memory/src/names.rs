@@ -5,7 +5,7 @@ use std::sync::{Arc, RwLock};
 
 use defuse_fs::posix::{Parent, new_inode};
 use defuse_fs::{
-    Context, DirBuf, DirItem, Entry, Errno, File, FileKind, Ino, Name, NewNode, NormalPath,
+    Context, DirBuf, DirItem, Entry, Errno, File, FileKind, Given, Ino, Name, NewNode, NormalPath,
     OpenArgs, OpenFlags, Opened, Push, Resolved, Result, SetXattrFlags, Timestamp,
 };
 
@@ -23,14 +23,14 @@ pub(crate) const ENTRY_SIZE: u64 = 20;
 const LOOKED_UP: Refs = Refs { lookups: 1, opens: 0, names: 1 };
 
 impl Memory {
-    pub(crate) fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Entry> {
+    pub(crate) fn lookup(&self, given: Given, parent: Ino, name: Name<'_>) -> Result<Entry> {
         let dir = self.table.get(parent.0)?;
         let names = read(&dir.dir()?.names);
         let inode = names.find(name)?;
         // Counted under the lock of the names, so that the inode is not freed in between.
         inode.change_refs(|refs| refs.lookups += 1)?;
         drop(names);
-        Ok(self.entry(&inode))
+        Ok(self.entry(&inode, given))
     }
 
     pub(crate) fn resolve(&self, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
@@ -48,17 +48,18 @@ impl Memory {
                 None => return Ok(Resolved::Missing { open_to_all }),
             }
         }
-        Ok(Resolved::Inode { ino: Ino(inode.ino), attr: self.attr(&inode), open_to_all })
+        let attr = self.attr(&inode, self.frontends.attributes_told());
+        Ok(Resolved::Inode { ino: Ino(inode.ino), attr, open_to_all })
     }
 
-    pub(crate) fn lookup_parent(&self, ino: Ino) -> Result<Entry> {
+    pub(crate) fn lookup_parent(&self, given: Given, ino: Ino) -> Result<Entry> {
         let dir = self.table.get(ino.0)?;
         let parent = self.table.get(dir.dir()?.parent.load(Ordering::Relaxed))?;
         parent.change_refs(|refs| refs.lookups += 1)?;
-        Ok(self.entry(&parent))
+        Ok(self.entry(&parent, given))
     }
 
-    /// Creates an inode and its name.
+    /// Creates an inode and its name, and tells the other frontends.
     pub(crate) fn make(
         &self,
         cx: &Context<'_>,
@@ -67,11 +68,14 @@ impl Memory {
         node: &NewNode<'_>,
         target: Option<&[u8]>,
     ) -> Result<Entry> {
-        let dir = self.table.get(parent.0)?;
-        let mut names = write(&dir.dir()?.names);
-        let inode = self.make_in(cx, &dir, &mut names, name, node, target, LOOKED_UP)?;
-        drop(names);
-        Ok(self.entry(&inode))
+        let given = self.frontends.names(cx.origin);
+        self.change_names(cx, || {
+            let dir = self.table.get(parent.0)?;
+            let mut names = write(&dir.dir()?.names);
+            let inode = self.make_in(cx, &dir, &mut names, name, node, target, LOOKED_UP)?;
+            drop(names);
+            Ok((self.entry(&inode, given), [parent]))
+        })
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -139,7 +143,13 @@ impl Memory {
         Ok(Arc::new(Inode::new(ino, fixed, meta, body, refs, Arc::clone(&self.inodes))))
     }
 
-    pub(crate) fn link(&self, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
+    pub(crate) fn link(
+        &self,
+        given: Given,
+        ino: Ino,
+        parent: Ino,
+        name: Name<'_>,
+    ) -> Result<Entry> {
         let inode = self.table.get(ino.0)?;
         if inode.is_dir() {
             return Err(Errno::EPERM);
@@ -169,10 +179,11 @@ impl Memory {
         names.put(name, Arc::clone(&inode));
         names_changed(&dir, &names, 0, now);
         drop(names);
-        Ok(self.entry(&inode))
+        Ok(self.entry(&inode, given))
     }
 
-    pub(crate) fn unlink(&self, parent: Ino, name: Name<'_>) -> Result<()> {
+    /// Returns the inode that had the name.
+    pub(crate) fn unlink(&self, parent: Ino, name: Name<'_>) -> Result<Ino> {
         let dir = self.table.get(parent.0)?;
         let mut names = write(&dir.dir()?.names);
         let inode = names.find(name)?;
@@ -184,10 +195,11 @@ impl Memory {
         names_changed(&dir, &names, 0, now);
         drop(names);
         self.lost_name(&inode, now);
-        Ok(())
+        Ok(Ino(inode.ino))
     }
 
-    pub(crate) fn rmdir(&self, parent: Ino, name: Name<'_>) -> Result<()> {
+    /// Returns the inode of the directory.
+    pub(crate) fn rmdir(&self, parent: Ino, name: Name<'_>) -> Result<Ino> {
         let dir = self.table.get(parent.0)?;
         let mut names = write(&dir.dir()?.names);
         let inode = names.find(name)?;
@@ -197,7 +209,7 @@ impl Memory {
         names_changed(&dir, &names, -1, now);
         drop(names);
         self.lost_name(&inode, now);
-        Ok(())
+        Ok(Ino(inode.ino))
     }
 
     /// Decreases the link count. A removed directory also loses its own `.` entry.
@@ -212,6 +224,7 @@ impl Memory {
     pub(crate) fn create(
         &self,
         cx: &Context<'_>,
+        given: Given,
         parent: Ino,
         name: Name<'_>,
         node: &NewNode<'_>,
@@ -221,7 +234,7 @@ impl Memory {
         let refs = Refs { opens: 1, ..LOOKED_UP };
         let inode = self.make_in(cx, &dir, &mut names, name, node, None, refs)?;
         drop(names);
-        Ok((self.entry(&inode), self.opened(&inode)))
+        Ok((self.entry(&inode, given), self.opened(&inode)))
     }
 
     pub(crate) fn tmpfile(
@@ -237,34 +250,43 @@ impl Memory {
         let inode = self.new_inode(cx, &dir, node, None, refs)?;
         inode.change_meta().linkable = !args.flags.has(OpenFlags::EXCL);
         self.table.insert(Arc::clone(&inode));
-        Ok((self.entry(&inode), self.opened(&inode)))
+        let given = self.frontends.names(cx.origin);
+        Ok((self.entry(&inode, given), self.opened(&inode)))
     }
 
-    pub(crate) fn readdir(&self, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+    /// Lists names, with entries if these may be `given`. Returns true if the access time was changed.
+    pub(crate) fn readdir(
+        &self,
+        given: Option<Given>,
+        dir: File,
+        from: u64,
+        out: &mut DirBuf<'_>,
+    ) -> Result<((), bool)> {
         let inode = self.table.get(dir.ino.0)?;
         let body = inode.dir()?;
-        self.touch_atime(&inode);
+        let accessed = self.touch_atime(&inode);
         let names = read(&body.names);
         let end = self.listings.end(dir.fh, from, names.next_position());
         let parent = body.parent.load(Ordering::Relaxed);
         for (next, name, ino) in [(DOT, &b"."[..], inode.ino), (DOT_DOT, b"..", parent)] {
             let item = DirItem { ino, next, kind: FileKind::Directory, name };
             if from < next && out.push(item) == Push::Full {
-                return Ok(());
+                return Ok(((), accessed));
             }
         }
         let names = names.after(from).take_while(|(next, ..)| *next < end);
         for (next, name, child) in names {
             let item = DirItem { ino: child.ino, next, kind: child.kind, name };
             let look_up = || {
+                let given = given?;
                 child.change_refs(|refs| refs.lookups += 1).ok()?;
-                Some(self.entry(child))
+                Some(self.entry(child, given))
             };
             if out.push_with(item, look_up) == Push::Full {
                 break;
             }
         }
-        Ok(())
+        Ok(((), accessed))
     }
 }
 

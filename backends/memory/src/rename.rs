@@ -19,13 +19,14 @@ struct RenameSide<'a> {
 }
 
 impl Memory {
+    /// Returns the inode that was moved, and the one that had the new name; the first one twice if there was none.
     pub(crate) fn rename(
         &self,
         cx: &Context<'_>,
         from: (Ino, Name<'_>),
         to: (Ino, Name<'_>),
         flags: RenameFlags,
-    ) -> Result<()> {
+    ) -> Result<(Ino, Ino)> {
         check_flags(flags)?;
         let (from_dir, to_dir) = (self.table.get(from.0.0)?, self.table.get(to.0.0)?);
         let (from_body, to_body) = (from_dir.dir()?, to_dir.dir()?);
@@ -70,7 +71,7 @@ impl Memory {
         names: &mut Names<'_>,
         lineage: &Lineage,
         flags: RenameFlags,
-    ) -> Result<()> {
+    ) -> Result<(Ino, Ino)> {
         names.from().check_alive()?;
         names.to().check_alive()?;
         let source = names.from().find(from.name)?;
@@ -85,12 +86,13 @@ impl Memory {
         let target_ino = target.as_ref().map(|target| Ino(target.ino));
         lineage.check(Ino(source.ino), target_ino, flags)?;
         if target.as_ref().is_some_and(|target| target.ino == source.ino) {
-            return Ok(());
+            return Ok((Ino(source.ino), Ino(source.ino)));
         }
         match target {
-            Some(target) if exchange => self.exchange(from, to, names, &source, &target),
-            target => self.replace(cx, from, to, names, &source, target, flags),
+            Some(target) if exchange => self.exchange(from, to, names, &source, &target)?,
+            target => self.replace(cx, from, to, names, &source, target, flags)?,
         }
+        Ok((Ino(source.ino), target_ino.unwrap_or(Ino(source.ino))))
     }
 
     #[allow(clippy::too_many_arguments)]

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, RwLock};
 
-use defuse_fs::{Errno, Result};
+use defuse_fs::{Errno, Ino, Result};
 
 use crate::inode::{Body, Inode};
 use crate::sync::{read, write};
@@ -56,6 +56,17 @@ impl Table {
         // Drop the inode outside of the shard's lock, because freeing the pages of a large file
         // takes long.
         drop(gone);
+    }
+
+    /// The inodes that some frontend knows.
+    pub fn looked_up(&self) -> Vec<Ino> {
+        let mut known = Vec::new();
+        for shard in &self.shards {
+            let shard = read(shard);
+            let looked_up = shard.values().filter(|inode| inode.is_looked_up());
+            known.extend(looked_up.map(|inode| Ino(inode.ino)));
+        }
+        known
     }
 
     fn shard(&self, ino: u64) -> &RwLock<Shard> {
