@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use defuse_block::Ram;
 use defuse_fs::layer::Method;
 use defuse_fs::*;
 use defuse_memory::Memory;
+use defuse_uhs::Uhs;
 
 /// A frontend that notes what it is told.
 #[derive(Default)]
@@ -66,9 +68,19 @@ fn memory() -> Arc<dyn FileSystem> {
     Arc::new(Memory::new(defuse_memory::Options::default()))
 }
 
+fn uhs() -> Arc<dyn FileSystem> {
+    let options = defuse_uhs::Options { commit: None, ..defuse_uhs::Options::default() };
+    let device = Arc::new(Ram::new(4096, 8192));
+    let mut random = fastrand::Rng::with_seed(1);
+    Uhs::make(device.clone(), (0o1777, 0, 0), &mut random).unwrap();
+    let (fs, problems) = Uhs::open(device, options, random).unwrap();
+    assert_eq!(problems, []);
+    Arc::new(fs)
+}
+
 type Make = fn() -> Arc<dyn FileSystem>;
 
-const EACH: [(&str, Make); 1] = [("memory", memory)];
+const EACH: [(&str, Make); 2] = [("memory", memory), ("uhs", uhs)];
 
 fn name(text: &str) -> Name<'_> {
     Name::new(text.as_bytes()).unwrap()
@@ -561,7 +573,6 @@ impl Notify for OfMirror {
     }
 }
 
-/// A mark that is set after the names are read comes too late for some of these lookups.
 #[test]
 fn a_frontend_whose_answers_are_under_way_during_a_change_never_shows_old_names_or_attributes() {
     for (what, make) in EACH {
@@ -607,4 +618,113 @@ fn a_frontend_whose_answers_are_under_way_during_a_change_never_shows_old_names_
             stop.store(true, SeqCst);
         });
     }
+}
+
+/// A listing that stops at the entry `at`, where the file system holds a lock for reading.
+struct Paused<'a> {
+    at: Ino,
+    reached: &'a AtomicBool,
+    goes_on: &'a AtomicBool,
+}
+
+impl DirSink for Paused<'_> {
+    fn wants_entries(&self) -> bool {
+        false
+    }
+    fn fits(&self, _: usize) -> bool {
+        true
+    }
+    fn add(&mut self, item: DirItem<'_>, _: Option<&Entry>) {
+        if item.ino == self.at.0 {
+            self.reached.store(true, SeqCst);
+            while !self.goes_on.load(SeqCst) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+/// Waits for something. False if it does not become true in time.
+fn becomes(mut is_true: impl FnMut() -> bool) -> bool {
+    let end = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < end {
+        if is_true() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    false
+}
+
+/// While `change` waits for a listing of `tree.dir` and `look` waits for `change`, repeats `other`, until the frontend that
+/// looks is told something.
+fn is_told_while_it_looks(
+    tree: &Tree,
+    change: impl FnOnce() + Send,
+    look: impl FnOnce(&Context<'_>) + Send,
+    other: impl Fn(),
+) -> bool {
+    let (reached, goes_on) = (&AtomicBool::new(false), &AtomicBool::new(false));
+    let looked = &AtomicBool::new(false);
+    tree.other.1.take();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let cx = cx(Origin::NONE);
+            let fh = tree.fs.opendir(&cx, tree.dir, OpenFlags::default()).unwrap().fh;
+            let mut sink = Paused { at: tree.inner, reached, goes_on };
+            let dir = File { ino: tree.dir, fh };
+            tree.fs.readdir(&cx, dir, 0, &mut DirBuf::new(&mut sink)).unwrap();
+        });
+        assert!(becomes(|| reached.load(SeqCst)));
+        scope.spawn(change);
+        // A reader that comes now waits for this writer.
+        std::thread::sleep(Duration::from_millis(200));
+        scope.spawn(move || {
+            look(&cx(tree.other.0));
+            looked.store(true, SeqCst);
+        });
+        let is_told = becomes(|| {
+            other();
+            tree.other.1.take() != (0, vec![])
+        });
+        let waits = !looked.load(SeqCst);
+        goes_on.store(true, SeqCst);
+        assert!(waits, "it has not waited, so this proves nothing");
+        is_told
+    })
+}
+
+/// A mark after the reading would come too late for a change that happens between them.
+#[test]
+fn names_are_marked_before_they_are_read() {
+    let tree = Tree::new(memory());
+    let change = || {
+        let made = tree.fs.mknod(&cx(Origin::NONE), tree.dir, name("x"), &node(FileKind::Fifo));
+        made.unwrap();
+    };
+    let look = |cx: &Context<'_>| assert!(tree.fs.lookup(cx, tree.dir, name("inner")).is_ok());
+    let other = || {
+        let cx = cx(tree.own.0);
+        tree.fs.mknod(&cx, Ino::ROOT, name("y"), &node(FileKind::Fifo)).unwrap();
+        tree.fs.unlink(&cx, Ino::ROOT, name("y")).unwrap();
+    };
+    assert!(is_told_while_it_looks(&tree, change, look, other));
+}
+
+#[test]
+fn attributes_are_marked_before_they_are_read() {
+    let tree = Tree::new(uhs());
+    let change = || {
+        let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+        tree.fs.setattr(&cx(Origin::NONE), tree.inner, None, &set).unwrap();
+    };
+    let look = |cx: &Context<'_>| assert!(tree.fs.getattr(cx, tree.inner, None).is_ok());
+    let (src, dst) = (File { ino: tree.file, fh: Fh(0) }, File { ino: tree.inner, fh: Fh(0) });
+    let other = || {
+        // It fails before it looks at the file, and tells nevertheless.
+        let (src_offset, dst_offset, length, flags) = (u64::MAX, 0, 1, 0);
+        let copy = CopyRange { src, src_offset, dst, dst_offset, length, flags };
+        assert_eq!(tree.fs.copy_file_range(&cx(tree.own.0), &copy), Err(Errno::EOVERFLOW));
+    };
+    assert!(is_told_while_it_looks(&tree, change, look, other));
 }

@@ -10,10 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use defuse_block::Ram;
 use defuse_fs::FileSystem;
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{Session, SessionOptions};
 use defuse_memory::{Memory, Options};
+use defuse_uhs::Uhs;
 
 struct Mount {
     dir: tempfile::TempDir,
@@ -67,6 +69,16 @@ impl Drop for Mount {
     }
 }
 
+fn uhs() -> Arc<dyn FileSystem> {
+    let options = defuse_uhs::Options { commit: None, ..defuse_uhs::Options::default() };
+    let device = Arc::new(Ram::new(4096, 16384));
+    let mut random = fastrand::Rng::with_seed(1);
+    Uhs::make(device.clone(), (0o1777, 0, 0), &mut random).unwrap();
+    let (fs, problems) = Uhs::open(device, options, random).unwrap();
+    assert_eq!(problems, []);
+    Arc::new(fs)
+}
+
 /// The file systems to test, or none where they cannot be mounted.
 fn each(test: impl Fn(&str, Arc<dyn FileSystem>)) {
     if !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists() {
@@ -74,6 +86,7 @@ fn each(test: impl Fn(&str, Arc<dyn FileSystem>)) {
         return;
     }
     test("memory", Arc::new(Memory::new(Options::default())));
+    test("uhs", uhs());
 }
 
 /// True if the kernel can drop all names at once, without waiting.

@@ -20,10 +20,11 @@ mod vacate;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use defuse_block::{Blocking, Counted, Device, Separated};
 use defuse_fs::source::Watch;
-use defuse_fs::{Entry, Errno, Name, Result, SetXattrFlags, XattrName};
+use defuse_fs::{Entry, Errno, Frontends, Given, Name, Result, SetXattrFlags, XattrName};
 
 use crate::Options;
 use crate::commit::Rules;
@@ -41,6 +42,9 @@ use figures::Reads;
 pub(crate) use queues::MOST_QUEUES;
 pub(crate) use submitted::{Submitted, is_direct};
 
+/// Only this process changes the file system, so answers hold until it says otherwise.
+const VALID_FOR: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// Contents that are looked at when one more is listed.
 const LOOKS: usize = 4;
 
@@ -57,6 +61,7 @@ enum Slots {
 /// The state that operations and the committing thread share.
 pub(crate) struct Engine {
     names: Names,
+    frontends: Frontends,
     pool: Arc<Pool>,
     gate: Gate,
     store: Slots,
@@ -167,6 +172,7 @@ impl Engine {
         let engine = Engine {
             gate: Gate::new(rules.full_group.min(names.most_changes())),
             names,
+            frontends: Frontends::new(VALID_FOR),
             pool,
             store,
             writing: Mutex::default(),
@@ -192,6 +198,11 @@ impl Engine {
             wake: Condvar::new(),
         };
         Ok((engine, problems))
+    }
+
+    /// Those who are to be told of changes. Operations tell, and operations that nobody waits for.
+    pub(crate) fn frontends(&self) -> &Frontends {
+        &self.frontends
     }
 
     /// Names and attributes, to look at.
@@ -237,10 +248,10 @@ impl Engine {
     }
 
     /// Gives an inode another name.
-    pub(crate) fn link(&self, ino: u64, parent: u64, name: Name<'_>) -> Result<Entry> {
+    pub(crate) fn link(&self, ino: u64, place: (u64, Name<'_>), given: Given) -> Result<Entry> {
         // An inode with several names keeps its content in memory: somebody has to know its records.
         let content = self.content(ino)?;
-        self.change(|names, handle| names.link(handle, (ino, &content), parent, name))
+        self.change(|names, handle| names.link(handle, (ino, &content), place, given))
     }
 
     pub(crate) fn setxattr(
@@ -309,11 +320,11 @@ impl Engine {
         }
     }
 
-    /// Gives lookups back.
-    pub(crate) fn forget(&self, ino: u64, lookups: u64) {
+    /// Gives lookups back. True if the inode has none any more.
+    pub(crate) fn forget(&self, ino: u64, lookups: u64) -> bool {
         // What the inode gives up goes to the running group.
         let _handle = self.gate.enter();
-        self.names.forget(ino, lookups);
+        self.names.forget(ino, lookups)
     }
 
     /// Gives an open back.

@@ -10,17 +10,18 @@ use defuse_block::Device;
 use defuse_fs::locks::LockQueue;
 use defuse_fs::source::{Unwatched, Watch};
 use defuse_fs::{
-    Attr, CacheMode, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
-    FileKind, FileSystem, Ino, Io, IoOp, Lock, LockKind, LockOwner, LockRequest, LockSupport,
-    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, ReadArgs,
-    ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence,
-    WriteArgs, WriteBuf, Xattr, XattrName,
+    Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File, FileKind,
+    FileSystem, Ino, Io, IoOp, Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name,
+    NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, ReadArgs, ReadBuf,
+    ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs,
+    WriteBuf, Xattr, XattrName,
 };
 
 use crate::commit::Rules;
 use crate::engine::{Engine, Extent, Submitted, is_direct};
 use crate::format::BLOCK;
-use crate::names::{Making, Problem};
+use crate::group::Handle;
+use crate::names::{Making, Names, Problem};
 use crate::store::StoreError;
 use crate::{Options, engine};
 
@@ -122,29 +123,98 @@ impl Uhs {
         &self.engine
     }
 
+    /// Makes an inode with a name, and tells the other frontends.
     fn entry(
         &self,
         cx: &Context<'_>,
-        parent: Ino,
-        name: Name<'_>,
+        (parent, name): (Ino, Name<'_>),
         node: &NewNode<'_>,
         target: Option<&[u8]>,
+        opens: bool,
     ) -> Result<Entry> {
-        let keeps_sgid = cx.caller.uid == 0;
-        let making = Making { node, target, keeps_sgid, opens: false, sure: false };
-        self.engine.change(|names, handle| names.make(handle, parent.0, name, making))
+        let (keeps_sgid, given) = (cx.caller.uid == 0, self.engine.frontends().names(cx.origin));
+        let making = Making { node, target, keeps_sgid, opens, sure: false, given };
+        self.change_names(cx, || {
+            let make =
+                |names: &Names, handle: &Handle<'_>| names.make(handle, parent.0, name, making);
+            Ok((self.engine.change(make)?, [parent]))
+        })
+    }
+
+    /// Makes a change of names by `cx`, and tells the other frontends. `change` also returns the inodes whose attributes it has
+    /// changed.
+    fn change_names<T, const N: usize>(
+        &self,
+        cx: &Context<'_>,
+        change: impl FnOnce() -> Result<(T, [Ino; N])>,
+    ) -> Result<T> {
+        let (answer, inodes) = change()?;
+        self.engine.frontends().names_changed(cx.origin, &inodes);
+        Ok(answer)
+    }
+
+    /// Makes a change of the attributes of `inodes` by `cx`, and tells the other frontends. One that fails may have changed
+    /// something.
+    fn change_attributes<T, const N: usize>(
+        &self,
+        cx: &Context<'_>,
+        inodes: [Ino; N],
+        change: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let answer = change();
+        self.engine.frontends().attributes_changed(cx.origin, &inodes);
+        answer
+    }
+
+    fn set_attributes(&self, cx: &Context<'_>, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        let valid_for = self.engine.frontends().attributes_told();
+        self.change_attributes(cx, [ino], || self.engine.setattr(ino.0, set, valid_for))
     }
 
     fn opened(&self) -> Opened {
-        let cache = match self.engine.names().is_shared() {
-            true => CacheMode::Direct,
-            false => CacheMode::Keep,
-        };
+        let cache = self.engine.frontends().cache_mode();
         Opened { cache, no_flush: true, parallel_direct_writes: true, ..Opened::default() }
     }
 }
 
-fn write(engine: &Engine, file: File, args: WriteArgs, data: &mut WriteBuf<'_>) -> Result<usize> {
+/// Reads, and tells the other frontends if that has changed the time of access.
+fn read(
+    engine: &Engine,
+    origin: Origin,
+    file: File,
+    args: ReadArgs,
+    out: &mut ReadBuf<'_>,
+) -> Result<()> {
+    if engine.read(file.ino.0, args.offset, args.flags.into(), out)? {
+        engine.frontends().attributes_changed(origin, &[file.ino]);
+    }
+    Ok(())
+}
+
+/// Writes, and tells the other frontends.
+fn write(
+    engine: &Engine,
+    origin: Origin,
+    file: File,
+    args: WriteArgs,
+    data: &mut WriteBuf<'_>,
+) -> Result<usize> {
+    let taken = write_parts(engine, file, args, data);
+    engine.frontends().attributes_changed(origin, &[file.ino]);
+    let taken = taken?;
+    if args.flags.0 & OpenFlags::SYNC != 0 {
+        engine.sync_file(file.ino.0)?;
+    }
+    Ok(taken)
+}
+
+/// Writes in parts. Returns how much was written before an error.
+fn write_parts(
+    engine: &Engine,
+    file: File,
+    args: WriteArgs,
+    data: &mut WriteBuf<'_>,
+) -> Result<usize> {
     let append = args.flags.has(OpenFlags::APPEND) && !args.from_cache;
     let way = args.flags.into();
     let mut taken = 0;
@@ -176,9 +246,6 @@ fn write(engine: &Engine, file: File, args: WriteArgs, data: &mut WriteBuf<'_>) 
             Err(_) => break,
         }
     }
-    if args.flags.0 & OpenFlags::SYNC != 0 {
-        engine.sync_file(file.ino.0)?;
-    }
     Ok(taken)
 }
 
@@ -186,12 +253,11 @@ fn write(engine: &Engine, file: File, args: WriteArgs, data: &mut WriteBuf<'_>) 
 fn carry_out(engine: &Engine, mut io: Io) {
     match io.op() {
         IoOp::Read { file, args, .. } => {
-            let way = args.flags.into();
-            let read = io.with_read_buf(|_, out| engine.read(file.ino.0, args.offset, way, out));
+            let read = io.with_read_buf(|cx, out| read(engine, cx.origin, file, args, out));
             io.finish_filled(read);
         }
         IoOp::Write { file, args, .. } => {
-            let written = io.with_write_buf(|_, data| write(engine, file, args, data));
+            let written = io.with_write_buf(|cx, data| write(engine, cx.origin, file, args, data));
             io.finish(written);
         }
         IoOp::Fsync { file, .. } => io.finish(engine.sync_file(file.ino.0).map(|()| 0)),
@@ -233,31 +299,33 @@ impl FileSystem for Uhs {
         self.engine.figures()
     }
 
-    fn attached(&self, _: Origin, _: Arc<dyn Notify>) {
-        self.engine.names().attach();
+    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
+        self.engine.frontends().attach(origin, notify, || self.engine.names().looked_up());
         self.start_committing();
     }
 
-    fn detached(&self, _: Origin) -> Result<()> {
-        self.engine.names().detach();
+    fn detached(&self, origin: Origin) -> Result<()> {
+        self.engine.frontends().detach(origin);
         self.engine.sync_all()
     }
 
-    fn lookup(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        self.engine.names().lookup(parent.0, name)
+    fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        let given = self.engine.frontends().names(cx.origin);
+        self.engine.names().lookup(given, parent.0, name)
     }
 
     fn resolve(&self, _: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
-        self.engine.names().resolve(from.0, path)
+        self.engine.names().resolve(from.0, path, self.engine.frontends().attributes_told())
     }
 
-    fn lookup_parent(&self, _: &Context<'_>, ino: Ino) -> Result<Entry> {
-        self.engine.names().lookup_parent(ino.0)
+    fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
+        let given = self.engine.frontends().names(cx.origin);
+        self.engine.names().lookup_parent(given, ino.0)
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
-        if ino != Ino::ROOT {
-            self.engine.forget(ino.0, lookups);
+        if ino != Ino::ROOT && self.engine.forget(ino.0, lookups) {
+            self.engine.frontends().forgotten(ino);
         }
     }
 
@@ -271,9 +339,12 @@ impl FileSystem for Uhs {
         match node.kind {
             FileKind::Directory => Err(Errno::EPERM),
             FileKind::CharDevice | FileKind::BlockDevice => {
-                self.entry(cx, parent, name, node, None)
+                self.entry(cx, (parent, name), node, None, false)
             }
-            _ => self.entry(cx, parent, name, &NewNode { rdev: 0, ..*node }, None),
+            _ => {
+                let node = NewNode { rdev: 0, ..*node };
+                self.entry(cx, (parent, name), &node, None, false)
+            }
         }
     }
 
@@ -285,7 +356,7 @@ impl FileSystem for Uhs {
         node: &NewNode<'_>,
     ) -> Result<Entry> {
         let node = NewNode { kind: FileKind::Directory, rdev: 0, ..*node };
-        self.entry(cx, parent, name, &node, None)
+        self.entry(cx, (parent, name), &node, None, false)
     }
 
     fn symlink(
@@ -297,19 +368,28 @@ impl FileSystem for Uhs {
         node: &NewNode<'_>,
     ) -> Result<Entry> {
         let node = NewNode { kind: FileKind::Symlink, perm: 0o777, rdev: 0, ..*node };
-        self.entry(cx, parent, name, &node, Some(target))
+        self.entry(cx, (parent, name), &node, Some(target), false)
     }
 
-    fn link(&self, _: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        self.engine.link(ino.0, parent.0, name)
+    fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
+        let given = self.engine.frontends().names(cx.origin);
+        self.change_names(cx, || {
+            Ok((self.engine.link(ino.0, (parent.0, name), given)?, [parent, ino]))
+        })
     }
 
-    fn unlink(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
-        self.engine.change(|names, handle| names.unlink(handle, parent.0, name))
+    fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        self.change_names(cx, || {
+            let unlink = |names: &Names, handle: &Handle<'_>| names.unlink(handle, parent.0, name);
+            Ok(((), [parent, self.engine.change(unlink)?]))
+        })
     }
 
-    fn rmdir(&self, _: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
-        self.engine.change(|names, handle| names.rmdir(handle, parent.0, name))
+    fn rmdir(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
+        self.change_names(cx, || {
+            let rmdir = |names: &Names, handle: &Handle<'_>| names.rmdir(handle, parent.0, name);
+            Ok(((), [parent, self.engine.change(rmdir)?]))
+        })
     }
 
     fn rename(
@@ -320,40 +400,50 @@ impl FileSystem for Uhs {
         flags: RenameFlags,
     ) -> Result<()> {
         let whiteout = NewNode::new(FileKind::CharDevice, 0, cx.caller);
-        let (from, to) = ((from.0.0, from.1), (to.0.0, to.1));
-        self.engine.change(|names, handle| names.rename(handle, from, to, flags, &whiteout))
+        self.change_names(cx, || {
+            let [source, target] = self.engine.change(|names, handle| {
+                let (from, to) = ((from.0.0, from.1), (to.0.0, to.1));
+                names.rename(handle, from, to, flags, &whiteout)
+            })?;
+            Ok(((), [from.0, to.0, source, target]))
+        })
     }
 
     fn readlink(&self, _: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
         self.engine.readlink(ino.0)
     }
 
-    fn getattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
-        self.engine.names().attr(ino.0)
+    fn getattr(&self, cx: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
+        let valid_for = self.engine.frontends().attributes(cx.origin, ino);
+        self.engine.names().attr(ino.0, valid_for)
     }
 
-    fn setattr(&self, _: &Context<'_>, ino: Ino, _: Option<Fh>, set: &SetAttr) -> Result<Attr> {
-        self.engine.setattr(ino.0, set)
+    fn setattr(&self, cx: &Context<'_>, ino: Ino, _: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+        self.set_attributes(cx, ino, set)
     }
 
     fn setxattr(
         &self,
-        _: &Context<'_>,
+        cx: &Context<'_>,
         ino: Ino,
         name: XattrName<'_>,
         value: &[u8],
         flags: SetXattrFlags,
     ) -> Result<()> {
-        self.engine.setxattr(ino.0, (name, value), flags)
+        self.change_attributes(cx, [ino], || self.engine.setxattr(ino.0, (name, value), flags))
     }
 
     fn getxattr(
         &self,
-        _: &Context<'_>,
+        cx: &Context<'_>,
         ino: Ino,
         name: XattrName<'_>,
         room: usize,
     ) -> Result<Xattr> {
+        if name.is_acl() {
+            // The kernel caches it with the attributes.
+            self.engine.frontends().attributes(cx.origin, ino);
+        }
         self.engine.names().getxattr(ino.0, name, room)
     }
 
@@ -361,16 +451,16 @@ impl FileSystem for Uhs {
         self.engine.names().listxattr(ino.0, cx.caller.uid == 0, room)
     }
 
-    fn removexattr(&self, _: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
-        self.engine.removexattr(ino.0, name)
+    fn removexattr(&self, cx: &Context<'_>, ino: Ino, name: XattrName<'_>) -> Result<()> {
+        self.change_attributes(cx, [ino], || self.engine.removexattr(ino.0, name))
     }
 
-    fn open(&self, _: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+    fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
         self.engine.names().check_open(ino.0, args.flags.writable())?;
         if args.flags.has(OpenFlags::TRUNC) {
             let kill_suidgid = args.kill_suidgid;
             let set = SetAttr { size: Some(0), kill_suidgid, ..SetAttr::default() };
-            self.engine.setattr(ino.0, &set)?;
+            self.set_attributes(cx, ino, &set)?;
         }
         self.engine.names().opened(ino.0)?;
         Ok(self.opened())
@@ -385,10 +475,7 @@ impl FileSystem for Uhs {
         _: OpenArgs,
     ) -> Result<(Entry, Opened)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
-        let keeps_sgid = cx.caller.uid == 0;
-        let making = Making { node: &node, target: None, keeps_sgid, opens: true, sure: false };
-        let entry =
-            self.engine.change(|names, handle| names.make(handle, parent.0, name, making))?;
+        let entry = self.entry(cx, (parent, name), &node, None, true)?;
         Ok((entry, self.opened()))
     }
 
@@ -401,8 +488,9 @@ impl FileSystem for Uhs {
     ) -> Result<(Entry, Opened)> {
         let node = NewNode { kind: FileKind::Regular, rdev: 0, ..*node };
         let linkable = !args.flags.has(OpenFlags::EXCL);
-        let keeps_sgid = cx.caller.uid == 0;
-        let making = Making { node: &node, target: None, keeps_sgid, opens: true, sure: false };
+        let (keeps_sgid, given) = (cx.caller.uid == 0, self.engine.frontends().names(cx.origin));
+        let making =
+            Making { node: &node, target: None, keeps_sgid, opens: true, sure: false, given };
         let entry =
             self.engine.change(|names, _| names.make_nameless(parent.0, making, linkable))?;
         Ok((entry, self.opened()))
@@ -410,22 +498,22 @@ impl FileSystem for Uhs {
 
     fn read(
         &self,
-        _: &Context<'_>,
+        cx: &Context<'_>,
         file: File,
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
-        self.engine.read(file.ino.0, args.offset, args.flags.into(), out)
+        read(&self.engine, cx.origin, file, args, out)
     }
 
     fn write(
         &self,
-        _: &Context<'_>,
+        cx: &Context<'_>,
         file: File,
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
-        write(&self.engine, file, args, data)
+        write(&self.engine, cx.origin, file, args, data)
     }
 
     fn flush(&self, _: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
@@ -448,11 +536,16 @@ impl FileSystem for Uhs {
     }
 
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
-        self.engine.fallocate(file.ino.0, &range, cx.caller.uid != 0)
+        self.change_attributes(cx, [file.ino], || {
+            self.engine.fallocate(file.ino.0, &range, cx.caller.uid != 0)
+        })
     }
 
     fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
-        self.engine.copy(copy, cx.caller.uid != 0)
+        // The access time of the source may be another one, too.
+        self.change_attributes(cx, [copy.src.ino, copy.dst.ino], || {
+            self.engine.copy(copy, cx.caller.uid != 0)
+        })
     }
 
     fn lseek(&self, _: &Context<'_>, file: File, offset: u64, whence: Whence) -> Result<u64> {
@@ -473,17 +566,17 @@ impl FileSystem for Uhs {
 
     fn opendir(&self, _: &Context<'_>, ino: Ino, _: OpenFlags) -> Result<Opened> {
         let names = self.engine.names();
-        if names.attr(ino.0)?.kind != FileKind::Directory {
+        if !names.is_directory(ino.0)? {
             return Err(Errno::ENOTDIR);
         }
         names.opened(ino.0)?;
-        let shared = names.is_shared();
+        let cache_dir = self.engine.frontends().caches_listings();
         let fh = self.next_listing.fetch_add(1, Ordering::Relaxed);
         self.listings.lock().unwrap_or_else(PoisonError::into_inner).insert(fh, u64::MAX);
-        Ok(Opened { fh: Fh(fh), cache_dir: !shared, ..self.opened() })
+        Ok(Opened { fh: Fh(fh), cache_dir, ..self.opened() })
     }
 
-    fn readdir(&self, _: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+    fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         let names = self.engine.names();
         // New names come at the end: a listing ends where the directory ended when it began.
         let end = {
@@ -494,8 +587,12 @@ impl FileSystem for Uhs {
             }
             *end
         };
-        names.accessed(dir.ino.0);
-        names.list(dir.ino.0, (from, end), out)
+        if names.accessed(dir.ino.0) {
+            self.engine.frontends().attributes_changed(cx.origin, &[dir.ino]);
+        }
+        let frontends = &self.engine.frontends();
+        let given = frontends.lists_entries().then(|| frontends.names(cx.origin));
+        names.list(dir.ino.0, (from, end), given, out)
     }
 
     fn releasedir(&self, _: &Context<'_>, dir: File) -> Result<()> {

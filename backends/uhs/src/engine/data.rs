@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use defuse_block::{Frames, Purpose};
 use defuse_fs::{Attr, CopyRange, Errno, Fallocate, ReadBuf, Result, SetAttr, SliceSink, Whence};
@@ -57,7 +58,7 @@ impl Fetched {
 }
 
 impl Engine {
-    /// Reads from `offset` on.
+    /// Reads from `offset` on. True if that has changed the access time.
     ///
     /// # Errors
     ///
@@ -68,7 +69,7 @@ impl Engine {
         offset: u64,
         way: Way,
         out: &mut ReadBuf<'_>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let content = self.data(ino)?;
         let before = out.filled();
         while out.remaining() > 0 {
@@ -82,8 +83,7 @@ impl Engine {
                 break;
             }
         }
-        self.names.accessed(ino);
-        Ok(())
+        Ok(self.names.accessed(ino))
     }
 
     fn read_part(
@@ -170,9 +170,9 @@ impl Engine {
         Ok(taken)
     }
 
-    pub(crate) fn setattr(&self, ino: u64, set: &SetAttr) -> Result<Attr> {
+    pub(crate) fn setattr(&self, ino: u64, set: &SetAttr, valid_for: Duration) -> Result<Attr> {
         let Some(size) = set.size else {
-            return self.change(|names, handle| names.setattr(handle, ino, set, None));
+            return self.change(|names, handle| names.setattr(handle, ino, set, None, valid_for));
         };
         let content = self.data(ino)?;
         let need = |held: &Content| held.need_size(size);
@@ -182,7 +182,7 @@ impl Engine {
                 self.names.settle(handle, ino, held.facts())?;
                 return Err(errno);
             }
-            self.names.setattr(handle, ino, set, Some(held.facts()))
+            self.names.setattr(handle, ino, set, Some(held.facts()), valid_for)
         });
         drop(content);
         self.is_idle(ino);

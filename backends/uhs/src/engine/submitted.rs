@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, ThreadId};
 
 use defuse_block::{Done, Memory, Op, OpKind, OwnedBuf, Purpose, Queue, Segments, Waker};
-use defuse_fs::{Buffer, Errno, Io, IoOp, OpenFlags};
+use defuse_fs::{Buffer, Errno, Ino, Io, IoOp, OpenFlags};
 
 use super::direct::{Way, become_line, is_line, unreadable, unwritable};
 use super::{Engine, lock};
@@ -336,7 +336,7 @@ impl Line {
             return io.finish_room(room, Err(unreadable(source.run, errno)));
         }
         let ino = match io.op() {
-            IoOp::Read { file, .. } => file.ino.0,
+            IoOp::Read { file, .. } => file.ino,
             _ => return,
         };
         if lock(content).version() != source.version {
@@ -347,8 +347,16 @@ impl Line {
             return;
         }
         self.engine.has_read_directly(source.run);
-        self.engine.names.accessed(ino);
+        if self.engine.names.accessed(ino.0) {
+            self.tell(&io, ino);
+        }
         io.finish_room(room, Ok(source.bytes));
+    }
+
+    /// Tells all frontends but that of the operation that attributes have changed.
+    fn tell(&self, io: &Io, ino: Ino) {
+        let origin = io.with_context(|cx| cx.origin);
+        self.engine.frontends.attributes_changed(origin, &[ino]);
     }
 
     fn has_written(
@@ -363,6 +371,7 @@ impl Line {
         let of = (file.ino.0, content);
         let ended = self.engine.end_direct(of, target, failed.is_none(), args.kill_suidgid);
         let result = failed.map_or(ended, Err).map(|()| len);
+        self.tell(&io, file.ino);
         match (result, data) {
             (Err(Errno::EBUSY), Some(data)) => {
                 io.return_data(data);

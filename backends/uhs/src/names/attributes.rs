@@ -1,5 +1,7 @@
 //! Attributes.
 
+use std::time::Duration;
+
 use defuse_fs::{Attr, Errno, FileKind, Result, SetAttr, SetTime, Timestamp};
 
 use super::paths::Change;
@@ -12,13 +14,15 @@ use crate::group::Handle;
 const DAY: i64 = 24 * 60 * 60;
 
 impl Names {
-    /// Changes attributes. The content has the new size already, and says what became of it.
+    /// Changes attributes. The content has the new size already, and says what became of it. The answer may be cached for
+    /// `valid_for`.
     pub(crate) fn setattr(
         &self,
         handle: &Handle<'_>,
         ino: u64,
         set: &SetAttr,
         content: Option<Facts>,
+        valid_for: Duration,
     ) -> Result<Attr> {
         let now = self.now();
         self.records.change(ino, |mut changing| {
@@ -45,7 +49,7 @@ impl Names {
                     _ => touch(handle, changing.record),
                 }
             }
-            Ok(self.attr_of(changing.record, changing.extra()))
+            Ok(self.attr_of(changing.record, changing.extra(), valid_for))
         })
     }
 
@@ -80,8 +84,8 @@ impl Names {
     }
 
     /// Updates the access time by the rule of `relatime`. It reaches the device with the next other
-    /// change of the inode.
-    pub(crate) fn accessed(&self, ino: u64) {
+    /// change of the inode. True if that has changed it.
+    pub(crate) fn accessed(&self, ino: u64) -> bool {
         let now = self.now();
         let due = self.records.see(ino, |record, extra| {
             let time = |time| Timestamp::from(record.time(time, extra));
@@ -89,12 +93,13 @@ impl Names {
             let newest = time(Time::Modification).max(time(Time::Change));
             Ok(old <= newest || old.secs.saturating_add(DAY) <= now.secs)
         });
-        if due == Ok(true) {
-            let _ = self.records.change(ino, |mut changing| {
+        let update = || {
+            self.records.change(ino, |mut changing| {
                 changing.set_time(Time::Access, now.into());
                 Ok(())
-            });
-        }
+            })
+        };
+        due == Ok(true) && update().is_ok()
     }
 
     /// Takes in a write: see [`settle`](Names::settle).

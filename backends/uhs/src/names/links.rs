@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use defuse_fs::{Errno, Name, Result, Timestamp};
+use defuse_fs::{Errno, Ino, Name, Result, Timestamp};
 
 use super::index::Part;
 use super::make::LockedName;
@@ -13,7 +13,8 @@ use crate::engine::lock;
 use crate::group::Handle;
 
 impl Names {
-    pub(crate) fn unlink(&self, handle: &Handle<'_>, parent: u64, name: Name<'_>) -> Result<()> {
+    /// Returns the inode that had the name.
+    pub(crate) fn unlink(&self, handle: &Handle<'_>, parent: u64, name: Name<'_>) -> Result<Ino> {
         let name = name.as_bytes();
         let dir = self.directory(parent)?;
         let mut entries = lock(&dir.entries);
@@ -22,15 +23,16 @@ impl Names {
         let rid = self.find(&part, key, parent, name).ok_or(Errno::ENOENT)?;
         let now = self.now();
         let place = LockedName { parent, name, dir: &dir, entries: &mut entries, key };
-        let gone = self.drop_name(handle, place, &mut part, (rid, now), false)?;
+        let (ino, gone) = self.drop_name(handle, place, &mut part, (rid, now), false)?;
         drop(part);
         self.names_changed(parent, &dir, now);
         drop(entries);
         self.end(gone);
-        Ok(())
+        Ok(Ino(ino))
     }
 
-    pub(crate) fn rmdir(&self, handle: &Handle<'_>, parent: u64, name: Name<'_>) -> Result<()> {
+    /// Returns the inode of the directory.
+    pub(crate) fn rmdir(&self, handle: &Handle<'_>, parent: u64, name: Name<'_>) -> Result<Ino> {
         let name = name.as_bytes();
         let dir = self.directory(parent)?;
         let key = self.index.key(parent, name);
@@ -64,16 +66,16 @@ impl Names {
             child.dead.store(true, Ordering::Release);
             let now = self.now();
             let place = LockedName { parent, name, dir: &dir, entries: &mut entries, key };
-            let gone = self.drop_name(handle, place, &mut part, (rid, now), true)?;
+            let (_, gone) = self.drop_name(handle, place, &mut part, (rid, now), true)?;
             drop(part);
             self.names_changed(parent, &dir, now);
             drop((entries, children));
             self.end(gone);
-            return Ok(());
+            return Ok(Ino(ino));
         }
     }
 
-    /// Takes a name away, and returns the inode where it goes with it. `EISDIR` for a directory, unless
+    /// Takes a name away, and returns the inode, with its record where it goes with the name. `EISDIR` for a directory, unless
     /// that is meant.
     pub(super) fn drop_name(
         &self,
@@ -82,8 +84,8 @@ impl Names {
         part: &mut Part,
         (rid, now): (Rid, Timestamp),
         of_dir: bool,
-    ) -> Result<Option<Record>> {
-        let ((stamp, is_dir), gone) = self.records.change_at(rid, |mut changing| {
+    ) -> Result<(u64, Option<Record>)> {
+        let ((ino, stamp, is_dir), gone) = self.records.change_at(rid, |mut changing| {
             let is_dir = changing.record.directory().is_some();
             if is_dir && !of_dir {
                 return Err(Errno::EISDIR);
@@ -95,12 +97,12 @@ impl Names {
                 true => list(handle, changing.record),
                 false => handle.gone(changing.record.ino),
             }
-            Ok((stamp, is_dir))
+            Ok((changing.record.ino, stamp, is_dir))
         })?;
         part.remove(place.key, rid);
         place.entries.remove(stamp);
         place.dir.count.fetch_sub(1, Ordering::Relaxed);
         place.dir.subdirs.fetch_sub(is_dir.into(), Ordering::Relaxed);
-        Ok(gone)
+        Ok((ino, gone))
     }
 }

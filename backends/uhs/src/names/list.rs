@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use defuse_fs::{DirBuf, DirItem, Errno, FileKind, Push, Result};
+use defuse_fs::{DirBuf, DirItem, Errno, FileKind, Given, Push, Result};
 
 use super::Names;
 use super::record::Record;
@@ -14,11 +14,12 @@ impl Names {
         self.next_stamp.load(Ordering::Relaxed)
     }
 
-    /// Lists the entries after the position `from` and before `end`.
+    /// Lists the names after the position `from` and before `end`, with entries if these may be `given`.
     pub(crate) fn list(
         &self,
         ino: u64,
         (from, end): (u64, u64),
+        given: Option<Given>,
         out: &mut DirBuf<'_>,
     ) -> Result<()> {
         let parent = self.parent_of(ino)?;
@@ -45,7 +46,7 @@ impl Names {
                 };
                 let item =
                     DirItem { ino: record.ino, next: stamp, kind: Record::kind(record), name };
-                Ok(out.push_with(item, || Some(self.entry(record, extra))))
+                Ok(out.push_with(item, || Some(self.entry(record, extra, given?))))
             })?;
             if push == Push::Full {
                 return Ok(());

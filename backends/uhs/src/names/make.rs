@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use defuse_fs::posix::acl::Acl;
 use defuse_fs::posix::{NewInode, Parent, new_inode};
-use defuse_fs::{Entry, Errno, FileKind, Name, NewNode, Result, SetXattrFlags};
+use defuse_fs::{Entry, Errno, FileKind, Given, Name, NewNode, Result, SetXattrFlags};
 
 use super::index::{Key, Part};
 use super::order::{Order, Rid};
@@ -32,6 +32,8 @@ pub(crate) struct Making<'a> {
     pub(crate) opens: bool,
     /// There is a slot for it.
     pub(crate) sure: bool,
+    /// How long the answer may be cached.
+    pub(crate) given: Given,
 }
 
 /// A directory in which something is made.
@@ -62,8 +64,8 @@ pub(super) fn has_link(record: &Record, extra: Option<&Extra>, parent: u64, name
 }
 
 impl Names {
-    pub(crate) fn lookup(&self, parent: u64, name: Name<'_>) -> Result<Entry> {
-        let entry = self.look(parent, name, |record, extra| self.entry(record, extra));
+    pub(crate) fn lookup(&self, given: Given, parent: u64, name: Name<'_>) -> Result<Entry> {
+        let entry = self.look(parent, name, |record, extra| self.entry(record, extra, given));
         match entry {
             Some(entry) => Ok(entry),
             None => self.directory(parent).and(Err(Errno::ENOENT)),
@@ -101,9 +103,9 @@ impl Names {
     }
 
     /// The parent of a directory, with one more lookup.
-    pub(crate) fn lookup_parent(&self, ino: u64) -> Result<Entry> {
+    pub(crate) fn lookup_parent(&self, given: Given, ino: u64) -> Result<Entry> {
         let parent = self.parent_of(ino)?;
-        self.records.see(parent, |record, extra| Ok(self.entry(record, extra)))
+        self.records.see(parent, |record, extra| Ok(self.entry(record, extra, given)))
     }
 
     pub(super) fn parent_of(&self, ino: u64) -> Result<u64> {
@@ -169,7 +171,7 @@ impl Names {
         record.stamp = self.take_stamp();
         let stamp = record.stamp;
         touch(handle, &mut record);
-        let entry = self.entry(&record, extra.as_deref());
+        let entry = self.entry(&record, extra.as_deref(), making.given);
         let rid = self.records.insert_with(record, extra);
         part.insert(place.key, rid);
         place.entries.push(stamp, rid);
@@ -196,7 +198,7 @@ impl Names {
         self.check_slots()?;
         let (mut record, extra) = self.new_record(&above, making)?;
         record.linkable = linkable;
-        let entry = self.entry(&record, extra.as_deref());
+        let entry = self.entry(&record, extra.as_deref(), making.given);
         self.records.insert_with(record, extra);
         Ok(entry)
     }
@@ -281,8 +283,8 @@ impl Names {
         &self,
         handle: &Handle<'_>,
         (ino, content): (u64, &Mutex<Content>),
-        parent: u64,
-        name: Name<'_>,
+        (parent, name): (u64, Name<'_>),
+        given: Given,
     ) -> Result<Entry> {
         let name = name.as_bytes();
         let check = |record: &Record| match record.directory() {
@@ -330,6 +332,6 @@ impl Names {
         entries.push(stamp, rid);
         dir.count.fetch_add(1, Ordering::Relaxed);
         self.names_changed(parent, &dir, now);
-        self.records.see_at(rid, |record, extra| Ok(self.entry(record, extra)))
+        self.records.see_at(rid, |record, extra| Ok(self.entry(record, extra, given)))
     }
 }

@@ -35,11 +35,11 @@ mod resolve;
 mod snapshot;
 mod xattrs;
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use defuse_fs::{Attr, Entry, Errno, FileKind, Ino, Result, Timestamp};
+use defuse_fs::{Attr, Entry, Errno, FileKind, Given, Ino, Result, Timestamp};
 
 use crate::content::{Content, Facts, INODE_MEMORY, Pool, Shared};
 use crate::engine::lock;
@@ -75,9 +75,6 @@ const SHARE: u64 = 64;
 const RECORDS: u64 = 32;
 const HEAVY: usize = 8;
 
-/// Only this process changes the file system, so answers hold until it says otherwise.
-const VALID_FOR: Duration = Duration::from_secs(24 * 60 * 60);
-
 /// All names and attributes.
 pub(crate) struct Names {
     pool: Arc<Pool>,
@@ -90,8 +87,6 @@ pub(crate) struct Names {
     next_stamp: AtomicU64,
     /// Directories whose times are newer than their slots.
     waiting: Mutex<Vec<u64>>,
-    /// Frontends; from the second on nothing that is told stays valid.
-    frontends: AtomicUsize,
 }
 
 /// The content of an inode, as far as it is in memory.
@@ -126,7 +121,6 @@ impl Names {
             // 1 and 2 are the positions of `.` and `..`.
             next_stamp: AtomicU64::new(3),
             waiting: Mutex::default(),
-            frontends: AtomicUsize::new(0),
         }
     }
 
@@ -160,29 +154,27 @@ impl Names {
         self.clock.now()
     }
 
-    pub(crate) fn attach(&self) {
-        self.frontends.fetch_add(1, Ordering::Relaxed);
+    /// The attributes of an inode, which may be cached for `valid_for`.
+    pub(crate) fn attr(&self, ino: u64, valid_for: Duration) -> Result<Attr> {
+        self.records.see(ino, |record, extra| Ok(self.attr_of(record, extra, valid_for)))
     }
 
-    pub(crate) fn detach(&self) {
-        let less = |count: usize| count.checked_sub(1);
-        let _ = self.frontends.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    pub(crate) fn is_directory(&self, ino: u64) -> Result<bool> {
+        self.records.see(ino, |record, _| Ok(record.directory().is_some()))
     }
 
-    /// True where several frontends look at the files.
-    pub(crate) fn is_shared(&self) -> bool {
-        self.frontends.load(Ordering::Relaxed) > 1
+    /// The inodes that some frontend knows.
+    pub(crate) fn looked_up(&self) -> Vec<Ino> {
+        let mut known = vec![Ino(ROOT)];
+        self.records.each(|record, _| {
+            if !record.lookups.is_none() && record.ino != ROOT {
+                known.push(Ino(record.ino));
+            }
+        });
+        known
     }
 
-    fn valid_for(&self) -> Duration {
-        if self.is_shared() { Duration::ZERO } else { VALID_FOR }
-    }
-
-    pub(crate) fn attr(&self, ino: u64) -> Result<Attr> {
-        self.records.see(ino, |record, extra| Ok(self.attr_of(record, extra)))
-    }
-
-    fn attr_of(&self, record: &Record, extra: Option<&Extra>) -> Attr {
+    fn attr_of(&self, record: &Record, extra: Option<&Extra>, valid_for: Duration) -> Attr {
         let (mut size, mut nlink) = (record.size, u32::from(record.parent != 0));
         nlink += extra.map_or(0, |extra| extra.links.len()) as u32;
         let blocks = match &record.body {
@@ -212,24 +204,28 @@ impl Names {
             mtime: time(Time::Modification),
             ctime: time(Time::Change),
             btime: Some(time(Time::Birth)),
-            valid_for: self.valid_for(),
+            valid_for,
         }
     }
 
     /// The inode, with one more lookup.
-    fn entry(&self, record: &Record, extra: Option<&Extra>) -> Entry {
+    fn entry(&self, record: &Record, extra: Option<&Extra>, given: Given) -> Entry {
         record.lookups.add();
-        let attr = self.attr_of(record, extra);
-        Entry { ino: Ino(record.ino), generation: 0, attr, valid_for: self.valid_for() }
+        let attr = self.attr_of(record, extra, given.attributes);
+        Entry { ino: Ino(record.ino), generation: 0, attr, valid_for: given.name }
     }
 
-    pub(crate) fn forget(&self, ino: u64, lookups: u64) {
-        let left = self
-            .records
-            .see(ino, |record, _| Ok(record.lookups.give_back(lookups) && record.is_unused()));
-        if left == Ok(true) {
+    /// Returns true if the inode has no lookups any more.
+    pub(crate) fn forget(&self, ino: u64, lookups: u64) -> bool {
+        let left = self.records.see(ino, |record, _| {
+            let is_last = record.lookups.give_back(lookups);
+            Ok((is_last, is_last && record.is_unused()))
+        });
+        let (is_last, is_unused) = left.unwrap_or_default();
+        if is_unused {
             self.end(self.records.remove_unused(ino));
         }
+        is_last
     }
 
     pub(crate) fn opened(&self, ino: u64) -> Result<()> {

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 
 use defuse_fs::posix::rename::{Lineage, check_flags, check_kinds, child_towards};
-use defuse_fs::{Errno, FileKind, Ino, Name, NewNode, RenameFlags, Result, Timestamp};
+use defuse_fs::{Errno, FileKind, Given, Ino, Name, NewNode, RenameFlags, Result, Timestamp};
 
 use super::index::{Key, Two};
 use super::make::{LockedName, Making};
@@ -49,7 +49,8 @@ impl<'a> Locked<'a> {
 
 impl Names {
     /// Moves a name. `whiteout` is the node that takes the place of the old name, where the flags ask for
-    /// one.
+    /// one. Returns the inode that was moved, and the one that had the new name; the first one twice if there was
+    /// none.
     pub(crate) fn rename(
         &self,
         handle: &Handle<'_>,
@@ -57,7 +58,7 @@ impl Names {
         to: (u64, Name<'_>),
         flags: RenameFlags,
         whiteout: &NewNode<'_>,
-    ) -> Result<()> {
+    ) -> Result<[Ino; 2]> {
         check_flags(flags)?;
         let side = |(parent, name): (u64, Name<'_>)| -> Result<(Arc<Directory>, Key)> {
             let (dir, key) = (self.directory(parent)?, self.index.key(parent, name.as_bytes()));
@@ -69,9 +70,9 @@ impl Names {
         let from = Side { parent: from.0, name: from_name, dir: from_dir, key: from_key };
         let to = Side { parent: to.0, name: to_name, dir: to_dir, key: to_key };
         loop {
-            if let Some(gone) = self.try_rename(handle, (&from, &to), flags, whiteout)? {
+            if let Some((gone, inodes)) = self.try_rename(handle, (&from, &to), flags, whiteout)? {
                 gone.into_iter().for_each(|record| self.end(Some(record)));
-                return Ok(());
+                return Ok(inodes);
             }
         }
     }
@@ -85,14 +86,15 @@ impl Names {
         seen.ok()
     }
 
-    /// Returns the inodes that are gone by the rename, or `None` where names changed while it took locks.
+    /// Returns the inodes that are gone by the rename, and those that it concerns, or `None` where names changed while
+    /// it took locks.
     fn try_rename(
         &self,
         handle: &Handle<'_>,
         (from, to): (&Side<'_>, &Side<'_>),
         flags: RenameFlags,
         whiteout: &NewNode<'_>,
-    ) -> Result<Option<Vec<Record>>> {
+    ) -> Result<Option<(Vec<Record>, [Ino; 2])>> {
         let (source, target) = (self.named(from), self.named(to));
         let moves_dir = [&source, &target].into_iter().flatten().any(|named| named.dir.is_some());
         let _renames = (moves_dir && from.parent != to.parent).then(|| lock(&self.renames));
@@ -110,8 +112,9 @@ impl Names {
             return Ok(None);
         }
         let source = self.check(from, to, (source, target.as_ref()), flags)?;
-        if target.as_ref().is_some_and(|target| target.ino == source.ino) {
-            return Ok(Some(Vec::new()));
+        let inodes = [source.ino, target.as_ref().map_or(source.ino, |target| target.ino)].map(Ino);
+        if inodes[0] == inodes[1] && target.is_some() {
+            return Ok(Some((Vec::new(), inodes)));
         }
         let moved =
             [Some((&source, to)), target.as_ref().filter(|_| exchange).map(|to| (to, from))];
@@ -140,7 +143,8 @@ impl Names {
                     let place = LockedName { parent, name, dir, entries, key };
                     let of_dir = target.dir.is_some();
                     let part = parts.part(to.key);
-                    gone.extend(self.drop_name(handle, place, part, (target.rid, now), of_dir)?);
+                    let drop = (target.rid, now);
+                    gone.extend(self.drop_name(handle, place, part, drop, of_dir)?.1);
                 }
                 self.relink(handle, &mut locked, &mut parts, (&source, from, to), now)?;
                 if flags.has(RenameFlags::WHITEOUT) {
@@ -151,7 +155,7 @@ impl Names {
         drop(parts);
         self.names_changed(from.parent, &from.dir, now);
         self.names_changed(to.parent, &to.dir, now);
-        Ok(Some(gone))
+        Ok(Some((gone, inodes)))
     }
 
     /// The contents of those of the inodes that have several names, each with the new name, in the order in which
@@ -275,7 +279,9 @@ impl Names {
         whiteout: &NewNode<'_>,
     ) -> Result<()> {
         let node = &NewNode { kind: FileKind::CharDevice, rdev: 0, ..*whiteout };
-        let making = Making { node, target: None, keeps_sgid: true, opens: false, sure: true };
+        let given = Given::default();
+        let making =
+            Making { node, target: None, keeps_sgid: true, opens: false, sure: true, given };
         let entries = locked.entries(from.parent);
         let (parent, name, dir, key) = (from.parent, from.name, &*from.dir, from.key);
         let place = LockedName { parent, name, dir, entries, key };

@@ -1,5 +1,7 @@
 //! Whole paths.
 
+use std::time::Duration;
+
 use defuse_fs::{Ino, NormalPath, Resolved, Result};
 
 use super::Names;
@@ -19,7 +21,13 @@ enum Walked {
 }
 
 impl Names {
-    pub(crate) fn resolve(&self, from: u64, path: NormalPath<'_>) -> Result<Resolved> {
+    /// The attributes may be cached for `valid_for`.
+    pub(crate) fn resolve(
+        &self,
+        from: u64,
+        path: NormalPath<'_>,
+        valid_for: Duration,
+    ) -> Result<Resolved> {
         let (above, name) = path.split_last();
         let key = self.paths.key(from, above.map_or(b"", NormalPath::as_bytes));
         let dir = match key.and_then(|key| self.paths.find(key)) {
@@ -36,7 +44,7 @@ impl Names {
         let open_to_all = dir.open_to_all;
         let found = self.look(dir.ino, name, |record, extra| Resolved::Inode {
             ino: Ino(record.ino),
-            attr: self.attr_of(record, extra),
+            attr: self.attr_of(record, extra, valid_for),
             open_to_all,
         });
         Ok(found.unwrap_or(Resolved::Missing { open_to_all }))
