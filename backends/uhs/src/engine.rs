@@ -14,11 +14,12 @@ mod figures;
 mod files;
 mod lost;
 mod queues;
+mod rounds;
 mod submitted;
 mod vacate;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -40,6 +41,7 @@ use commit::Waiting;
 use compact::Compaction;
 use figures::Reads;
 pub(crate) use queues::MOST_QUEUES;
+use rounds::Rounds;
 pub(crate) use submitted::{Submitted, is_direct};
 
 /// Only this process changes the file system, so answers hold until it says otherwise.
@@ -68,8 +70,7 @@ pub(crate) struct Engine {
     /// Groups are closed and written one after the other: pages that two of them write are written twice,
     /// in their order.
     writing: Mutex<()>,
-    /// Groups that a sync has begun to close.
-    closed: AtomicU64,
+    rounds: Rounds,
     waiting: Mutex<Waiting>,
     line: Mutex<Blocking>,
     io: Io,
@@ -95,6 +96,8 @@ pub(crate) struct Engine {
     read_only: AtomicBool,
     /// Something waits for the next group.
     pending: AtomicBool,
+    /// The committing thread sleeps until something does.
+    sleeps: AtomicBool,
     /// The committing thread is not to wait.
     hurried: AtomicBool,
     /// True once the committing thread is to end.
@@ -176,7 +179,7 @@ impl Engine {
             pool,
             store,
             writing: Mutex::default(),
-            closed: AtomicU64::new(0),
+            rounds: Rounds::default(),
             waiting: Mutex::default(),
             line: Mutex::new(line),
             io,
@@ -193,6 +196,7 @@ impl Engine {
             rules,
             read_only: AtomicBool::new(!writes),
             pending: AtomicBool::new(false),
+            sleeps: AtomicBool::new(false),
             hurried: AtomicBool::new(false),
             ended: Mutex::new(false),
             wake: Condvar::new(),
@@ -306,7 +310,9 @@ impl Engine {
 
     /// Wakes the committing thread, unless it knows.
     pub(crate) fn has_changes(&self) {
-        if !self.pending.load(Ordering::Relaxed) && !self.pending.swap(true, Ordering::Relaxed) {
+        let knows =
+            self.pending.load(Ordering::Relaxed) || self.pending.swap(true, Ordering::SeqCst);
+        if !knows && self.sleeps.load(Ordering::SeqCst) {
             drop(lock(&self.ended));
             self.wake.notify_all();
         }

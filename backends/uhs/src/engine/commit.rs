@@ -63,25 +63,32 @@ impl Engine {
     /// Those of [`commit`](Engine::commit).
     pub(super) fn commit_for(&self, purpose: Purpose, extent: Extent) -> Result<()> {
         let Slots::Store(store) = &self.store else { return Ok(()) };
-        let before = self.closed.load(Ordering::Acquire);
+        let mut round = None;
+        if extent == Extent::Changes {
+            round = self.rounds.join()?;
+            if round.is_none() {
+                return Ok(());
+            }
+        }
         let writing = lock(&self.writing);
+        store.wait_for_room(IN_FLIGHT);
         // What failed once was told to one caller alone, and may be lost to all.
         if self.is_read_only() {
             return Err(Errno::EIO);
         }
-        // A group that began to close since then has everything that the caller did. Those who waited with it need not
-        // write what others have begun meanwhile.
-        let is_written = self.closed.load(Ordering::Acquire) > before;
-        let (group, slots) = match is_written && extent == Extent::Changes {
-            true => (store.newest(), None),
-            false => self.write_running(store, extent, purpose)?,
-        };
+        if let Some(round) = &mut round {
+            round.close();
+        }
+        let (group, slots) = self.write_running(store, extent, purpose)?;
         drop(writing);
         if let Some(slots) = slots {
             store.finish(slots).map_err(|error| self.fail(&error))?;
         }
         store.sync(group).map_err(|error| self.fail(&error))?;
         self.release(group);
+        if let Some(round) = round {
+            round.end();
+        }
         Ok(())
     }
 
@@ -92,18 +99,13 @@ impl Engine {
         extent: Extent,
         purpose: Purpose,
     ) -> Result<(u64, Option<Writing>)> {
-        // Whoever comes meanwhile shares the next group.
-        store.wait_for_room(IN_FLIGHT);
         self.pending.store(false, Ordering::Relaxed);
         if extent == Extent::Everything {
             self.write_times(store, purpose)?;
         }
         self.list_stuck();
         let group = match self.gate.has_changes() {
-            true => {
-                self.closed.fetch_add(1, Ordering::Release);
-                self.begin_group(store, true, purpose)
-            }
+            true => self.begin_group(store, true, purpose),
             // Those that wrote before us have the numbers of their groups.
             false => Ok((store.newest(), None)),
         };
@@ -310,10 +312,13 @@ impl Engine {
     fn keep_committing(&self, interval: Duration) {
         let mut ended = lock(&self.ended);
         while !*ended {
-            if !self.pending.load(Ordering::Relaxed) {
+            // Those who change something wake this thread only while it says that it sleeps.
+            self.sleeps.store(true, Ordering::SeqCst);
+            if !self.pending.load(Ordering::SeqCst) {
                 ended = self.wake.wait(ended).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
+            self.sleeps.store(false, Ordering::SeqCst);
             let idle = |ended: &mut bool| !*ended && !self.hurried.load(Ordering::Relaxed);
             let waited = self.wake.wait_timeout_while(ended, interval, idle);
             drop(waited.unwrap_or_else(PoisonError::into_inner));

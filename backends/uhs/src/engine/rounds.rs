@@ -1,0 +1,180 @@
+//! Syncs that share a group: one of them, the leader, closes and writes it, and the others sleep until it is durable.
+//!
+//! A *round* is open to everyone until its leader closes it, which is before the group closes. So whoever has joined it has made
+//! its changes before. While the leader waits for its turn, others join; and each of them is woken once.
+
+use std::collections::BTreeMap;
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use defuse_fs::{Errno, Result};
+
+use super::lock;
+
+/// Rounds whose members sleep apart from each other.
+const APART: usize = 4;
+
+/// The rounds of a file system.
+#[derive(Default)]
+pub(super) struct Rounds {
+    state: Mutex<State>,
+    /// By the number of the round.
+    over: [Condvar; APART],
+}
+
+#[derive(Default)]
+struct State {
+    /// The round that is open.
+    open: u64,
+    has_leader: bool,
+    /// Rounds that somebody waits for.
+    waiting: BTreeMap<u64, Waiting>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    members: usize,
+    /// The outcome, once it is known.
+    durable: Option<bool>,
+}
+
+/// The duty to make everything durable that was done before [`close`](Round::close). Dropped without
+/// [`end`](Round::end), it has failed for all members.
+pub(super) struct Round<'a> {
+    rounds: &'a Rounds,
+    number: u64,
+    is_closed: bool,
+    is_durable: bool,
+}
+
+impl Rounds {
+    /// The round that is open, for the first who comes. The others wait; `None` where everything is durable then.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` where the leader has failed.
+    pub(super) fn join(&self) -> Result<Option<Round<'_>>> {
+        let mut state = lock(&self.state);
+        let number = state.open;
+        if !state.has_leader {
+            state.has_leader = true;
+            return Ok(Some(Round { rounds: self, number, is_closed: false, is_durable: false }));
+        }
+        state.waiting.entry(number).or_default().members += 1;
+        loop {
+            let Some(waiting) = state.waiting.get_mut(&number) else { return Err(Errno::EIO) };
+            if let Some(durable) = waiting.durable {
+                waiting.members -= 1;
+                if waiting.members == 0 {
+                    state.waiting.remove(&number);
+                }
+                return if durable { Ok(None) } else { Err(Errno::EIO) };
+            }
+            let over = &self.over[number as usize % APART];
+            state = over.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Round<'_> {
+    /// From now on others join the next round.
+    pub(super) fn close(&mut self) {
+        if !self.is_closed {
+            self.is_closed = true;
+            let mut state = lock(&self.rounds.state);
+            state.open += 1;
+            state.has_leader = false;
+        }
+    }
+
+    /// Everything is durable that members did.
+    pub(super) fn end(mut self) {
+        self.is_durable = true;
+    }
+}
+
+impl Drop for Round<'_> {
+    fn drop(&mut self) {
+        self.close();
+        let mut state = lock(&self.rounds.state);
+        let Some(waiting) = state.waiting.get_mut(&self.number) else { return };
+        waiting.durable = Some(self.is_durable);
+        drop(state);
+        self.rounds.over[self.number as usize % APART].notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    fn join_in_thread(rounds: &Arc<Rounds>) -> thread::JoinHandle<Result<()>> {
+        let (rounds, members) = (Arc::clone(rounds), rounds.members());
+        let member = thread::spawn({
+            let rounds = Arc::clone(&rounds);
+            move || rounds.join().map(|round| assert!(round.is_none(), "there is a leader"))
+        });
+        while rounds.members() == members {
+            thread::yield_now();
+        }
+        member
+    }
+
+    impl Rounds {
+        fn members(&self) -> usize {
+            lock(&self.state).waiting.values().map(|waiting| waiting.members).sum()
+        }
+    }
+
+    #[test]
+    fn members_wait_for_the_leader_of_their_round() {
+        let rounds = Arc::new(Rounds::default());
+        let mut first = rounds.join().unwrap().expect("the first one leads");
+        let early = [join_in_thread(&rounds), join_in_thread(&rounds)];
+        first.close();
+        let second = rounds.join().unwrap().expect("another round has another leader");
+        let late = join_in_thread(&rounds);
+        // A later round may be over before.
+        second.end();
+        assert_eq!(late.join().unwrap(), Ok(()));
+        assert!(early.iter().all(|member| !member.is_finished()));
+        first.end();
+        assert!(early.into_iter().all(|member| member.join().unwrap() == Ok(())));
+        assert_eq!(rounds.members(), 0);
+    }
+
+    #[test]
+    fn a_leader_that_fails_or_panics_fails_for_all_members() {
+        let rounds = Arc::new(Rounds::default());
+        let round = rounds.join().unwrap().expect("the first one leads");
+        let member = join_in_thread(&rounds);
+        drop(round);
+        assert_eq!(member.join().unwrap(), Err(Errno::EIO));
+        assert!(rounds.join().unwrap().is_some(), "the next round is open");
+    }
+
+    #[test]
+    fn whoever_returns_has_its_changes_durable() {
+        let rounds = Rounds::default();
+        let (made, durable) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..2000 {
+                        let change = made.fetch_add(1, Ordering::SeqCst) + 1;
+                        if let Some(mut round) = rounds.join().unwrap() {
+                            round.close();
+                            let now = made.load(Ordering::SeqCst);
+                            durable.fetch_max(now, Ordering::SeqCst);
+                            round.end();
+                        }
+                        assert!(durable.load(Ordering::SeqCst) >= change);
+                    }
+                });
+            }
+        });
+    }
+}
