@@ -3,7 +3,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use defuse_fs::{Errno, FileSystem, Interrupted, ReadSink, Result, WriteSource};
+use defuse_fs::{Errno, FileSystem, Interrupted, Origin, ReadSink, Result, WriteSource};
 use defuse_probe::clock;
 use defuse_wire::abi::InitIn;
 use defuse_wire::request::Request;
@@ -26,7 +26,8 @@ impl Handler {
         let (_, negotiated) = negotiate(&init, &fs.caps(), &options).expect("INIT is agreed");
         let port: Arc<dyn ReplyPort> = Arc::new(Nowhere);
         let notify = Arc::new(KernelNotify::new(&port, negotiated.minor, false));
-        Handler(Arc::new(Dispatcher::new(fs, notify, negotiated, &options, Peer::Client(client))))
+        let from = (fs, Origin::NONE);
+        Handler(Arc::new(Dispatcher::new(from, notify, negotiated, &options, Peer::Client(client))))
     }
 
     /// Handles a request that wants an answer.

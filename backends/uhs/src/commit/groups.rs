@@ -85,7 +85,7 @@ pub(crate) struct Groups {
     obsolete: BTreeMap<u64, Vec<u64>>,
 }
 
-/// What the slots of a group say of others.
+/// The statements that the slots of a group make about others.
 #[derive(Clone, Copy, Debug)]
 struct Mention {
     /// The newest durable group.

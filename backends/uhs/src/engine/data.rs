@@ -31,7 +31,7 @@ struct Fetched {
     purpose: Purpose,
     /// The version of the content before.
     version: u64,
-    /// What was overwritten directly before.
+    /// The number of direct writes that had ended before.
     before: u64,
     pages: Vec<(u64, Run, Vec<Frame>)>,
 }

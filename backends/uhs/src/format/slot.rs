@@ -103,7 +103,7 @@ impl Identity {
         out.u64(place.block).u64(self.ino).u64(self.stamp).u64(self.group).u32(self.index);
         out.u32(self.count).u64(self.durable).u32(self.body_len).u32(self.body_crc);
         // As a distance, which is 1 for the slot itself.
-        let distance = (self.stamp + 1).checked_sub(self.removals_from);
+        let distance = self.stamp.saturating_add(1).checked_sub(self.removals_from);
         let distance = distance.filter(|_| self.removals_from > 0);
         out.u32(distance.and_then(|distance| u32::try_from(distance).ok()).unwrap_or(0));
         let crc = crc32c::crc32c(out.as_slice());

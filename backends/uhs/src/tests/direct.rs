@@ -152,7 +152,7 @@ fn wait(answers: &Receiver<Answer>) -> Answer {
     answers.recv_timeout(Duration::from_secs(20)).expect("the operation is answered")
 }
 
-/// What a program could see of one file, and what it should.
+/// The bytes that a file should have.
 struct Model {
     bytes: Vec<u8>,
     random: fastrand::Rng,
