@@ -7,7 +7,7 @@ use defuse_block::{Access, File};
 
 use crate::Scale;
 use crate::files::{Files, Operation, flights};
-use crate::results::{Better, Results};
+use crate::results::{Better, RAW, Results};
 use crate::targets::{Stage, Target};
 
 /// Bytes of a sequential operation.
@@ -105,8 +105,8 @@ fn direct(bytes: u64) -> Vec<((&'static str, f64), u64, Vec<Operation>)> {
 fn raw(stage: &Stage, scale: &Scale, results: &mut Results) -> Result<()> {
     let device = File::open(stage.node()?, Access::ReadWrite)?;
     for ((name, goal), bytes, operations) in direct(scale.data_bytes) {
-        let figure = rate(bytes, || flights::of_device(&device, operations))?;
-        results.add((name, "MB/s", Better::More, goal), "raw", figure);
+        let figure = rate(bytes, || flights::of_device(&device, flights::Memory::Any, operations))?;
+        results.add((name, "MB/s", Better::More, goal), RAW, figure);
     }
     Ok(())
 }

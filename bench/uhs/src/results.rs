@@ -8,6 +8,9 @@ use serde::Serialize;
 /// The figures of one target in one row, one for each round.
 pub type Figures = Vec<f64>;
 
+/// The device without a file system, as a target.
+pub const RAW: &str = "raw";
+
 /// Everything that was measured: by row, by target.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Results {
@@ -33,7 +36,7 @@ pub struct Row {
     pub unit: &'static str,
     /// The direction.
     pub better: Better,
-    /// How often uhs is to be better than the best of the others; 0 for no goal.
+    /// The [ratio](Row::ratio) that is wanted; 0 for no goal.
     pub goal: f64,
     /// The figures by target.
     pub figures: BTreeMap<String, Figures>,
@@ -80,12 +83,16 @@ impl Results {
 }
 
 impl Row {
-    /// The median over the rounds of uhs against the best of the others in the same round, above 1 where uhs is
-    /// better. `None` without both.
+    /// The median over the rounds of uhs against the device in the same round, or the best of the others where that was not measured:
+    /// above 1 where uhs is better. `None` without both.
     pub fn ratio(&self) -> Option<f64> {
         let ours = self.figures.get("uhs")?;
         let of_round = |(round, ours): (usize, &f64)| {
-            let others = self.figures.iter().filter(|(target, _)| *target != "uhs");
+            let is_measure = |target: &str| match self.figures.contains_key(RAW) {
+                true => target == RAW,
+                false => target != "uhs",
+            };
+            let others = self.figures.iter().filter(|(target, _)| is_measure(target));
             let others = others.filter_map(|(_, figures)| figures.get(round).copied());
             match self.better {
                 Better::More => others.reduce(f64::max).map(|best| ours / best),
@@ -137,8 +144,10 @@ mod tests {
     #[test]
     fn rates_are_better_when_they_are_more() {
         let mut results = Results::default();
-        results.add(("read", "MB/s", Better::More, 0.9), "uhs", 80.0);
-        results.add(("read", "MB/s", Better::More, 0.9), "raw", 100.0);
+        let row = ("read", "MB/s", Better::More, 0.9);
+        for (target, figure) in [("uhs", 80.0), (RAW, 100.0), ("ext4", 200.0)] {
+            results.add(row, target, figure);
+        }
         assert_eq!(results.rows[0].ratio(), Some(0.8));
         assert!(results.table().contains("not met"));
     }

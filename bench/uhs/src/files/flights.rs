@@ -10,13 +10,24 @@ use defuse_fs::{Buffer, Errno};
 
 use super::{DEPTH, Operation};
 
+/// The memory of operations of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Memory {
+    /// The kernel knows it before (io_uring_register(2)).
+    Registered,
+    /// It is that of a program, as operations of files have it.
+    Any,
+}
+
 /// Carries out operations of a device, or of a file as if it were one, and flushes.
-pub(crate) fn of_device(device: &File, operations: Vec<Operation>) -> Result<()> {
+pub(crate) fn of_device(device: &File, memory: Memory, operations: Vec<Operation>) -> Result<()> {
     let largest = operations.iter().map(|(.., blocks)| *blocks).max().unwrap_or(1);
     // Twice what the operations in flight have: one that is shorter takes frames of its own.
     let region = Region::new((2 * DEPTH * largest).next_power_of_two())?;
     let mut operations = operations.into_iter();
-    device.register(&region)?;
+    if memory == Memory::Registered {
+        device.register(&region)?;
+    }
     let mut queue = device.queue(DEPTH)?;
     let (mut done, mut spare) = (Vec::new(), HashMap::<u32, Vec<Segments>>::new());
     let mut over = false;

@@ -71,7 +71,8 @@ impl Files for Kernel {
         rustix::fs::ftruncate(&file, blocks * 4096)?;
         drop(file);
         let path = PathBuf::from(OsStr::from_bytes(self.path(path)?.as_bytes()));
-        flights::of_device(&File::open(&path, Access::ReadWrite)?, operations)
+        let file = File::open(&path, Access::ReadWrite)?;
+        flights::of_device(&file, flights::Memory::Any, operations)
     }
 
     fn sync(&self) -> Result<()> {
