@@ -98,7 +98,8 @@ struct Mention {
 struct Removals {
     /// Inodes in `removed` that need it.
     needed: usize,
-    /// At most, for a block that was there before the mount; 0 if that is not known.
+    /// Its stamp. All blocks that were there before the mount have one number that is not above theirs: slots name a
+    /// stamp above it only when nobody needs any of those blocks.
     stamp: u64,
 }
 

@@ -65,8 +65,8 @@ fn overlap(a: &Run, b: &Run) -> bool {
     a.block < b.end() && b.block < a.end()
 }
 
-/// The pages of a range of whole pages.
-fn whole(offset: u64, len: u64) -> Option<Range<u64>> {
+/// The pages of a range of whole pages. `None` for another range.
+pub(crate) fn whole_pages(offset: u64, len: u64) -> Option<Range<u64>> {
     let end = offset.checked_add(len).filter(|end| *end <= SIZE_MAX)?;
     let is_whole = len > 0 && offset.is_multiple_of(PAGE) && len.is_multiple_of(PAGE);
     is_whole.then_some(offset / PAGE..end / PAGE)
@@ -75,7 +75,7 @@ fn whole(offset: u64, len: u64) -> Option<Range<u64>> {
 impl Content {
     /// The place of `len` bytes from `offset` on. `None` where they lie apart, or not all on the device.
     pub(crate) fn direct_source(&self, pool: &Pool, offset: u64, len: u64) -> Option<Source> {
-        let pages = whole(offset, len)?;
+        let pages = whole_pages(offset, len)?;
         let bytes = self.size.checked_sub(offset).filter(|bytes| *bytes > 0)?.min(len);
         let count = bytes.div_ceil(PAGE);
         let pages = pages.start..pages.start + count;
@@ -110,7 +110,7 @@ impl Content {
         offset: u64,
         len: u64,
     ) -> Result<Option<Target>> {
-        let Some(pages) = whole(offset, len) else { return Ok(None) };
+        let Some(pages) = whole_pages(offset, len) else { return Ok(None) };
         if self.ended || self.has_inline_bytes() || self.differs(pool, &pages) {
             return Ok(None);
         }

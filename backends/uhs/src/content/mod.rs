@@ -43,7 +43,7 @@ use std::sync::{Arc, Mutex, Weak};
 use crate::format::inode::{Data, Extent, INLINE};
 use ahead::Ahead;
 use direct::Direct;
-pub(crate) use direct::{Source, Target};
+pub(crate) use direct::{Source, Target, whole_pages};
 use extents::Extents;
 pub(crate) use frames::{Frame, Supply, Wanted};
 use page_set::PageSet;

@@ -311,8 +311,20 @@ impl Engine {
         Err(Errno::ENOMEM)
     }
 
+    /// Frames for all blocks of a run, in parts that one operation of the device can have, each with its first block.
+    pub(super) fn frames_of(&self, run: Run) -> Result<Vec<(u64, Frames)>> {
+        let (mut parts, mut at) = (Vec::new(), run.block);
+        while at < run.end() {
+            let frames = self.frames(((run.end() - at) as usize).min(self.io.gathered()))?;
+            let count = u64::from(frames.count());
+            parts.push((at, frames));
+            at += count;
+        }
+        Ok(parts)
+    }
+
     /// Frames for up to `count` pages.
-    pub(super) fn frames(&self, count: usize) -> Result<Frames> {
+    fn frames(&self, count: usize) -> Result<Frames> {
         for _ in 0..PATIENCE {
             if let Some(frames) = self.pool.frames(count) {
                 return Ok(frames);
@@ -330,12 +342,10 @@ impl Engine {
         let follows = |a: &(u64, u64), b: &(u64, u64)| a.0 + 1 == b.0 && a.1 + 1 == b.1;
         let (mut pages, mut runs) = (Vec::new(), Vec::new());
         for run in missing.chunk_by(follows) {
-            let mut rest = run;
-            while let Some((page, block)) = rest.first() {
-                let frames = self.frames(rest.len().min(self.io.gathered()))?;
-                rest = &rest[frames.count() as usize..];
-                pages.push((*page, Run { block: *block, count: frames.count() }));
-                runs.push((*block, frames));
+            let (page, block) = run[0];
+            for (at, frames) in self.frames_of(Run { block, count: run.len() as u32 })? {
+                pages.push((page + (at - block), Run { block: at, count: frames.count() }));
+                runs.push((at, frames));
             }
         }
         let read = self.io.read(fetched.purpose, runs).map_err(|errno| {

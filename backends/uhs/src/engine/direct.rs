@@ -7,7 +7,6 @@ use defuse_fs::{Errno, OpenFlags, ReadBuf, Result};
 
 use super::{Engine, lock};
 use crate::content::{Content, Frame, Shared, Source, Target};
-use crate::format::BLOCK;
 use crate::space::Run;
 
 /// Reads of blocks that move meanwhile. Then the cache has them.
@@ -55,16 +54,8 @@ impl Engine {
         for _ in 0..TRIES {
             let source = lock(content).direct_source(&self.pool, offset, len as u64);
             let Some(Source { run, bytes, version }) = source else { return Ok(false) };
-            let mut runs = Vec::new();
-            let mut at = run.block;
-            while at < run.end() {
-                let frames = self.frames(((run.end() - at) as usize).min(self.io.gathered()))?;
-                let count = u64::from(frames.count());
-                runs.push((at, frames));
-                at += count;
-            }
-            let read =
-                self.io.read(Purpose::Caller, runs).map_err(|errno| unreadable(run, errno))?;
+            let read = self.io.read(Purpose::Caller, self.frames_of(run)?);
+            let read = read.map_err(|errno| unreadable(run, errno))?;
             if lock(content).version() != version {
                 continue;
             }
@@ -105,21 +96,14 @@ impl Engine {
     fn write_runs(&self, runs: &[Run], mut data: &[u8]) -> Result<()> {
         let mut pages: Vec<(u64, Frame)> = Vec::new();
         for run in runs {
-            let mut at = run.block;
-            while at < run.end() {
-                let mut frames =
-                    self.frames(((run.end() - at) as usize).min(self.io.gathered()))?;
-                let count = u64::from(frames.count());
+            for (block, mut frames) in self.frames_of(*run)? {
                 let (bytes, rest) = data.split_at(frames.len());
                 frames.copy_from_slice(bytes);
-                pages.extend((at..).zip(Frame::each(frames)));
-                (at, data) = (at + count, rest);
+                pages.extend((block..).zip(Frame::each(frames)));
+                data = rest;
             }
         }
-        debug_assert_eq!(
-            pages.len() * BLOCK,
-            runs.iter().map(|run| run.count as usize * BLOCK).sum()
-        );
+        debug_assert!(data.is_empty(), "the runs have all of it");
         match self.io.write(Purpose::Caller, &mut pages, false) {
             Ok(failed) => failed.first().map_or(Ok(()), |one| Err(unwritable(runs, one.errno))),
             Err(errno) => Err(unwritable(runs, errno)),

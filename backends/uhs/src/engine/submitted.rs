@@ -11,14 +11,14 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex};
-use std::thread::{JoinHandle, ThreadId};
+use std::thread::JoinHandle;
 
 use defuse_block::{Done, Memory, Op, OpKind, OwnedBuf, Purpose, Queue, Segments, Waker};
 use defuse_fs::{Buffer, Errno, Ino, Io, IoOp, OpenFlags};
 
 use super::direct::{Way, become_line, is_line, unreadable, unwritable};
 use super::{Engine, lock};
-use crate::content::{Shared, Source, Target};
+use crate::content::{Shared, Source, Target, whole_pages};
 use crate::format::BLOCK;
 use crate::names::Kept;
 
@@ -34,7 +34,6 @@ pub(crate) struct Submitted {
     /// Ends the other thread when it is dropped. The line has the other one.
     others: Sender<Io>,
     threads: Vec<JoinHandle<()>>,
-    line: ThreadId,
 }
 
 struct Inbox {
@@ -69,7 +68,6 @@ impl Submitted {
         let run = named("uhs-direct").spawn(move || line.run());
         let run = run.inspect_err(|error| log::warn!("uhs: no thread for direct I/O: {error}"));
         let run = run.ok()?;
-        let line = run.thread().id();
         let mut threads = vec![run];
         let engine = Arc::clone(engine);
         let other = named("uhs-submitted").spawn(move || {
@@ -80,7 +78,7 @@ impl Submitted {
             // The operations that it should have carried out answer EIO.
             Err(error) => log::error!("uhs: no thread for operations that wait: {error}"),
         }
-        Some(Submitted { inbox, others, threads, line })
+        Some(Submitted { inbox, others, threads })
     }
 
     /// Begins a direct read or write.
@@ -104,13 +102,13 @@ impl Submitted {
 
     /// Ends when all operations are answered.
     pub(crate) fn end(self) {
-        let Submitted { inbox, others, threads, line } = self;
+        let Submitted { inbox, others, threads } = self;
         inbox.ended.store(true, Ordering::SeqCst);
         inbox.waker.wake();
         drop(others);
         let here = std::thread::current().id();
         // An answer may drop the last user of the file system.
-        if here != line && threads.iter().all(|thread| thread.thread().id() != here) {
+        if threads.iter().all(|thread| thread.thread().id() != here) {
             for thread in threads {
                 let _ = thread.join();
             }
@@ -120,9 +118,7 @@ impl Submitted {
 
 /// True for reads and writes that the line may carry out.
 pub(crate) fn is_direct(op: IoOp) -> bool {
-    let whole = |offset: u64, len: usize| {
-        len > 0 && offset.is_multiple_of(BLOCK as u64) && len.is_multiple_of(BLOCK)
-    };
+    let whole = |offset: u64, len: usize| whole_pages(offset, len as u64).is_some();
     match op {
         IoOp::Read { args, len, .. } => {
             Way::from(args.flags) == Way::Direct && whole(args.offset, len)
