@@ -91,6 +91,25 @@ pub trait Notify: Send + Sync {
 /// Receives the answer to a [recall](Notify::recall). Called once, from any thread.
 pub type Recalled = Box<dyn FnOnce(Result<()>) + Send>;
 
+/// The methods of a [`Notify`] whose frontend caches no data: it takes none, and has none to give.
+#[macro_export]
+macro_rules! caches_no_data {
+    () => {
+        fn store(&self, _: $crate::Ino, _: u64, _: &[u8]) -> $crate::Result<()> {
+            Ok(())
+        }
+        fn retrieve(
+            &self,
+            _: $crate::Ino,
+            _: u64,
+            _: u32,
+            _: Box<dyn FnOnce($crate::Result<Vec<u8>>) + Send>,
+        ) -> $crate::Result<()> {
+            Err($crate::Errno::ENOENT)
+        }
+    };
+}
+
 /// The notifier of a frontend that caches nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoNotify;
@@ -105,18 +124,7 @@ impl Notify for NoNotify {
     fn deleted(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
         Ok(())
     }
-    fn store(&self, _: Ino, _: u64, _: &[u8]) -> Result<()> {
-        Ok(())
-    }
-    fn retrieve(
-        &self,
-        _: Ino,
-        _: u64,
-        _: u32,
-        _: Box<dyn FnOnce(Result<Vec<u8>>) + Send>,
-    ) -> Result<()> {
-        Err(Errno::ENOENT)
-    }
+    crate::caches_no_data!();
     fn poll_wake(&self, _: PollHandle) -> Result<()> {
         Ok(())
     }

@@ -44,18 +44,7 @@ impl Notify for Ear {
     fn deleted(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
         panic!("it may wait for an operation");
     }
-    fn store(&self, _: Ino, _: u64, _: &[u8]) -> Result<()> {
-        Ok(())
-    }
-    fn retrieve(
-        &self,
-        _: Ino,
-        _: u64,
-        _: u32,
-        _: Box<dyn FnOnce(Result<Vec<u8>>) + Send>,
-    ) -> Result<()> {
-        Ok(())
-    }
+    defuse_fs::caches_no_data!();
     fn poll_wake(&self, _: PollHandle) -> Result<()> {
         Ok(())
     }
@@ -553,18 +542,7 @@ impl Notify for OfMirror {
     fn deleted(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
         Ok(())
     }
-    fn store(&self, _: Ino, _: u64, _: &[u8]) -> Result<()> {
-        Ok(())
-    }
-    fn retrieve(
-        &self,
-        _: Ino,
-        _: u64,
-        _: u32,
-        _: Box<dyn FnOnce(Result<Vec<u8>>) + Send>,
-    ) -> Result<()> {
-        Ok(())
-    }
+    defuse_fs::caches_no_data!();
     fn poll_wake(&self, _: PollHandle) -> Result<()> {
         Ok(())
     }

@@ -299,18 +299,7 @@ impl Notify for Ear {
     fn deleted(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
         Ok(())
     }
-    fn store(&self, _: Ino, _: u64, _: &[u8]) -> Result<()> {
-        Ok(())
-    }
-    fn retrieve(
-        &self,
-        _: Ino,
-        _: u64,
-        _: u32,
-        _: Box<dyn FnOnce(Result<Vec<u8>>) + Send>,
-    ) -> Result<()> {
-        Err(Errno::ENOENT)
-    }
+    defuse_fs::caches_no_data!();
     fn poll_wake(&self, handle: PollHandle) -> Result<()> {
         assert_eq!(handle, PollHandle(77));
         self.polled.store(true, Ordering::SeqCst);

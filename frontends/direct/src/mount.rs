@@ -437,20 +437,7 @@ impl Notify for CacheNotify {
         Ok(())
     }
 
-    /// The client caches no data.
-    fn store(&self, _: Ino, _: u64, _: &[u8]) -> Result<()> {
-        Ok(())
-    }
-
-    fn retrieve(
-        &self,
-        _: Ino,
-        _: u64,
-        _: u32,
-        _: Box<dyn FnOnce(Result<Vec<u8>>) + Send>,
-    ) -> Result<()> {
-        Err(Errno::ENOENT)
-    }
+    defuse_fs::caches_no_data!();
 
     /// [`Client::poll`](crate::Client::poll) does not wait, so there is no waiter to wake.
     fn poll_wake(&self, _: PollHandle) -> Result<()> {

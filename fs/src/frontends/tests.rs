@@ -66,18 +66,7 @@ impl Notify for Ear {
     fn deleted(&self, _: Ino, _: Ino, _: Name<'_>) -> Result<()> {
         panic!("it may wait for an operation");
     }
-    fn store(&self, _: Ino, _: u64, _: &[u8]) -> Result<()> {
-        Ok(())
-    }
-    fn retrieve(
-        &self,
-        _: Ino,
-        _: u64,
-        _: u32,
-        _: Box<dyn FnOnce(Result<Vec<u8>>) + Send>,
-    ) -> Result<()> {
-        Ok(())
-    }
+    crate::caches_no_data!();
     fn poll_wake(&self, _: PollHandle) -> Result<()> {
         Ok(())
     }
@@ -421,18 +410,7 @@ fn no_thread_sees_an_old_value_after_a_change_has_returned() {
         fn deleted(&self, p: Ino, child: Ino, name: Name<'_>) -> Result<()> {
             self.1.deleted(p, child, name)
         }
-        fn store(&self, _: Ino, _: u64, _: &[u8]) -> Result<()> {
-            Ok(())
-        }
-        fn retrieve(
-            &self,
-            _: Ino,
-            _: u64,
-            _: u32,
-            _: Box<dyn FnOnce(Result<Vec<u8>>) + Send>,
-        ) -> Result<()> {
-            Ok(())
-        }
+        crate::caches_no_data!();
         fn poll_wake(&self, _: PollHandle) -> Result<()> {
             Ok(())
         }
