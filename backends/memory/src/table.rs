@@ -2,34 +2,15 @@
 
 use std::array;
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 use std::sync::{Arc, RwLock};
 
-use defuse_fs::{Errno, Ino, Result};
+use defuse_fs::{Errno, Ino, NumberHasher, Result};
 
 use crate::inode::{Body, Inode};
 use crate::sync::{read, write};
 
 const SHARDS: usize = 64;
-
-/// Inode numbers are assigned by this file system, one after the other. A multiplication spreads
-/// them well enough, and nobody can provoke collisions.
-#[derive(Default)]
-struct NumberHasher(u64);
-
-impl Hasher for NumberHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-    fn write_u64(&mut self, number: u64) {
-        self.0 = (self.0 ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32);
-    }
-}
 
 type Shard = HashMap<u64, Arc<Inode>, BuildHasherDefault<NumberHasher>>;
 
