@@ -34,6 +34,9 @@ const UNSAFE_FILES: &[&str] = &[
     "block/src/blocking.rs",
     "block/src/memory.rs",
     "block/src/region.rs",
+    // An allocator of mappings.
+    "hugepages/src/alloc.rs",
+    "hugepages/src/mapping.rs",
     // mbind(2), which rustix lacks.
     "block/src/worker/memory.rs",
     // Submissions to io_uring(7), which point to memory.
@@ -195,7 +198,9 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
         let allowed: &[&str] = match layer(&package.folder) {
             "fs" => &[],
             "backends" if package.folder == "backends/remote" => &["fs", "probe", "wire", "ring"],
-            "backends" if package.folder == "backends/uhs" => &["fs", "probe", "block"],
+            "backends" if package.folder == "backends/uhs" => {
+                &["fs", "probe", "block", "hugepages"]
+            }
             "probe" | "backends" => &["fs"],
             "wire" => &["fs", "probe"],
             // A layer for clients in other processes, whatever protocol they speak.
@@ -214,7 +219,7 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
             "frontends" | "trace" => &["fs", "probe"],
             // Workloads know a file system through its contract at most.
             "workloads" => &["fs"],
-            "measure" | "block" | "ring" | "cache" => &[],
+            "measure" | "block" | "ring" | "cache" | "hugepages" => &[],
             "nvme" => &["block"],
             "study" => &["probe", "trace", "workloads", "measure"],
             "composer" => continue,

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use hashbrown::HashMap;
 
+use super::copies::Copies;
 use super::recover::Recovered;
 use super::slots::{NOBODY, Slot};
 use super::{Rules, Slots};
@@ -69,10 +70,7 @@ pub(crate) struct Groups {
     mentioned: u64,
     /// For each group that is not durable, what its slots say.
     mentions: BTreeMap<u64, Mention>,
-    /// The slot that counts of each inode.
-    live: HashMap<u64, u64>,
-    /// Slots that hold a copy of an inode, on the device or on the way there, that does not count.
-    stale: HashMap<u64, Vec<u64>>,
+    copies: Copies,
     /// Slots whose overwriting is not durable: by group, with the inode whose copy goes.
     overwritten: BTreeMap<u64, Vec<(u64, Option<u64>)>>,
     /// Inodes that are gone and have stale copies, with the block that lists each.
@@ -124,8 +122,7 @@ impl Groups {
             durable: found.durable,
             mentioned: found.durable,
             mentions: BTreeMap::new(),
-            live: HashMap::new(),
-            stale: HashMap::new(),
+            copies: Copies::new(),
             overwritten: BTreeMap::new(),
             removed: HashMap::new(),
             removal_blocks: HashMap::new(),
@@ -138,9 +135,9 @@ impl Groups {
             match found.live.get(ino) {
                 Some(version) if version.block == *block => {
                     groups.slots.set(*block, Slot { live: true, ..slot });
-                    groups.live.insert(*ino, *block);
+                    groups.copies.set_live(*ino, *block);
                 }
-                _ => groups.stale.entry(*ino).or_default().push(*block),
+                _ => groups.copies.add_stale(*ino, *block),
             }
         }
         for (block, inos) in &found.removals {
@@ -157,7 +154,7 @@ impl Groups {
 
     /// True where stale copies of the inode lie about, and no removal block is known to list it.
     fn needs(&self, ino: u64) -> bool {
-        self.stale.contains_key(&ino) && !self.removed.contains_key(&ino)
+        self.copies.has_stale(ino) && !self.removed.contains_key(&ino)
     }
 
     fn list(&mut self, ino: u64, block: u64, stamp: u64) {
@@ -205,7 +202,7 @@ impl Groups {
     /// half of all slots does not count.
     pub(crate) fn is_scattered(&mut self, count: usize) -> bool {
         let reusable = self.reusable();
-        self.slots.count() < 2 * self.live.len() && self.slots.is_scattered(count, reusable)
+        self.slots.count() < 2 * self.copies.count() && self.slots.is_scattered(count, reusable)
     }
 
     /// Takes in that a durable superblock lists one of those units no more: the copies that lay there are gone.
@@ -217,7 +214,7 @@ impl Groups {
 
     /// The block of the slot that counts of an inode.
     pub(crate) fn live(&self, ino: u64) -> Option<u64> {
-        self.live.get(&ino).copied()
+        self.copies.live(ino)
     }
 
     /// Slots that may be overwritten.
@@ -253,12 +250,7 @@ impl Groups {
             let slot = self.slots.get(block);
             slot.owner == ino && !slot.live && !slot.writing
         };
-        let mut stale = Vec::new();
-        for (ino, blocks) in &self.stale {
-            stale.extend(blocks.iter().map(|block| (*ino, *block)));
-        }
-        // The order of a table differs from run to run.
-        stale.sort_unstable();
+        let stale = self.copies.all_stale();
         let sound = at_rest && stale.iter().all(|(ino, block)| lies(*ino, *block));
         let mut removals: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for (ino, block) in &self.removed {
@@ -289,7 +281,7 @@ impl Groups {
         );
         // Of an inode without a copy there is nothing to come back.
         let gone = |change: &Change| match change {
-            Change::Remove { ino } => self.has_copies(*ino).then_some(*ino),
+            Change::Remove { ino } => self.copies.has_any(*ino).then_some(*ino),
             Change::Write { .. } => None,
         };
         let gone: Vec<u64> = changes.iter().filter_map(gone).collect();
@@ -310,19 +302,21 @@ impl Groups {
             Change::Write { ino, body } => Some((ino, body)),
             Change::Remove { .. } => None,
         });
-        for (ino, body) in written {
-            let Some(block) = blocks.next() else { break };
-            if let Some(old) = self.live.insert(ino, block) {
-                self.free(ino, old, number);
-            }
+        // One search after the other: they do not depend on each other, and the processor waits for several at once.
+        let mut former = Vec::with_capacity(count);
+        for ((ino, body), block) in written.zip(blocks.by_ref()) {
+            former.extend(self.copies.set_live(ino, block).map(|old| (ino, old)));
             self.write(&mut group, block, Kind::Inode, ino, body);
         }
+        former.iter().for_each(|(_, old)| self.slots.release(*old, number));
+        former.into_iter().for_each(|(ino, old)| self.copies.add_stale(ino, old));
         for (inos, block) in gone.chunks(REMOVALS).zip(blocks) {
             let stamp = self.next_stamp;
             self.write(&mut group, block, Kind::Removals, 0, removals(inos));
             for ino in inos {
-                if let Some(old) = self.live.remove(ino) {
-                    self.free(*ino, old, number);
+                if let Some(old) = self.copies.remove_live(*ino) {
+                    self.slots.release(old, number);
+                    self.copies.add_stale(*ino, old);
                 }
                 self.list(*ino, block, stamp);
             }
@@ -362,15 +356,12 @@ impl Groups {
                 }
             }
             ino => {
-                let stale = self.stale.entry(ino).or_default();
-                stale.push(block);
-                match self.live.get_mut(&ino).filter(|at| **at == block) {
-                    Some(at) => *at = other,
+                self.copies.add_stale(ino, block);
+                match self.copies.live(ino) == Some(block) {
+                    true => drop(self.copies.set_live(ino, other)),
                     // A later group has replaced or removed the inode since.
-                    None => stale.push(other),
+                    false => self.copies.add_stale(ino, other),
                 }
-                stale.sort_unstable();
-                stale.dedup();
             }
         }
         Ok(other)
@@ -391,8 +382,10 @@ impl Groups {
         self.release_all(obsolete);
         let later = self.overwritten.split_off(&(group + 1));
         let overwritten = std::mem::replace(&mut self.overwritten, later);
+        for (block, _) in overwritten.values().flatten() {
+            self.slots.set(*block, Slot { writing: false, ..self.slots.get(*block) });
+        }
         for (block, owner) in overwritten.into_values().flatten() {
-            self.slots.set(block, Slot { writing: false, ..self.slots.get(block) });
             if let Some(ino) = owner {
                 self.copy_is_gone(ino, block);
             }
@@ -402,10 +395,6 @@ impl Groups {
     /// Takes in that a durable superblock calls `group` durable.
     pub(crate) fn mentioned(&mut self, group: u64) {
         self.mentioned = self.mentioned.max(group);
-    }
-
-    fn has_copies(&self, ino: u64) -> bool {
-        self.live.contains_key(&ino) || self.stale.contains_key(&ino)
     }
 
     /// The newest group whose freed slots may be overwritten.
@@ -445,16 +434,6 @@ impl Groups {
         self.overwritten.entry(group.number).or_default().push((block, old));
     }
 
-    /// The copy at `block` does not count from `group` on.
-    fn free(&mut self, ino: u64, block: u64, group: u64) {
-        self.slots.release(block, group);
-        let stale = self.stale.entry(ino).or_default();
-        // A slot that held an older copy already is there once.
-        if !stale.contains(&block) {
-            stale.push(block);
-        }
-    }
-
     /// The copy of `ino` that lay at `block` is durably overwritten, perhaps by a newer one of its own.
     fn copy_is_gone(&mut self, ino: u64, block: u64) {
         if self.slots.get(block).owner() != Some(ino) || !self.slot_is_stale(ino, block) {
@@ -464,12 +443,9 @@ impl Groups {
 
     /// No copy of `ino` lies at `block`.
     fn forget_copy(&mut self, ino: u64, block: u64) {
-        let Some(stale) = self.stale.get_mut(&ino) else { return };
-        stale.retain(|other| *other != block);
-        if !stale.is_empty() {
+        if !self.copies.remove_stale(ino, block) {
             return;
         }
-        self.stale.remove(&ino);
         let Some(list) = self.removed.remove(&ino) else { return };
         let Some(Removals { needed, stamp }) = self.removal_blocks.get_mut(&list) else { return };
         *needed -= 1;
@@ -510,6 +486,6 @@ impl Groups {
 
     /// True where the slot holds a copy of its owner that does not count any more.
     fn slot_is_stale(&self, ino: u64, block: u64) -> bool {
-        !self.slots.get(block).live && self.live.get(&ino) != Some(&block)
+        !self.slots.get(block).live && self.copies.live(ino) != Some(block)
     }
 }

@@ -5,6 +5,7 @@
 //! counts. DESIGN.md has the rule and the reasons; each sentence of it that a test can switch off is
 //! a field of [`Rules`].
 
+mod copies;
 mod groups;
 mod recover;
 mod slots;

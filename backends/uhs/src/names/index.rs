@@ -4,6 +4,8 @@
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use defuse_hugepages::{HugePages, Vec};
+
 use super::order::Rid;
 
 const SHARDS: usize = 64;
@@ -20,10 +22,9 @@ pub(super) struct Key {
 
 /// A table with linear probing: entries of 8 bytes lie where their hashes say or shortly after, so that a search takes one line
 /// of the cache, as a rule. At least a quarter of the places is empty.
-#[derive(Default)]
 pub(super) struct Part {
     /// None, or a power of two.
-    places: Vec<Place>,
+    places: Vec<Place, HugePages>,
     used: usize,
 }
 
@@ -55,7 +56,6 @@ pub(super) struct Index {
 }
 
 /// A part with its lock, apart from those of others, which other processors take.
-#[derive(Default)]
 #[repr(align(64))]
 struct Shard(RwLock<Part>);
 
@@ -68,7 +68,8 @@ pub(super) struct Two<'a> {
 
 impl Index {
     pub(super) fn new() -> Self {
-        let shards = std::array::from_fn(|_| Shard::default());
+        let memory = HugePages::default();
+        let shards = std::array::from_fn(|_| Shard(RwLock::new(Part::new(&memory))));
         Index { shards, keys: RandomState::new() }
     }
 
@@ -118,6 +119,10 @@ impl Two<'_> {
 }
 
 impl Part {
+    fn new(memory: &HugePages) -> Self {
+        Part { places: Vec::new_in(memory.clone()), used: 0 }
+    }
+
     /// The inode for which `verify` holds.
     pub(super) fn find(&self, key: Key, mut verify: impl FnMut(Rid) -> bool) -> Option<Rid> {
         let same = |place: Place| place.hash() == key.hash && verify(place.rid());
@@ -159,7 +164,8 @@ impl Part {
         if least <= self.places.len() {
             return;
         }
-        let empty = vec![Place::EMPTY; least.next_power_of_two().max(SMALLEST)];
+        let mut empty = Vec::new_in(self.places.allocator().clone());
+        empty.resize(least.next_power_of_two().max(SMALLEST), Place::EMPTY);
         let full = std::mem::replace(&mut self.places, empty);
         full.into_iter().filter(|place| *place != Place::EMPTY).for_each(|place| self.put(place));
     }
@@ -203,7 +209,7 @@ mod tests {
     #[test]
     fn a_part_finds_what_was_inserted_and_not_removed() {
         let mut random = fastrand::Rng::with_seed(11);
-        let (mut part, mut model) = (Part::default(), BTreeSet::new());
+        let (mut part, mut model) = (Part::new(&HugePages::default()), BTreeSet::new());
         for round in 0..20_000 {
             let (hash, rid) = (random.u32(..12) << 20, random.u32(..6));
             let key = Key { shard: 0, hash };
@@ -231,7 +237,7 @@ mod tests {
 
     #[test]
     fn a_quarter_of_a_part_is_empty_and_the_last_inode_has_a_place() {
-        let mut part = Part::default();
+        let mut part = Part::new(&HugePages::default());
         part.reserve(1000);
         let room = part.places.len();
         for rid in (Rid::MAX - 1000)..Rid::MAX {

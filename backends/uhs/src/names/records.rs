@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use defuse_fs::{Errno, Result};
+use defuse_hugepages::{HugePages, Vec as HugeVec};
 use hashbrown::HashTable;
 
 use super::order::Rid;
@@ -16,18 +17,16 @@ const SHARDS: usize = 64;
 const CHUNK: usize = 512;
 
 /// Inodes whose numbers have the same rest.
-#[derive(Default)]
 struct Shard {
     /// Places by number.
-    by_ino: HashTable<u32>,
+    by_ino: HashTable<u32, HugePages>,
     /// Chunks never move, and never grow.
-    chunks: Vec<Vec<Option<Record>>>,
+    chunks: Vec<HugeVec<Option<Record>, HugePages>>,
     free: Vec<u32>,
     extras: Extras,
 }
 
 /// A shard with its lock, apart from those of others, which other processors take.
-#[derive(Default)]
 #[repr(align(64))]
 struct Locked(RwLock<Shard>);
 
@@ -43,6 +42,11 @@ fn shard_of(ino: u64) -> usize {
 }
 
 impl Shard {
+    fn new(memory: &HugePages) -> Self {
+        let by_ino = HashTable::new_in(memory.clone());
+        Shard { by_ino, chunks: Vec::new(), free: Vec::new(), extras: Extras::default() }
+    }
+
     /// The record at a place.
     fn at(&self, place: u32) -> Option<(&Record, Option<&Extra>)> {
         let chunk = self.chunks.get(place as usize / CHUNK)?;
@@ -71,7 +75,8 @@ impl Shard {
             }
             None => {
                 if self.chunks.last().is_none_or(|chunk| chunk.len() == CHUNK) {
-                    self.chunks.push(Vec::with_capacity(CHUNK));
+                    let memory = self.by_ino.allocator().clone();
+                    self.chunks.push(HugeVec::with_capacity_in(CHUNK, memory));
                 }
                 let (before, last) = (self.chunks.len() - 1, self.chunks.last_mut());
                 let chunk = last.unwrap_or_else(|| unreachable!("one was pushed"));
@@ -105,7 +110,8 @@ fn hash(ino: u64, key: u64) -> u64 {
 
 impl Records {
     pub(super) fn new(pool: Arc<Pool>) -> Self {
-        let shards = std::array::from_fn(|_| Locked::default());
+        let memory = HugePages::default();
+        let shards = std::array::from_fn(|_| Locked(RwLock::new(Shard::new(&memory))));
         Records { shards, pool, key: fastrand::u64(..) | 1 }
     }
 

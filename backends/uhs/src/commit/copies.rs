@@ -1,0 +1,140 @@
+//! Where the copies of each inode lie.
+
+use defuse_hugepages::HugePages;
+use hashbrown::hash_map::Entry;
+use hashbrown::{DefaultHashBuilder, HashMap};
+
+type Table<T> = HashMap<u64, T, DefaultHashBuilder, HugePages>;
+
+/// The copies of inodes: the one that counts, and those that do not but are on the device or on the way there.
+#[derive(Debug)]
+pub(super) struct Copies {
+    live: Table<u64>,
+    stale: Table<Stale>,
+}
+
+/// The slots of stale copies, at least one. Most inodes have no second one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Stale {
+    One(u64),
+    More(Vec<u64>),
+}
+
+impl Stale {
+    fn blocks(&self) -> &[u64] {
+        match self {
+            Stale::One(block) => std::slice::from_ref(block),
+            Stale::More(blocks) => blocks,
+        }
+    }
+
+    fn add(&mut self, block: u64) {
+        match self {
+            // A slot that held an older copy already is there once.
+            _ if self.blocks().contains(&block) => (),
+            Stale::One(first) => *self = Stale::More(vec![*first, block]),
+            Stale::More(blocks) => blocks.push(block),
+        }
+    }
+
+    /// Removes a slot. True where none is left.
+    fn remove(&mut self, block: u64) -> bool {
+        match self {
+            Stale::One(only) => *only == block,
+            Stale::More(blocks) => {
+                blocks.retain(|other| *other != block);
+                blocks.is_empty()
+            }
+        }
+    }
+}
+
+impl Copies {
+    pub(super) fn new() -> Self {
+        let memory = HugePages::default();
+        Copies { live: Table::new_in(memory.clone()), stale: Table::new_in(memory) }
+    }
+
+    /// The slot that counts of an inode.
+    pub(super) fn live(&self, ino: u64) -> Option<u64> {
+        self.live.get(&ino).copied()
+    }
+
+    /// How many inodes have a slot that counts.
+    pub(super) fn count(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Sets the slot that counts, and returns the former one.
+    pub(super) fn set_live(&mut self, ino: u64, block: u64) -> Option<u64> {
+        self.live.insert(ino, block)
+    }
+
+    /// No slot of the inode counts any more. Returns the former one.
+    pub(super) fn remove_live(&mut self, ino: u64) -> Option<u64> {
+        self.live.remove(&ino)
+    }
+
+    pub(super) fn has_stale(&self, ino: u64) -> bool {
+        self.stale.contains_key(&ino)
+    }
+
+    pub(super) fn has_any(&self, ino: u64) -> bool {
+        self.live.contains_key(&ino) || self.has_stale(ino)
+    }
+
+    /// A stale copy lies at `block`.
+    pub(super) fn add_stale(&mut self, ino: u64, block: u64) {
+        match self.stale.entry(ino) {
+            Entry::Vacant(entry) => drop(entry.insert(Stale::One(block))),
+            Entry::Occupied(mut entry) => entry.get_mut().add(block),
+        }
+    }
+
+    /// No copy of the inode lies at `block`. True if its last stale copy did.
+    pub(super) fn remove_stale(&mut self, ino: u64, block: u64) -> bool {
+        let Entry::Occupied(mut entry) = self.stale.entry(ino) else { return false };
+        let is_last = entry.get_mut().remove(block);
+        if is_last {
+            entry.remove();
+        }
+        is_last
+    }
+
+    /// All stale copies, each as inode and slot, in order: that of a table differs from run to run.
+    pub(super) fn all_stale(&self) -> Vec<(u64, u64)> {
+        let slots = |(ino, stale): (&u64, &Stale)| {
+            let ino = *ino;
+            stale.blocks().iter().map(move |block| (ino, *block)).collect::<Vec<_>>()
+        };
+        let mut all: Vec<(u64, u64)> = self.stale.iter().flat_map(slots).collect();
+        all.sort_unstable();
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn stale_copies_are_a_set_of_slots_for_each_inode() {
+        let mut random = fastrand::Rng::with_seed(1);
+        let (mut copies, mut model) = (Copies::new(), BTreeSet::new());
+        for _ in 0..20_000 {
+            let (ino, block) = (random.u64(1..5), random.u64(..6));
+            if random.bool() {
+                copies.add_stale(ino, block);
+                model.insert((ino, block));
+            } else {
+                let was_there = model.remove(&(ino, block));
+                let has_others = model.iter().any(|(other, _)| *other == ino);
+                assert_eq!(copies.remove_stale(ino, block), was_there && !has_others);
+            }
+            assert_eq!(copies.has_stale(ino), model.iter().any(|(other, _)| *other == ino));
+            assert_eq!(copies.all_stale(), model.iter().copied().collect::<Vec<_>>());
+        }
+    }
+}
