@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use defuse_measure::command;
 
-use crate::files::{Files, Kernel};
+use crate::files::{Files, Kernel, Name};
 use crate::results::{Better, Results};
 use crate::targets::Stage;
 use crate::{Options, timed};
@@ -47,15 +47,17 @@ pub(crate) fn with_mount(
 
 fn phases(at: &Path, count: usize, target: &str, results: &mut Results) -> Result<()> {
     let files = Kernel::new(at)?;
-    files.mkdir("/d")?;
-    let mut phase = |name: &str, act: &dyn Fn(&str) -> Result<()>| -> Result<()> {
-        let took = timed(|| (0..count).try_for_each(|file| act(&format!("/d/file{file:06}"))))?;
+    files.mkdir(&files.name("/d")?)?;
+    let names = (0..count).map(|file| files.name(&format!("/d/file{file:06}")));
+    let names = names.collect::<Result<Vec<Name>>>()?;
+    let mut phase = |name: &str, act: &dyn Fn(&Name) -> Result<()>| -> Result<()> {
+        let took = timed(|| names.iter().try_for_each(act))?;
         let name = format!("kernel mount: {name}");
         let figure = count as f64 / took.seconds;
         results.add((&name, "1/s", Better::More, 0.9), target, figure);
         Ok(())
     };
-    phase("create", &|path| files.create(path))?;
-    phase("stat", &|path| files.stat(path))?;
-    phase("unlink", &|path| files.unlink(path))
+    phase("create", &|name| files.create(name))?;
+    phase("stat", &|name| files.stat(name))?;
+    phase("unlink", &|name| files.unlink(name))
 }

@@ -24,9 +24,11 @@ const MOST_FILES: usize = 500_000;
 pub(crate) fn measure(stage: &mut Stage, scale: &Scale, results: &mut Results) -> Result<()> {
     let files = scale.files.min(MOST_FILES);
     let copy = stage.with(Target::Uhs, |stage, target| {
-        (0..scale.directories).try_for_each(|dir| target.mkdir(&format!("/d{dir:04}")))?;
+        (0..scale.directories)
+            .try_for_each(|dir| target.mkdir(&target.name(&format!("/d{dir:04}"))?))?;
         for file in 0..files {
-            target.create(&format!("/d{:04}/file{file:07}", file % scale.directories))?;
+            let path = format!("/d{:04}/file{file:07}", file % scale.directories);
+            target.create(&target.name(&path)?)?;
         }
         target.sync()?;
         // As a power failure finds it.

@@ -4,10 +4,13 @@ use std::thread;
 
 use anyhow::Result;
 
-use crate::files::Files;
+use crate::files::{Files, Name};
 use crate::results::{Better, Results};
 use crate::targets::{Stage, Target};
 use crate::{Scale, Timed, timed};
+
+/// How often two threads look at their files, so that the start of threads does not count.
+const STAT_PASSES: usize = 8;
 
 /// The files of a phase.
 struct Set {
@@ -16,19 +19,30 @@ struct Set {
 }
 
 impl Set {
-    fn path(&self, file: usize) -> String {
-        format!("/d{:04}/file{:07}", file % self.directories, file / self.directories)
+    /// The names of files in this order, each with `end`.
+    fn names(
+        &self,
+        files: &dyn Files,
+        order: impl Iterator<Item = usize>,
+        end: &str,
+    ) -> Result<Vec<Name>> {
+        let path = |file: usize| {
+            let (dir, number) = (file % self.directories, file / self.directories);
+            format!("/d{dir:04}/file{number:07}{end}")
+        };
+        order.map(|file| files.name(&path(file))).collect()
     }
 
-    fn all(&self, act: impl Fn(&str) -> Result<()>) -> Result<()> {
-        (0..self.files).try_for_each(|file| act(&self.path(file)))
+    /// All files in their order.
+    fn all(&self, files: &dyn Files, end: &str) -> Result<Vec<Name>> {
+        self.names(files, 0..self.files, end)
     }
 
     /// All files in an order by chance.
-    fn shuffled(&self, act: impl Fn(&str) -> Result<()>) -> Result<()> {
-        let mut order: Vec<u32> = (0..self.files as u32).collect();
+    fn shuffled(&self, files: &dyn Files) -> Result<Vec<Name>> {
+        let mut order: Vec<usize> = (0..self.files).collect();
         fastrand::Rng::with_seed(7).shuffle(&mut order);
-        order.into_iter().try_for_each(|file| act(&self.path(file as usize)))
+        self.names(files, order.into_iter(), "")
     }
 }
 
@@ -49,7 +63,7 @@ pub(crate) fn measure(stage: &mut Stage, scale: &Scale, results: &mut Results) -
 
 fn phases(files: &dyn Files, target: Target, set: &Set, results: &mut Results) -> Result<()> {
     for dir in 0..set.directories {
-        files.mkdir(&format!("/d{dir:04}"))?;
+        files.mkdir(&files.name(&format!("/d{dir:04}"))?)?;
     }
     files.sync()?;
     let mut phase = |what: &str, goal: f64, work: &dyn Fn() -> Result<()>| -> Result<()> {
@@ -63,12 +77,20 @@ fn phases(files: &dyn Files, target: Target, set: &Set, results: &mut Results) -
         results.add((&name, "1/s", Better::More, goal), target.name(), count / seconds);
         Ok(())
     };
-    phase("create", 4.0, &|| set.all(|path| files.create(path)))?;
-    phase("stat in order", 3.0, &|| set.all(|path| files.stat(path)))?;
-    phase("stat at random", 3.0, &|| set.shuffled(|path| files.stat(path)))?;
-    phase("chmod at random", 1.0, &|| set.shuffled(|path| files.chmod(path, 0o600)))?;
-    phase("rename", 3.0, &|| set.all(|path| files.rename(path, &format!("{path}.new"))))?;
-    phase("unlink", 4.0, &|| set.all(|path| files.unlink(&format!("{path}.new"))))
+    let names = set.all(files, "")?;
+    phase("create", 4.0, &|| names.iter().try_for_each(|name| files.create(name)))?;
+    phase("stat in order", 3.0, &|| names.iter().try_for_each(|name| files.stat(name)))?;
+    let shuffled = set.shuffled(files)?;
+    phase("stat at random", 3.0, &|| shuffled.iter().try_for_each(|name| files.stat(name)))?;
+    phase("chmod at random", 1.0, &|| {
+        shuffled.iter().try_for_each(|name| files.chmod(name, 0o600))
+    })?;
+    drop(shuffled);
+    let renamed = set.all(files, ".new")?;
+    phase("rename", 3.0, &|| {
+        names.iter().zip(&renamed).try_for_each(|(from, to)| files.rename(from, to))
+    })?;
+    phase("unlink", 4.0, &|| renamed.iter().try_for_each(|name| files.unlink(name)))
 }
 
 /// Two threads, each in directories of its own, against one thread.
@@ -79,17 +101,14 @@ fn two_threads(
     results: &mut Results,
 ) -> Result<()> {
     let of_thread = scale.files / 4;
-    let run = |threads: usize, what: &str, act: &(dyn Fn(&str) -> Result<()> + Sync)| {
+    let run = |names: &[Vec<Name>], passes: usize, act: &(dyn Fn(&Name) -> Result<()> + Sync)| {
         timed(|| {
             thread::scope(|scope| {
-                let work = |thread: usize| {
-                    move || {
-                        let path = |file| format!("/{what}{threads}{thread}/file{file:07}");
-                        (0..of_thread).try_for_each(|file| act(&path(file)))
-                    }
+                let work = |names: &'_ [Name]| {
+                    (0..passes).try_for_each(|_| names.iter().try_for_each(act))
                 };
                 let running: Vec<_> =
-                    (0..threads).map(|thread| scope.spawn(work(thread))).collect();
+                    names.iter().map(|names| scope.spawn(move || work(names))).collect();
                 running.into_iter().try_for_each(|one| one.join().expect("a worker does not panic"))
             })?;
             files.sync()
@@ -97,10 +116,16 @@ fn two_threads(
     };
     let mut one_and_two = Vec::new();
     for threads in [1, 2] {
-        (0..threads).try_for_each(|thread| files.mkdir(&format!("/t{threads}{thread}")))?;
+        let directory = |thread| format!("/t{threads}{thread}");
+        (0..threads).try_for_each(|thread| files.mkdir(&files.name(&directory(thread))?))?;
         files.sync()?;
-        let created = run(threads, "t", &|path| files.create(path))?;
-        let stated = run(threads, "t", &|path| files.stat(path))?;
+        let of_directory = |thread| {
+            let path = |file| format!("{}/file{file:07}", directory(thread));
+            (0..of_thread).map(|file| files.name(&path(file))).collect::<Result<Vec<Name>>>()
+        };
+        let names = (0..threads).map(of_directory).collect::<Result<Vec<_>>>()?;
+        let created = run(&names, 1, &|name| files.create(name))?;
+        let stated = run(&names, STAT_PASSES, &|name| files.stat(name))?;
         one_and_two.push((created.cpu / threads as f64, threads as f64 / stated.seconds));
     }
     let [(cpu_one, rate_one), (cpu_two, rate_two)] = one_and_two[..] else { return Ok(()) };
@@ -120,14 +145,15 @@ fn directory(
     results: &mut Results,
 ) -> Result<()> {
     let set = Set { files: scale.files, directories: 1 };
-    files.mkdir("/d0000")?;
-    set.all(|path| files.create(path))?;
-    files.mkdir("/empty")?;
+    files.mkdir(&files.name("/d0000")?)?;
+    set.all(files, "")?.iter().try_for_each(|name| files.create(name))?;
+    files.mkdir(&files.name("/empty")?)?;
     files.sync()?;
     let mut rename = |from: &str, to: &str, name: &str| -> Result<()> {
+        let (from, to) = (files.name(from)?, files.name(to)?);
         let before = stage.written()?;
         let took = timed(|| {
-            files.rename(from, to)?;
+            files.rename(&from, &to)?;
             files.sync()
         })?;
         let blocks = (stage.written()? - before) as f64 / 4096.0;

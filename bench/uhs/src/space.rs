@@ -26,7 +26,7 @@ fn small(
 ) -> Result<()> {
     let count = scale.files.min(250_000);
     let (used, written) = (files.used()?, stage.written()?);
-    files.mkdir("/d")?;
+    files.mkdir(&files.name("/d")?)?;
     for file in 0..count {
         files.open(&format!("/d/file{file:07}"))?.write(0, &[file as u8; 1024])?;
     }

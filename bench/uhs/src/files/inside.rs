@@ -1,6 +1,6 @@
 //! A mount inside of this process.
 
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use defuse_wml::{Failure, Observer, Plan, RunReport, Settings};
 use defuse_wml_direct::Direct;
 use rustix::fs::OFlags;
 
-use super::{Files, Open, Operation, flights};
+use super::{Files, Name, Open, Operation, flights};
 
 /// The name of the mount.
 pub(crate) const NAME: &[u8] = b"bench:";
@@ -34,51 +34,52 @@ impl Inside {
         Ok(Inside { client, task, root, workloads })
     }
 
-    fn path(path: &str) -> Vec<u8> {
-        [NAME, path.as_bytes()].concat()
-    }
-
-    fn open(&self, path: &str, flags: OFlags) -> Result<Arc<Description>> {
+    fn open(&self, name: &Name, flags: OFlags) -> Result<Arc<Description>> {
         let how = How { flags: flags.bits(), mode: 0o644, ..How::default() };
-        Ok(self.client.open(&self.task, At::Cwd, &Self::path(path), how)?)
+        Ok(self.client.open(&self.task, At::Cwd, name.0.as_bytes(), how)?)
     }
 }
 
 impl Files for Inside {
-    fn mkdir(&self, path: &str) -> Result<()> {
-        Ok(self.client.mkdir(&self.task, At::Cwd, &Self::path(path), 0o755)?)
+    fn name(&self, path: &str) -> Result<Name> {
+        Ok(Name(CString::new([NAME, path.as_bytes()].concat())?))
     }
 
-    fn create(&self, path: &str) -> Result<()> {
-        let file = self.open(path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
+    fn mkdir(&self, name: &Name) -> Result<()> {
+        Ok(self.client.mkdir(&self.task, At::Cwd, name.0.as_bytes(), 0o755)?)
+    }
+
+    fn create(&self, name: &Name) -> Result<()> {
+        let file = self.open(name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
         Ok(file.close(&self.task)?)
     }
 
-    fn stat(&self, path: &str) -> Result<()> {
-        self.client.stat(&self.task, At::Cwd, &Self::path(path), true)?;
+    fn stat(&self, name: &Name) -> Result<()> {
+        self.client.stat(&self.task, At::Cwd, name.0.as_bytes(), true)?;
         Ok(())
     }
 
-    fn chmod(&self, path: &str, mode: u32) -> Result<()> {
-        Ok(self.client.chmod(&self.task, At::Cwd, &Self::path(path), mode, true)?)
+    fn chmod(&self, name: &Name, mode: u32) -> Result<()> {
+        Ok(self.client.chmod(&self.task, At::Cwd, name.0.as_bytes(), mode, true)?)
     }
 
-    fn rename(&self, from: &str, to: &str) -> Result<()> {
-        let (from, to) = (Self::path(from), Self::path(to));
-        Ok(self.client.rename(&self.task, (At::Cwd, &from), (At::Cwd, &to), RenameFlags(0))?)
+    fn rename(&self, from: &Name, to: &Name) -> Result<()> {
+        let (from, to) = (from.0.as_bytes(), to.0.as_bytes());
+        Ok(self.client.rename(&self.task, (At::Cwd, from), (At::Cwd, to), RenameFlags(0))?)
     }
 
-    fn unlink(&self, path: &str) -> Result<()> {
-        Ok(self.client.unlink(&self.task, At::Cwd, &Self::path(path))?)
+    fn unlink(&self, name: &Name) -> Result<()> {
+        Ok(self.client.unlink(&self.task, At::Cwd, name.0.as_bytes())?)
     }
 
     fn open(&self, path: &str) -> Result<Box<dyn Open + '_>> {
-        let file = self.open(path, OFlags::RDWR | OFlags::CREATE)?;
+        let file = self.open(&self.name(path)?, OFlags::RDWR | OFlags::CREATE)?;
         Ok(Box::new(Opened { inside: self, file }))
     }
 
     fn carry_out(&self, path: &str, _: u64, operations: Vec<Operation>) -> Result<()> {
-        let file = self.open(path, OFlags::RDWR | OFlags::CREATE | OFlags::DIRECT)?;
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::DIRECT;
+        let file = self.open(&self.name(path)?, flags)?;
         flights::of_client(&self.client, &file, operations)?;
         self.client.fsync(&self.task, &file, false)?;
         Ok(file.close(&self.task)?)

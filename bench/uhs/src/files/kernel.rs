@@ -10,7 +10,7 @@ use defuse_block::{Access, File};
 use defuse_wml::{Failure, Observer, Plan, RunReport, Settings, SystemCalls};
 use rustix::fs::{Mode, OFlags};
 
-use super::{Files, Open, Operation, flights};
+use super::{Files, Name, Open, Operation, flights};
 
 pub(crate) struct Kernel {
     base: PathBuf,
@@ -31,31 +31,35 @@ impl Kernel {
 }
 
 impl Files for Kernel {
-    fn mkdir(&self, path: &str) -> Result<()> {
-        Ok(rustix::fs::mkdir(self.path(path)?, Mode::from_raw_mode(0o755))?)
+    fn name(&self, path: &str) -> Result<Name> {
+        Ok(Name(self.path(path)?))
     }
 
-    fn create(&self, path: &str) -> Result<()> {
+    fn mkdir(&self, name: &Name) -> Result<()> {
+        Ok(rustix::fs::mkdir(&name.0, Mode::from_raw_mode(0o755))?)
+    }
+
+    fn create(&self, name: &Name) -> Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        rustix::fs::open(self.path(path)?, flags, Mode::from_raw_mode(0o644))?;
+        rustix::fs::open(&name.0, flags, Mode::from_raw_mode(0o644))?;
         Ok(())
     }
 
-    fn stat(&self, path: &str) -> Result<()> {
-        rustix::fs::stat(self.path(path)?)?;
+    fn stat(&self, name: &Name) -> Result<()> {
+        rustix::fs::stat(&name.0)?;
         Ok(())
     }
 
-    fn chmod(&self, path: &str, mode: u32) -> Result<()> {
-        Ok(rustix::fs::chmod(self.path(path)?, Mode::from_raw_mode(mode))?)
+    fn chmod(&self, name: &Name, mode: u32) -> Result<()> {
+        Ok(rustix::fs::chmod(&name.0, Mode::from_raw_mode(mode))?)
     }
 
-    fn rename(&self, from: &str, to: &str) -> Result<()> {
-        Ok(rustix::fs::rename(self.path(from)?, self.path(to)?)?)
+    fn rename(&self, from: &Name, to: &Name) -> Result<()> {
+        Ok(rustix::fs::rename(&from.0, &to.0)?)
     }
 
-    fn unlink(&self, path: &str) -> Result<()> {
-        Ok(rustix::fs::unlink(self.path(path)?)?)
+    fn unlink(&self, name: &Name) -> Result<()> {
+        Ok(rustix::fs::unlink(&name.0)?)
     }
 
     fn open(&self, path: &str) -> Result<Box<dyn Open + '_>> {

@@ -4,6 +4,7 @@ pub(crate) mod flights;
 mod inside;
 mod kernel;
 
+use std::ffi::CString;
 use std::path::Path;
 
 use anyhow::Result;
@@ -18,6 +19,9 @@ pub(crate) type Operation = (bool, u64, u32);
 /// Operations in flight, where many are.
 pub(crate) const DEPTH: u32 = 32;
 
+/// A path as the calls of a file system take it: made before time is taken.
+pub(crate) struct Name(CString);
+
 /// An open file.
 pub(crate) trait Open {
     fn read(&mut self, at: u64, room: &mut [u8]) -> Result<usize>;
@@ -27,13 +31,15 @@ pub(crate) trait Open {
 
 /// A file system. Paths begin with `/`.
 pub(crate) trait Files: Sync {
-    fn mkdir(&self, path: &str) -> Result<()>;
+    /// The name of a file for the operations below.
+    fn name(&self, path: &str) -> Result<Name>;
+    fn mkdir(&self, name: &Name) -> Result<()>;
     /// Makes an empty file: open(2) with O_CREAT and O_EXCL, and close(2).
-    fn create(&self, path: &str) -> Result<()>;
-    fn stat(&self, path: &str) -> Result<()>;
-    fn chmod(&self, path: &str, mode: u32) -> Result<()>;
-    fn rename(&self, from: &str, to: &str) -> Result<()>;
-    fn unlink(&self, path: &str) -> Result<()>;
+    fn create(&self, name: &Name) -> Result<()>;
+    fn stat(&self, name: &Name) -> Result<()>;
+    fn chmod(&self, name: &Name, mode: u32) -> Result<()>;
+    fn rename(&self, from: &Name, to: &Name) -> Result<()>;
+    fn unlink(&self, name: &Name) -> Result<()>;
     /// Opens a file for reading and writing, and makes it where it is not there.
     fn open(&self, path: &str) -> Result<Box<dyn Open + '_>>;
     /// Carries out operations of a file of `blocks` blocks past the cache (`O_DIRECT`), [`DEPTH`] at a time, and makes them
