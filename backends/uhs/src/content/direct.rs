@@ -141,19 +141,26 @@ impl Content {
         Ok(Some(target))
     }
 
-    /// Ends a write, of which the device has all bytes if `written`. The caller has a handle of the running group.
+    /// Ends a write, of which the device has all bytes unless `written` is an error: `EIO` if it refused some. The caller has a handle of
+    /// the running group.
     ///
     /// # Errors
     ///
     /// `ENOSPC`: there is no room for the records of its blocks.
-    pub(crate) fn end_direct(&mut self, pool: &Pool, target: Target, written: bool) -> Result<()> {
+    pub(crate) fn end_direct(
+        &mut self,
+        pool: &Pool,
+        target: Target,
+        written: Result<()>,
+    ) -> Result<()> {
         let Target { pages, runs, new } = target;
         if !new {
             self.end_flights(pool, &runs);
         }
-        if !written || self.ended {
+        if written.is_err() || self.ended {
             if new {
-                give_back(pool, runs, written);
+                // Without memory the device was not asked.
+                give_back(pool, runs, written != Err(Errno::EIO));
             }
             return Ok(());
         }

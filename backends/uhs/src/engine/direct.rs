@@ -85,7 +85,7 @@ impl Engine {
         let begin = || self.begin_direct(&mut lock(content), offset, data.len());
         let Some(target) = self.with_space(begin)? else { return Ok(false) };
         let written = self.write_runs(&target.runs, data);
-        let ended = self.end_direct((ino, content), target, written.is_ok(), kill_suidgid);
+        let ended = self.end_direct((ino, content), target, written, kill_suidgid);
         written?;
         match ended {
             Err(Errno::EBUSY) => Ok(false),
@@ -128,13 +128,13 @@ impl Engine {
         &self,
         (ino, content): (u64, &Shared),
         target: Target,
-        written: bool,
+        written: Result<()>,
         kill_suidgid: bool,
     ) -> Result<()> {
         let handle = self.gate.enter();
         let mut held = lock(content);
         let mut ended = held.end_direct(&self.pool, target, written);
-        if written && ended.is_ok() {
+        if written.is_ok() && ended.is_ok() {
             ended = self.names.wrote(&handle, ino, held.facts(), kill_suidgid);
         }
         drop(held);

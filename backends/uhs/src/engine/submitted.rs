@@ -363,10 +363,10 @@ impl Line {
         (data, failed): (Option<Buffer>, Option<defuse_block::Errno>),
     ) {
         let IoOp::Write { file, args, len } = io.op() else { return };
-        let failed = failed.map(|errno| unwritable(&target.runs, errno));
+        let written = failed.map_or(Ok(()), |errno| Err(unwritable(&target.runs, errno)));
         let of = (file.ino.0, content);
-        let ended = self.engine.end_direct(of, target, failed.is_none(), args.kill_suidgid);
-        let result = failed.map_or(ended, Err).map(|()| len);
+        let ended = self.engine.end_direct(of, target, written, args.kill_suidgid);
+        let result = written.and(ended).map(|()| len);
         self.tell(&io, file.ino);
         match (result, data) {
             (Err(Errno::EBUSY), Some(data)) => {

@@ -618,6 +618,20 @@ fn a_write_that_the_device_refuses_is_told_and_takes_no_space() {
     assert!(read(&fs, ino, 0, 8 * PAGE, false) == [1; 8 * PAGE], "nothing was written");
 }
 
+#[test]
+fn a_write_without_memory_takes_no_space() {
+    let (fs, ino, _held) = with_file(8);
+    let free = |fs: &Uhs| fs.statfs(&cx(), Ino::ROOT).unwrap().blocks_free;
+    let before = free(&fs);
+    let all: Vec<_> = std::iter::from_fn(|| fs.engine().pool().frames(1)).collect();
+    let written = write(&fs, ino, 100 * PAGE as u64, &[2; PAGE], true);
+    assert_eq!(written, Err(Errno::ENOMEM));
+    drop(all);
+    fs.syncfs(&cx()).unwrap();
+    assert_eq!(free(&fs), before, "no block is left alone");
+    write(&fs, ino, 100 * PAGE as u64, &[2; PAGE], true).unwrap();
+}
+
 /// The thread that ends operations runs the code of their owners, which may begin others, and does not wait for itself.
 #[test]
 fn an_answer_may_begin_operations_and_waits_for_none() {
