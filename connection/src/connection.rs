@@ -190,6 +190,11 @@ impl<F: FileSystem> Connection<F> {
         Ok(memory.fd)
     }
 
+    /// True if a client has mapped the file.
+    pub(crate) fn is_mapped(&self, ino: Ino) -> bool {
+        self.service.maps.with(ino, |_| ()).is_some()
+    }
+
     /// Ends one mapping of a file. The changes through it are in the file system afterwards.
     ///
     /// # Errors

@@ -3,7 +3,11 @@
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
 
-use defuse_fs::{Context, Errno, File, FileSystem, Ino, Result};
+use defuse_fs::posix::access_time_is_due;
+use defuse_fs::{
+    Context, Errno, File, FileKind, FileSystem, Ino, OpenFlags, ReadArgs, ReadBuf, Result,
+    SliceSink, Timestamp,
+};
 
 use crate::connection::Connection;
 
@@ -31,6 +35,18 @@ pub trait VersionSource: Send + Sync + Debug {
     ///
     /// Those of open(2).
     fn versions(&self) -> Result<OwnedFd>;
+
+    /// A client has mapped the file, and may change it unseen: nothing that is known of its bytes holds.
+    fn mapped(&self, ino: Ino);
+}
+
+/// All bytes of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Whole {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// Reading changes the access time, which has not happened.
+    pub read_is_due: bool,
 }
 
 impl<F: FileSystem> Connection<F> {
@@ -44,5 +60,25 @@ impl<F: FileSystem> Connection<F> {
         self.check(cx, &[file.ino])?;
         let modes = self.ledger.modes(file).ok_or(Errno::EBADF)?;
         if modes.reads { Ok(()) } else { Err(Errno::EACCES) }
+    }
+
+    /// All bytes of an open file that has at most `most`. `None` if it has more, is not a regular file or is mapped, and after any error.
+    pub fn whole(&self, cx: &Context<'_>, file: File, most: usize) -> Option<Whole> {
+        let attr = self.getattr(cx, file.ino, Some(file.fh)).ok()?;
+        let size = usize::try_from(attr.size).ok().filter(|size| *size <= most)?;
+        if attr.kind != FileKind::Regular || self.is_mapped(file.ino) {
+            return None;
+        }
+        let mut bytes = vec![0; size];
+        let args = ReadArgs { flags: OpenFlags(OpenFlags::NOATIME), ..ReadArgs::default() };
+        let mut sink = SliceSink::new(&mut bytes);
+        let mut out = ReadBuf::new(&mut sink, size);
+        if size > 0 {
+            self.read(cx, file, args, &mut out).ok()?;
+        }
+        let is_whole = out.filled() == size;
+        let newest = attr.mtime.max(attr.ctime);
+        let read_is_due = access_time_is_due(attr.atime, newest, Timestamp::now());
+        is_whole.then_some(Whole { bytes, read_is_due })
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::Ino;
 
 /// Attributes whose version stays hold no longer than this, because access times have no version, and because no
-/// version changes any more if the server is killed.
+/// version changes any more if the server is killed. A file system with versions changes access times by the rule of `relatime`
+/// ([`access_time_is_due`](crate::posix::access_time_is_due)): a client knows which of its own reads do.
 pub const ATTRIBUTES_HOLD: Duration = Duration::from_secs(1);
 
 /// Versions that change with what they are versions of. A file system gives them to its frontend by

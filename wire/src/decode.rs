@@ -169,6 +169,32 @@ pub fn open_out(body: &[u8]) -> Result<Opened> {
     Ok(opened(&whole(body)?))
 }
 
+/// The bytes of a file that came with the reply to OPEN ([`vendor::OPEN_HAS_BYTES`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenBytes<'a> {
+    /// All of its bytes.
+    pub bytes: &'a [u8],
+    /// Reading changes the access time ([`vendor::OPEN_READ_IS_DUE`]).
+    pub read_is_due: bool,
+}
+
+/// Decodes the reply to an OPEN that asked for bytes, with those if there are some.
+///
+/// # Errors
+///
+/// `EIO` for an invalid reply.
+pub fn open_out_with_bytes(body: &[u8]) -> Result<(Opened, Option<OpenBytes<'_>>)> {
+    let (out, bytes) = abi::OpenOut::read_from_prefix(body).map_err(|_| Errno::EIO)?;
+    let has = |flag| out.open_flags & flag != 0;
+    let has_bytes = has(vendor::OPEN_HAS_BYTES);
+    let most = if has_bytes { vendor::OPEN_BYTES_MAX } else { 0 };
+    if bytes.len() > most {
+        return Err(Errno::EIO);
+    }
+    let read_is_due = has(vendor::OPEN_READ_IS_DUE);
+    Ok((opened(&out), has_bytes.then_some(OpenBytes { bytes, read_is_due })))
+}
+
 fn opened(out: &abi::OpenOut) -> Opened {
     let has = |flag| out.open_flags & flag != 0;
     let cache = match () {

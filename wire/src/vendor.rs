@@ -115,6 +115,23 @@ pub const VERSIONS: u64 = 1 << 62;
 /// leave it zero.
 pub const OPEN_FLUSH_ENDS_LOCKS: u32 = 1 << 31;
 
+/// A flag of OPEN: the client wants the bytes of a small file with the reply.
+pub const OPEN_WANTS_BYTES: u32 = 1 << 31;
+
+/// A flag of the reply to OPEN: all bytes of the file follow, at most [`OPEN_BYTES_MAX`]. They hold as long as the version of its
+/// attributes.
+pub const OPEN_HAS_BYTES: u32 = 1 << 30;
+
+/// A flag beside [`OPEN_HAS_BYTES`]: reading changes the access time, and the reply has not done so. A client that reads those bytes says
+/// so by [`RELEASE_HAS_READ`], or reads by a request.
+pub const OPEN_READ_IS_DUE: u32 = 1 << 29;
+
+/// The most bytes that come with a reply to OPEN.
+pub const OPEN_BYTES_MAX: usize = 32 * 1024;
+
+/// A flag of RELEASE: the file was read, and no request says so.
+pub const RELEASE_HAS_READ: u32 = 1 << 31;
+
 /// A flag of INIT: no attributes of this file system have a birth time, so that those of a lookup are complete. Clients offer it,
 /// and the kernel does not.
 pub const NO_BIRTH_TIMES: u64 = 1 << 63;

@@ -17,7 +17,7 @@ impl Shared {
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
-        if self.read_pages(cx, file, args, out) {
+        if self.read_whole(file, args, out) || self.read_pages(cx, file, args, out) {
             return Ok(());
         }
         let begun = out.filled();

@@ -12,6 +12,7 @@ use super::{Remote, Shared};
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
 use defuse_wire::encode::{self, Request};
+use defuse_wire::vendor::{OPEN_WANTS_BYTES, RELEASE_HAS_READ};
 
 impl Shared {
     /// Sends a request whose reply is an entry. Returns the lookup of an invalid reply.
@@ -99,19 +100,36 @@ impl Shared {
     pub(super) fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
         let killed = args.kill_suidgid && self.agreement.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
         let open_flags = if killed { abi::FUSE_OPEN_KILL_SUIDGID } else { 0 };
+        let Some(version) = self.wants_whole(ino, args.flags) else {
+            let args = abi::OpenIn { flags: args.flags.0, open_flags };
+            let request = Request::new(Opcode::Open, cx, ino).with(&args);
+            return self.opened(cx, request, decode::open_out);
+        };
+        let open_flags = open_flags | OPEN_WANTS_BYTES;
         let args = abi::OpenIn { flags: args.flags.0, open_flags };
         let request = Request::new(Opcode::Open, cx, ino).with(&args);
-        self.opened(cx, request)
+        self.opened(cx, request, |body| {
+            let (opened, bytes) = decode::open_out_with_bytes(body)?;
+            if let Some(bytes) = bytes {
+                self.keep_whole(version, File { ino, fh: opened.fh }, bytes);
+            }
+            Ok(opened)
+        })
     }
 
     pub(super) fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
         let args = abi::OpenIn { flags: flags.0, open_flags: 0 };
-        self.opened(cx, Request::new(Opcode::Opendir, cx, ino).with(&args))
+        self.opened(cx, Request::new(Opcode::Opendir, cx, ino).with(&args), decode::open_out)
     }
 
     /// Without OPEN, all open files have the handle 0, and are not released.
-    fn opened(&self, cx: &Context<'_>, request: Request) -> Result<Opened> {
-        match self.ask(cx, request, decode::open_out) {
+    fn opened(
+        &self,
+        cx: &Context<'_>,
+        request: Request,
+        decode: impl FnOnce(&[u8]) -> Result<Opened>,
+    ) -> Result<Opened> {
+        match self.ask(cx, request, decode) {
             Err(Errno::ENOSYS) => Ok(Opened::default()),
             other => other,
         }
@@ -163,9 +181,13 @@ impl Shared {
         if self.lacks(opened_by) {
             return Ok(());
         }
-        self.pages.closed(defuse_fs::Fh(args.fh));
-        let request = Request::new(opcode, cx, ino).with(args);
-        if !self.forgets.is_hurried() {
+        self.pages.closed(Fh(args.fh));
+        let was_read = self.whole.closed(Fh(args.fh));
+        let flag = if was_read { RELEASE_HAS_READ } else { 0 };
+        let args = abi::ReleaseIn { release_flags: args.release_flags | flag, ..*args };
+        let request = Request::new(opcode, cx, ino).with(&args);
+        // Who looks at the access time afterwards must see that the file was read.
+        if !self.forgets.is_hurried() && !was_read {
             return self.send_release(ino, request);
         }
         // The lookup that is returned next must not wait for the answer.

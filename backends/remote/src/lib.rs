@@ -27,6 +27,7 @@ mod reconnect;
 mod slots;
 mod sys;
 mod versions;
+mod whole;
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
@@ -166,6 +167,7 @@ struct Shared {
     forgets: Arc<Forgets>,
     pages: pages::FilePages,
     paths: paths::Paths,
+    whole: whole::WholeFiles,
     notices: Arc<Notices>,
     /// Number of requests whose replies no caller waits for, polls included.
     expected: AtomicU64,
@@ -445,6 +447,7 @@ impl Remote {
             forgets: Arc::default(),
             pages: pages::FilePages::default(),
             paths: paths::Paths::default(),
+            whole: whole::WholeFiles::default(),
             notices,
             expected: AtomicU64::new(0),
             listening: AtomicBool::new(false),
@@ -511,6 +514,7 @@ impl Shared {
         if self.lacks(opcode) {
             return Err(Errno::ENOSYS);
         }
+        self.tell_of_reads(cx, opcode);
         let checked = |body: &[u8]| {
             decode(body).inspect_err(|&errno| {
                 if errno == Errno::EIO {

@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Instant;
 
+use defuse_fs::posix::access_time_is_due;
 use defuse_fs::{
     ATTRIBUTES_HOLD, Attr, Context, Errno, Fh, File, FileKind, Ino, IoctlArgs, Name, NormalPath,
-    Resolved, Result, Versions,
+    Resolved, Result, Timestamp, Versions,
 };
 use defuse_wire::decode;
 use defuse_wire::vendor::{NAMES, RESOLVE, Step, Steps};
@@ -47,6 +48,17 @@ impl Default for LastRead {
     fn default() -> Self {
         LastRead((0..PLACES).map(|_| AtomicU64::new(0)).collect())
     }
+}
+
+impl LastRead {
+    fn of(&self, ino: Ino) -> u64 {
+        self.0[ino.0 as usize % PLACES].load(Ordering::Acquire)
+    }
+}
+
+/// True if a read changes the access time. Servers with versions follow the rule of `relatime`.
+fn is_due(attr: &Attr) -> bool {
+    access_time_is_due(attr.atime, attr.mtime.max(attr.ctime), Timestamp::now())
 }
 
 #[derive(Default)]
@@ -200,7 +212,7 @@ impl Told {
     fn has_attributes(&self, versions: &dyn Versions, last_read: &LastRead) -> bool {
         self.inode.as_ref().is_none_or(|inode| {
             versions.attributes(inode.ino) == Some(inode.version)
-                && last_read.0[inode.ino.0 as usize % PLACES].load(Ordering::Acquire) <= inode.reads
+                && (last_read.of(inode.ino) <= inode.reads || !is_due(&inode.attr))
                 && inode.since.elapsed() < ATTRIBUTES_HOLD
         })
     }

@@ -185,7 +185,7 @@ fn read(
     args: ReadArgs,
     out: &mut ReadBuf<'_>,
 ) -> Result<()> {
-    if engine.read(file.ino.0, args.offset, args.flags.into(), out)? {
+    if engine.read(file.ino.0, (args.offset, args.flags), out)? {
         engine.frontends().attributes_changed(origin, &[file.ino]);
     }
     Ok(())

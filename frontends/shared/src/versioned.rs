@@ -128,6 +128,10 @@ impl VersionSource for Versioned {
     fn versions(&self) -> Result<OwnedFd> {
         self.versions.reader().map_err(|error| Errno::from_raw(error.raw_os_error()))
     }
+
+    fn mapped(&self, ino: Ino) {
+        self.change_attributes(ino, |_| ());
+    }
 }
 
 impl FileSystem for Versioned {

@@ -8,7 +8,7 @@ use defuse_fs::{
     Context, Errno, Fh, File, FileSystem, Ino, IoctlArgs, IoctlReply, OpenFlags, Result, delegate,
 };
 use defuse_session::SharedMemory;
-use defuse_wire::vendor::{NAMES, RESOLVE, TAKE_OVER, TakeOver};
+use defuse_wire::vendor::{NAMES, OPEN_BYTES_MAX, RESOLVE, TAKE_OVER, TakeOver};
 use zerocopy::FromBytes;
 
 use crate::steps;
@@ -64,6 +64,9 @@ impl SharedMemory for Peer {
         if let Some(pages) = &self.pages {
             pages.stop(file.ino);
         }
+        if let Some(versions) = &self.versions {
+            versions.mapped(file.ino);
+        }
         Ok(memory)
     }
 
@@ -71,6 +74,13 @@ impl SharedMemory for Peer {
         let pages = self.pages.as_ref().ok_or(Errno::ENOSYS)?;
         self.connection.may_read(cx, file)?;
         pages.pages(file.ino, self.connection.credentials().uid)
+    }
+
+    /// Without versions, the client could not know how long the bytes hold.
+    fn whole(&self, cx: &Context<'_>, file: File) -> Option<(Vec<u8>, bool)> {
+        self.versions.as_ref()?;
+        let whole = self.connection.whole(cx, file, OPEN_BYTES_MAX)?;
+        Some((whole.bytes, whole.read_is_due))
     }
 
     fn versions(&self) -> Result<OwnedFd> {

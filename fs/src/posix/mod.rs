@@ -3,6 +3,7 @@
 //! `fs/attr.c`, `fs/inode.c` and `fs/posix_acl.c`.
 
 mod access;
+mod access_time;
 pub mod acl;
 mod create;
 mod names;
@@ -10,6 +11,7 @@ pub mod rename;
 mod set_id;
 
 pub use access::{consults_acl, owns, permits};
+pub use access_time::access_time_is_due;
 pub use create::{NewInode, Parent, new_inode};
 pub use names::{gives_privilege, may_link, may_remove};
 pub use set_id::without_set_id;

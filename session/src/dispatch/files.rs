@@ -6,7 +6,7 @@ use std::time::Duration;
 use defuse_fs::{
     AccessMode, CacheMode, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, FileSystem, Ino,
     IoOp, IoctlArgs, LockOwner, LockType, Name, Notify, OpenArgs, OpenFlags, Opened, PollHandle,
-    ReleaseArgs, Result, Whence,
+    ReadArgs, ReadBuf, ReleaseArgs, Result, SliceSink, Whence,
 };
 use zerocopy::IntoBytes;
 
@@ -27,13 +27,23 @@ impl Dispatcher {
         args: &abi::OpenIn,
         reply: &mut dyn Reply,
     ) -> Result<Done> {
+        let wants_bytes = args.open_flags & vendor::OPEN_WANTS_BYTES != 0;
         let args = self.open_args(call, args.flags, args.open_flags);
         let opened = self.fs.open(&call.cx, call.ino, args)?;
         let mut out = self.open_out(&opened);
         self.give_backing(call.ino, &opened, args.flags, &mut out);
         self.note_writer(call.ino, args.flags);
         self.forget_times(call.ino, args.flags);
-        if reply.send(&[out.as_bytes()]).is_err() {
+        let mut bytes = Vec::new();
+        if wants_bytes && let Some(memory) = &self.memory {
+            let whole = memory.whole(&call.cx, File { ino: call.ino, fh: opened.fh });
+            if let Some((whole, read_is_due)) = whole {
+                out.open_flags |= vendor::OPEN_HAS_BYTES;
+                out.open_flags |= if read_is_due { vendor::OPEN_READ_IS_DUE } else { 0 };
+                bytes = whole;
+            }
+        }
+        if reply.send(&[out.as_bytes(), &bytes]).is_err() {
             self.undo_open(call, call.ino, &out, args.flags);
         }
         Ok(Done::Sent)
@@ -189,7 +199,18 @@ impl Dispatcher {
         self.close_backing(file);
         self.note_writer_gone(file.ino, flags);
         let flock_owner = unlock.then_some(LockOwner(args.lock_owner));
+        if args.release_flags & vendor::RELEASE_HAS_READ != 0 && !self.is_kernel {
+            self.has_read(call, file);
+        }
         done(self.fs.release(&call.cx, file, ReleaseArgs { flags, flock_owner }), reply)
+    }
+
+    /// The client has read bytes that came with the reply to OPEN: the access time follows.
+    fn has_read(&self, call: &Call<'_>, file: File) {
+        let mut byte = [0];
+        let mut sink = SliceSink::new(&mut byte);
+        let mut out = ReadBuf::new(&mut sink, 1);
+        let _ = self.fs.read(&call.cx, file, ReadArgs::default(), &mut out);
     }
 
     pub(super) fn flush(

@@ -90,6 +90,12 @@ pub trait SharedMemory: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
+    /// All bytes of an open file, if it is small and the client can know how long they hold; and true if a read changes the access
+    /// time, which this does not do.
+    fn whole(&self, _cx: &Context<'_>, _file: File) -> Option<(Vec<u8>, bool)> {
+        None
+    }
+
     /// One mapping of `ino` has ended.
     fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()>;
 }

@@ -5,7 +5,9 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use defuse_block::{Frames, Purpose};
-use defuse_fs::{Attr, CopyRange, Errno, Fallocate, ReadBuf, Result, SetAttr, SliceSink, Whence};
+use defuse_fs::{
+    Attr, CopyRange, Errno, Fallocate, OpenFlags, ReadBuf, Result, SetAttr, SliceSink, Whence,
+};
 
 use super::commit::Extent;
 use super::direct::{Way, is_line};
@@ -66,10 +68,10 @@ impl Engine {
     pub(crate) fn read(
         &self,
         ino: u64,
-        offset: u64,
-        way: Way,
+        (offset, flags): (u64, OpenFlags),
         out: &mut ReadBuf<'_>,
     ) -> Result<bool> {
+        let way = Way::from(flags);
         let content = self.data(ino)?;
         let before = out.filled();
         while out.remaining() > 0 {
@@ -83,7 +85,7 @@ impl Engine {
                 break;
             }
         }
-        Ok(self.names.accessed(ino))
+        Ok(!flags.has(OpenFlags::NOATIME) && self.names.accessed(ino))
     }
 
     fn read_part(
@@ -244,7 +246,8 @@ impl Engine {
         let len = bytes.len();
         let mut sink = SliceSink::new(bytes);
         let mut out = ReadBuf::new(&mut sink, len);
-        self.read(copy.src.ino.0, copy.src_offset + done, Way::Cached, &mut out)?;
+        let at = (copy.src_offset + done, OpenFlags::default());
+        self.read(copy.src.ino.0, at, &mut out)?;
         let len = out.filled();
         match len {
             0 => Ok(0),

@@ -331,8 +331,8 @@ impl Line {
         if let Some(errno) = failed {
             return io.finish_room(room, Err(unreadable(source.run, errno)));
         }
-        let ino = match io.op() {
-            IoOp::Read { file, .. } => file.ino,
+        let (ino, flags) = match io.op() {
+            IoOp::Read { file, args, .. } => (file.ino, args.flags),
             _ => return,
         };
         if lock(content).version() != source.version {
@@ -343,7 +343,7 @@ impl Line {
             return;
         }
         self.engine.has_read_directly(source.run);
-        if self.engine.names.accessed(ino.0) {
+        if !flags.has(OpenFlags::NOATIME) && self.engine.names.accessed(ino.0) {
             self.tell(&io, ino);
         }
         io.finish_room(room, Ok(source.bytes));

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use defuse_fs::posix::access_time_is_due;
 use defuse_fs::{Attr, Errno, FileKind, Result, SetAttr, SetTime, Timestamp};
 
 use super::paths::Change;
@@ -9,9 +10,6 @@ use super::record::{Changing, Record, Time};
 use super::{Names, list, settle, touch};
 use crate::content::Facts;
 use crate::group::Handle;
-
-/// Seconds after which an access time is updated in any case, mount(8) about `relatime`.
-const DAY: i64 = 24 * 60 * 60;
 
 impl Names {
     /// Changes attributes. The content has the new size already, and says what became of it. The answer may be cached for
@@ -91,7 +89,7 @@ impl Names {
             let time = |time| Timestamp::from(record.time(time, extra));
             let old = time(Time::Access);
             let newest = time(Time::Modification).max(time(Time::Change));
-            Ok(old <= newest || old.secs.saturating_add(DAY) <= now.secs)
+            Ok(access_time_is_due(old, newest, now))
         });
         let update = || {
             self.records.change(ino, |mut changing| {

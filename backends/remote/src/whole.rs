@@ -1,0 +1,163 @@
+//! Small files whose bytes come with the reply to OPEN, so that reading them takes no request.
+//!
+//! The bytes hold as long as the version of the file's attributes stays, which each read checks. The server has not
+//! noted that the file was read: where that changes the access time, it is told before the next request that could see it, or with the
+//! release.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use defuse_fs::{AccessMode, Context, Fh, File, Ino, OpenFlags, ReadArgs, ReadBuf, SliceSink};
+use defuse_wire::abi::{self, Opcode};
+use defuse_wire::decode::OpenBytes;
+use defuse_wire::encode::Request;
+
+use super::Shared;
+
+/// No open asks while so many files have bytes: 8 MiB.
+const MOST: usize = 256;
+/// After so many files that nobody read, bytes are rarely asked for.
+const UNREAD: u32 = 8;
+/// Then every one of so many opens asks.
+const RARELY: u32 = 32;
+
+/// The open files with bytes.
+#[derive(Default)]
+pub(super) struct WholeFiles {
+    files: RwLock<HashMap<Fh, Arc<Whole>>>,
+    /// Files in a row that were closed and not read.
+    unread: AtomicU32,
+    /// Files that were read, which the server is to be told.
+    owed: AtomicUsize,
+}
+
+struct Whole {
+    ino: Ino,
+    version: u64,
+    bytes: Box<[u8]>,
+    /// Reading changes the access time.
+    read_is_due: bool,
+    was_read: AtomicBool,
+    /// The server is to be told of the read.
+    is_owed: AtomicBool,
+}
+
+impl WholeFiles {
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<Fh, Arc<Whole>>> {
+        self.files.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<Fh, Arc<Whole>>> {
+        self.files.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True if an open with these flags asks for bytes.
+    fn wants(&self, flags: OpenFlags) -> bool {
+        let others = OpenFlags::DIRECT | OpenFlags::TRUNC | OpenFlags::DIRECTORY;
+        let is_read = flags.access() == AccessMode::Read && flags.0 & others == 0;
+        if !is_read || self.read().len() >= MOST {
+            return false;
+        }
+        let unread = self.unread.load(Ordering::Relaxed);
+        if unread < UNREAD {
+            return true;
+        }
+        self.unread.store(unread.wrapping_add(1).max(UNREAD), Ordering::Relaxed);
+        unread.is_multiple_of(RARELY)
+    }
+
+    /// Pays what is owed for this file. True if something was.
+    fn pay(&self, whole: &Whole) -> bool {
+        let was_owed = whole.is_owed.swap(false, Ordering::AcqRel);
+        if was_owed {
+            self.owed.fetch_sub(1, Ordering::AcqRel);
+        }
+        was_owed
+    }
+
+    /// The file is closed. True if the server is to be told of a read.
+    pub(super) fn closed(&self, fh: Fh) -> bool {
+        if !self.read().contains_key(&fh) {
+            return false;
+        }
+        let Some(whole) = self.write().remove(&fh) else { return false };
+        if whole.was_read.load(Ordering::Relaxed) {
+            self.unread.store(0, Ordering::Relaxed);
+        } else {
+            self.unread.fetch_add(1, Ordering::Relaxed);
+        }
+        self.pay(&whole)
+    }
+
+    /// The files whose reads the server is to be told of.
+    fn take_owed(&self) -> Vec<File> {
+        let files = self.read();
+        let owed = files.iter().filter(|(_, whole)| self.pay(whole));
+        owed.map(|(fh, whole)| File { ino: whole.ino, fh: *fh }).collect()
+    }
+}
+
+impl Shared {
+    /// The version with which an open asks for bytes. `None` where it does not.
+    pub(super) fn wants_whole(&self, ino: Ino, flags: OpenFlags) -> Option<u64> {
+        let versions = self.paths.versions.get()?;
+        self.whole.wants(flags).then(|| versions.attributes(ino)).flatten()
+    }
+
+    /// Keeps the bytes of an open file. They are of the version before the request, or newer ones, which nobody reads.
+    pub(super) fn keep_whole(&self, version: u64, file: File, bytes: OpenBytes<'_>) {
+        let whole = Whole {
+            ino: file.ino,
+            version,
+            bytes: bytes.bytes.into(),
+            read_is_due: bytes.read_is_due,
+            was_read: AtomicBool::new(false),
+            is_owed: AtomicBool::new(false),
+        };
+        self.whole.write().insert(file.fh, Arc::new(whole));
+    }
+
+    /// Reads from the bytes of a file that came with its open. Returns false if there are none, or others now.
+    pub(super) fn read_whole(&self, file: File, args: ReadArgs, out: &mut ReadBuf<'_>) -> bool {
+        let Some(whole) = self.whole.read().get(&file.fh).cloned() else { return false };
+        let versions = self.paths.versions.get();
+        let holds = versions.is_some_and(|versions| {
+            whole.ino == file.ino && versions.attributes(file.ino) == Some(whole.version)
+        });
+        if !holds || self.connection.is_dead() {
+            return false;
+        }
+        let from = usize::try_from(args.offset).unwrap_or(usize::MAX).min(whole.bytes.len());
+        let rest = &whole.bytes[from..];
+        let len = rest.len().min(out.remaining());
+        if len > 0 && out.put(&rest[..len]).is_err() {
+            return false;
+        }
+        let is_first = !whole.was_read.swap(true, Ordering::AcqRel);
+        if is_first && whole.read_is_due && !args.flags.has(OpenFlags::NOATIME) {
+            whole.is_owed.store(true, Ordering::Release);
+            self.whole.owed.fetch_add(1, Ordering::AcqRel);
+            self.paths.was_read(file.ino);
+        }
+        true
+    }
+
+    /// Tells the server of reads before a request that could see access times.
+    pub(super) fn tell_of_reads(&self, cx: &Context<'_>, opcode: Opcode) {
+        if self.whole.owed.load(Ordering::Acquire) == 0
+            || matches!(opcode, Opcode::Open | Opcode::Read | Opcode::Release)
+        {
+            return;
+        }
+        for file in self.whole.take_owed() {
+            let read = abi::ReadIn { fh: file.fh.0, size: 1, ..Default::default() };
+            let request = Request::new(Opcode::Read, cx, file.ino).with(&read);
+            let mut byte = [0];
+            let mut sink = SliceSink::new(&mut byte);
+            let mut out = ReadBuf::new(&mut sink, 1);
+            // The read has happened already: an error would be one of the access time alone.
+            let _ = self.ask(cx, request, |body| out.put(body));
+        }
+    }
+}
