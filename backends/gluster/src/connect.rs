@@ -134,8 +134,10 @@ fn translators(
         // Otherwise close(2) would return before the servers have the data, and the end of the process would
         // lose it.
         ("*-write-behind", "flush-behind", "off"),
-        // An open file must be readable after another client has removed it.
+        // An open file must be readable after another client has removed it, and an open that is refused must fail. Without
+        // lazy opens, this translator still answers before the servers.
         ("*-open-behind", "lazy-open", "no"),
+        ("*-open-behind", "pass-through", "on"),
         // Frontends cache data and attributes. Caches below would make them older than promised, and serve
         // old data to a file that was opened after another client has closed it.
         ("*-quick-read", "max-file-size", "0"),

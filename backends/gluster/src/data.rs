@@ -33,7 +33,11 @@ pub(crate) fn open_flags(flags: OpenFlags) -> i32 {
 impl Gluster {
     pub(crate) fn open_file(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
         let _acting = self.act(cx);
-        let handle = self.volume.open(&self.object(ino)?, open_flags(args.flags))?;
+        let handle = self
+            .volume
+            .open(&self.object(ino)?, open_flags(args.flags))
+            .map_err(|errno| self.gone(ino, errno))?;
+        self.watch.opened(&self.nodes, &self.volume, ino);
         let file = OpenFile {
             ino,
             flags: args.flags,

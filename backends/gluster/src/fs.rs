@@ -128,7 +128,7 @@ impl FileSystem for Gluster {
     fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
         let _acting = self.act(cx);
         let _read = self.own_change_of(ino);
-        self.volume.readlink(&self.object(ino)?)
+        self.volume.readlink(&self.object(ino)?).map_err(|errno| self.gone(ino, errno))
     }
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {

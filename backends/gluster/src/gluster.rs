@@ -222,9 +222,9 @@ impl Gluster {
         groups
     }
 
-    /// A reference to a known inode.
+    /// A reference to a known inode. Fails with `ESTALE` if it is gone.
     pub(crate) fn object(&self, ino: Ino) -> Result<Object<'_>> {
-        self.volume.object(self.nodes.gfid(ino)?)
+        self.volume.object(self.nodes.gfid(ino)?).map_err(|errno| self.gone(ino, errno))
     }
 
     /// A directory in which a name is used. libgfapi knows it for a while.
@@ -478,7 +478,8 @@ impl Gluster {
         self.open.read().unwrap_or_else(PoisonError::into_inner).get(&fh.0).cloned()
     }
 
-    /// Runs `by_name` on an inode. If it has no name any more, runs `by_file` on one of its open files.
+    /// Runs `by_name` on an inode. If it has no name any more, runs `by_file` on one of its open files; fails with `ESTALE`
+    /// if there is none.
     pub(crate) fn reach<T>(
         &self,
         ino: Ino,
@@ -489,10 +490,25 @@ impl Gluster {
         match reached {
             Err(Errno::ENOENT | Errno::ESTALE) => match self.nodes.any_open(ino) {
                 Some(fh) => by_file(&*self.file(fh)?),
-                None => reached,
+                None => reached.map_err(|errno| self.gone(ino, errno)),
             },
             reached => reached,
         }
+    }
+
+    /// The error of an operation on an inode, which has no name of its own that could be missing. After `ESTALE`, the frontend
+    /// looks the name up again by which it found the inode: another client may have replaced it, and it was there all the time. No
+    /// answer that is kept here may then lead to the inode again.
+    pub(crate) fn gone(&self, ino: Ino, errno: Errno) -> Errno {
+        if !matches!(errno, Errno::ENOENT | Errno::ESTALE) {
+            return errno;
+        }
+        if self.answers.is_some()
+            && let Ok(gfid) = self.nodes.gfid(ino)
+        {
+            self.watch.inbox.put(gfid, 0);
+        }
+        Errno::ESTALE
     }
 }
 

@@ -30,7 +30,8 @@ impl Gluster {
     pub(crate) fn open_listing(&self, cx: &Context<'_>, ino: Ino) -> Result<defuse_fs::Opened> {
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
-        let handle = self.volume.open_dir(&self.volume.object(gfid)?)?;
+        let handle =
+            self.volume.open_dir(&self.object(ino)?).map_err(|errno| self.gone(ino, errno))?;
         let at = At { position: 0, pending: None, asked: acting.asked.clone() }.into();
         let fh = self.add_open(Opened::Dir(Listing { gfid, handle, at }.into()));
         Ok(defuse_fs::Opened::new(fh))
@@ -51,14 +52,15 @@ impl Gluster {
             *at = At { position: from, pending: None, asked: now.clone() };
         }
         loop {
-            let listed = match at.pending.take() {
+            let mut listed = match at.pending.take() {
                 Some((listed, _)) => listed,
                 None => match dir.handle.next_entry(plus, plus && self.watch.is_on())? {
                     Some(listed) => listed,
                     None => return Ok(()),
                 },
             };
-            if !is_name(&listed.name) {
+            let is_there = is_name(&listed.name) && self.complete(dir, &mut listed, plus);
+            if !is_there {
                 at.position = listed.next;
                 continue;
             }
@@ -81,7 +83,29 @@ impl Gluster {
         }
     }
 
-    /// The entry of a listed name. Looks it up if the server sent no attributes, as for some directories.
+    /// Looks a listed name up if the server sent no attributes, as for some directories, and for a name that another client is
+    /// just making: without them, the number would be one of the server. False if the name is missing.
+    fn complete(&self, dir: &Listing, listed: &mut Listed, plus: bool) -> bool {
+        let is_itself = listed.name == b"." || listed.name == b"..";
+        if is_itself || !plus || listed.found.is_some() {
+            return true;
+        }
+        let look_up = || -> Result<(Gfid, libc::stat)> {
+            let (parent, name) = (self.volume.object(dir.gfid)?, Name::new(&listed.name)?);
+            let (object, stat) = self.volume.look_up(Some(&parent), &c_name(name)?)?;
+            Ok((object.gfid()?, stat))
+        };
+        match look_up() {
+            Ok((gfid, stat)) => {
+                listed.ino = stat.st_ino;
+                listed.found = Some((gfid, stat));
+                true
+            }
+            Err(errno) => errno != Errno::ENOENT,
+        }
+    }
+
+    /// The entry of a listed name.
     fn listed_entry(&self, (dir, asked): (&Listing, &Asked), listed: &Listed) -> Option<Entry> {
         if listed.name == b"." || listed.name == b".." {
             return None;
@@ -89,12 +113,8 @@ impl Gluster {
         let name = Name::new(&listed.name).ok()?;
         // Until the entry has a reference of its own.
         let _kept = listed.kept.take();
-        if let Some((gfid, stat)) = &listed.found {
-            return self.entry_of((*gfid, stat), (dir.gfid, Some(name)), asked).ok();
-        }
-        let parent = self.volume.object(dir.gfid).ok()?;
-        let (object, stat) = self.volume.look_up(Some(&parent), &c_name(name).ok()?).ok()?;
-        self.entry((&object, &stat), (dir.gfid, name), asked).ok()
+        let (gfid, stat) = listed.found.as_ref()?;
+        self.entry_of((*gfid, stat), (dir.gfid, Some(name)), asked).ok()
     }
 
     /// Keeps the attributes of a listed name here, for which the frontend did not ask.

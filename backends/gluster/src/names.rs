@@ -140,7 +140,9 @@ impl Gluster {
             errno => errno,
         })?;
         let stat = self.volume.stat(&object)?;
-        self.entry((&object, &stat), (gfid, name), &acting.asked)
+        let entry = self.entry((&object, &stat), (gfid, name), &acting.asked);
+        self.watch.linked(object.gfid()?);
+        entry
     }
 
     /// Removes a name of a directory, or of anything else.
@@ -172,7 +174,7 @@ impl Gluster {
         from: (Ino, Name<'_>),
         to: (Ino, Name<'_>),
     ) -> Result<()> {
-        let _acting = self.act(cx);
+        let acting = self.act(cx);
         let (origin, target) = (self.nodes.gfid(from.0)?, self.nodes.gfid(to.0)?);
         let (old_dir, new_dir) = (self.directory(origin)?, self.directory(target)?);
         let _change = self.watch.changing(&[origin, target]);
@@ -183,7 +185,10 @@ impl Gluster {
         things.extend(children.into_iter().flatten().map(Thing::Attributes));
         let _own = self.own_change(&things);
         self.volume.rename((&old_dir, &old), (&new_dir, &new))?;
+        let names = ((origin, from.1.as_bytes()), (target, to.1.as_bytes()));
+        let is_known = self.watch.moved(&self.nodes, names, acting.asked.since);
         if from.0 != to.0
+            && !is_known
             && let Ok((object, _)) = self.volume.look_up(Some(&new_dir), &new)
             && let Ok(moved) = object.gfid()
         {

@@ -39,6 +39,9 @@ struct Kept {
     _reference: Reference,
     /// The time when it was last asked for.
     asked: Instant,
+    /// Its attributes have changed since, and are not kept. Frontends may keep its name, about which messages go on to arrive
+    /// by the reference.
+    told: bool,
 }
 
 #[derive(Debug)]
@@ -146,13 +149,25 @@ impl Nodes {
         let Some(reference) = refer() else { return false };
         let mut inner = self.lock();
         let Some(node) = inner.by_number.get_mut(&ino.0) else { return false };
-        let old = node.kept.replace(Kept { _reference: reference, asked });
+        let old = node.kept.replace(Kept { _reference: reference, asked, told: false });
         inner.kept += usize::from(old.is_none());
         drop(inner);
         true
     }
 
-    /// True if a frontend keeps an inode for long, which it shall do no longer.
+    /// True if a frontend keeps an inode for long.
+    pub fn is_kept(&self, ino: Ino) -> bool {
+        self.with(ino, |node| node.kept.as_ref().is_some_and(|kept| !kept.told)).unwrap_or(false)
+    }
+
+    /// True if a frontend keeps attributes of an inode for long, which it shall do no longer. Messages about its name still
+    /// arrive: without a reference, libgfapi forgot the inode, and the message about its next renaming was lost.
+    pub fn take_attributes(&self, ino: Ino) -> bool {
+        let take = |kept: &mut Kept| !std::mem::replace(&mut kept.told, true);
+        self.with(ino, |node| node.kept.as_mut().is_some_and(take)).unwrap_or(false)
+    }
+
+    /// True if a frontend keeps an inode for long, with its name, which it shall do no longer.
     pub fn take_kept(&self, ino: Ino) -> bool {
         let mut inner = self.lock();
         let taken = inner.by_number.get_mut(&ino.0).and_then(|node| node.kept.take());
@@ -231,7 +246,7 @@ impl Node {
     /// True if it is kept; it was asked for again.
     fn asked(&mut self, now: Instant) -> bool {
         self.kept.as_mut().is_some_and(|kept| {
-            kept.asked = now;
+            (kept.asked, kept.told) = (now, false);
             true
         })
     }
@@ -282,6 +297,20 @@ mod tests {
         let kept = nodes.lock().kept;
         assert_eq!((kept, nodes.take_all_kept()), (1, vec![Ino::ROOT]));
         assert_eq!(nodes.lock().kept, 0);
+    }
+
+    #[test]
+    fn a_reference_stays_after_attributes_were_taken_back_and_ends_with_the_name() {
+        let nodes = Nodes::new([1; 16]);
+        let (ino, reference) = (nodes.look_up([2; 16], None), std::sync::Arc::new(()));
+        let refer = || Some(Box::new(std::sync::Arc::clone(&reference)) as Reference);
+        let is_held = || std::sync::Arc::strong_count(&reference) == 2;
+        assert!(!nodes.is_kept(ino) && nodes.keep(ino, Duration::from_secs(9), refer));
+        assert!(nodes.is_kept(ino) && nodes.take_attributes(ino) && is_held());
+        assert!(!nodes.is_kept(ino) && !nodes.take_attributes(ino) && is_held());
+        assert!(nodes.keep(ino, Duration::from_secs(9), || panic!("it has one")));
+        assert!(nodes.is_kept(ino) && nodes.take_kept(ino) && !is_held());
+        assert!(!nodes.is_kept(ino) && !nodes.take_attributes(ino));
     }
 
     #[test]

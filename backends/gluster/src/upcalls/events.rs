@@ -38,13 +38,14 @@ pub(crate) fn receive(volume: &Arc<Volume>, inbox: &Inbox) {
     }
 }
 
-/// Puts the messages that have arrived into `inbox`. Returns their number. libgfapi keeps messages from the first call on.
+/// Puts the messages that have arrived into `inbox`. Returns their number. libgfapi keeps messages from the first call on. A server
+/// sends its messages before its later answers, so that those about a file are here if they were sent before the last answer.
 ///
 /// # Errors
 ///
 /// The errors of libgfapi.
 pub(crate) fn take(volume: &Volume, inbox: &Inbox) -> Result<usize> {
-    let library = volume.library();
+    let (library, _turn) = (volume.library(), inbox.turn());
     for count in 0..IN_A_ROW {
         // It stays if there is no message. libgfapi replaces it by null for a message about an inode that nobody knows.
         let mut none = 0_u8;

@@ -38,11 +38,16 @@ pub struct Inbox {
     places: [AtomicU64; PLACES],
     /// The last message about all inodes.
     all: AtomicU64,
+    /// Frontends know of the messages until this one.
+    passed_on: AtomicU64,
+    turn: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     told: HashMap<Gfid, u64>,
+    /// Names in directories.
+    names: Vec<(Gfid, Box<[u8]>)>,
     lost: bool,
     ended: bool,
 }
@@ -52,10 +57,14 @@ struct State {
 pub struct Taken {
     /// Changed inodes, with the flags of all messages about them.
     pub told: Vec<(Gfid, u64)>,
+    /// Names in directories that frontends shall not keep, although no inode has changed.
+    pub names: Vec<(Gfid, Box<[u8]>)>,
     /// Any other inode may have changed, too.
     pub lost: bool,
     /// Nobody needs them any more.
     pub ended: bool,
+    /// The moment when they were taken.
+    pub until: Mark,
 }
 
 impl Default for Inbox {
@@ -67,6 +76,8 @@ impl Default for Inbox {
             count: AtomicU64::new(0),
             places: [const { AtomicU64::new(0) }; PLACES],
             all: AtomicU64::new(0),
+            passed_on: AtomicU64::new(0),
+            turn: Mutex::default(),
         }
     }
 }
@@ -74,10 +85,10 @@ impl Default for Inbox {
 impl Inbox {
     /// Adds a message about an inode.
     pub fn put(&self, gfid: Gfid, flags: u64) {
+        let mut state = self.lock();
         // Before it can be taken: an answer that was held before then is either seen as old, or recorded
         // where the thread that takes the message finds it.
         self.places[place(gfid)].fetch_max(self.next(), Ordering::SeqCst);
-        let mut state = self.lock();
         if state.told.len() < WAITING || state.told.contains_key(&gfid) {
             *state.told.entry(gfid).or_default() |= flags;
         } else {
@@ -88,20 +99,53 @@ impl Inbox {
         self.arrived.notify_one();
     }
 
+    /// Adds a message about a name, which this client has given to an inode.
+    pub fn put_name(&self, dir: Gfid, name: &[u8]) {
+        let mut state = self.lock();
+        if state.names.len() < WAITING {
+            state.names.push((dir, name.into()));
+        } else {
+            self.all.fetch_max(self.next(), Ordering::SeqCst);
+            state.lost = true;
+        }
+        drop(state);
+        self.arrived.notify_one();
+    }
+
     /// Adds a message about all inodes.
     pub fn put_all(&self) {
+        let mut state = self.lock();
         self.all.fetch_max(self.next(), Ordering::SeqCst);
-        self.lock().lost = true;
+        state.lost = true;
+        drop(state);
         self.arrived.notify_one();
     }
 
     /// Takes all messages, after at most `wait`.
     pub fn take(&self, wait: Duration) -> Taken {
-        let is_empty = |state: &mut State| state.told.is_empty() && !state.lost && !state.ended;
+        let is_empty = |state: &mut State| {
+            state.told.is_empty() && state.names.is_empty() && !state.lost && !state.ended
+        };
         let waited = self.arrived.wait_timeout_while(self.lock(), wait, is_empty);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         let (lost, ended) = (std::mem::take(&mut state.lost), state.ended);
-        Taken { told: state.told.drain().collect(), lost, ended }
+        let (told, names) = (state.told.drain().collect(), std::mem::take(&mut state.names));
+        Taken { told, names, lost, ended, until: self.now() }
+    }
+
+    /// Frontends know of all messages until `until`.
+    pub fn passed_on(&self, until: Mark) {
+        self.passed_on.store(until.0, Ordering::SeqCst);
+    }
+
+    /// True if a message about an inode has arrived, of which frontends may not know yet.
+    pub fn is_behind(&self, gfid: Gfid) -> bool {
+        self.told_since(gfid, Mark(self.passed_on.load(Ordering::SeqCst)))
+    }
+
+    /// The turn to ask libgfapi for messages: no other thread has one that is not here yet.
+    pub fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Nobody needs messages any more.
@@ -172,6 +216,21 @@ mod tests {
         inbox.put_all();
         assert!(inbox.told_since(b, before));
         assert!(!inbox.told_since(b, inbox.now()));
+    }
+
+    #[test]
+    fn frontends_are_behind_until_a_message_was_passed_on() {
+        let (inbox, a, b) = (Inbox::default(), [1; 16], [2; 16]);
+        inbox.put(a, 1);
+        assert!(inbox.is_behind(a) && !inbox.is_behind(b));
+        let taken = inbox.take(Duration::ZERO);
+        inbox.put(b, 1);
+        assert!(inbox.is_behind(a));
+        inbox.passed_on(taken.until);
+        assert!(!inbox.is_behind(a) && inbox.is_behind(b));
+        inbox.put_all();
+        inbox.passed_on(inbox.take(Duration::ZERO).until);
+        assert!(!inbox.is_behind(a) && !inbox.is_behind(b));
     }
 
     #[test]

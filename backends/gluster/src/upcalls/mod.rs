@@ -20,11 +20,12 @@ use std::time::{Duration, Instant};
 use defuse_fs::{Ino, Notify};
 
 use crate::nodes::{Nodes, Reference};
-use crate::volume::Gfid;
+use crate::volume::{Gfid, Volume};
 
+use events::NAME_CHANGED;
 pub(crate) use events::{receive, take};
 pub use inbox::{Inbox, Mark};
-use names::Names;
+use names::{Names, Place};
 pub(crate) use teller::{Asks, Teller};
 
 /// The answers that frontends keep, and their times.
@@ -125,10 +126,13 @@ impl Watch {
     pub fn name(&self, dir: Gfid, name: &[u8], child: &Child, since: Mark) -> Duration {
         let Some(long) = self.long() else { return self.short };
         let now = Instant::now();
+        let mut names = lock(&self.names);
         // Of a file with several names, nobody tells that one of them was replaced.
-        if !child.is_single || !lock(&self.names).hold(dir, name, child.ino, (now, long)) {
+        let is_sure = child.is_single && !names.has_moved(dir, since);
+        if !is_sure || !names.hold(dir, name, child.ino, (now, long)) {
             return self.short;
         }
+        drop(names);
         let inbox = &self.inbox;
         let is_old = inbox.told_since(dir, since) || inbox.told_since(child.gfid, since);
         if is_old { Duration::ZERO } else { long }
@@ -146,6 +150,47 @@ impl Watch {
             Changing { watch: self, dirs: dirs.first().copied(), other: dirs.get(1).copied() };
         changing.mark(true);
         changing
+    }
+
+    /// This client has renamed, after `since`. Frontends keep the new name for as long as the former one. If nobody would take it
+    /// back, or a message has arrived meanwhile, which may have taken back the former name only, it is taken back now. True if the
+    /// inode is known, and its directory noted.
+    pub fn moved(&self, nodes: &Nodes, (from, to): (Place<'_>, Place<'_>), since: Mark) -> bool {
+        if self.keeps_here || self.long().is_none() {
+            return false;
+        }
+        let child = lock(&self.names).moved(from, to, self.inbox.advance());
+        let gfid = child.and_then(|child| nodes.gfid(child).ok());
+        gfid.iter().for_each(|&gfid| nodes.moved(gfid, to.0));
+        let is_told = |gfid: Gfid| self.inbox.told_since(gfid, since);
+        if gfid.is_none_or(|gfid| [from.0, to.0, gfid].into_iter().any(is_told)) {
+            self.inbox.put_name(to.0, to.1);
+        }
+        gfid.is_some()
+    }
+
+    /// A file was opened. Frontends ask for its size again, which ends a read, if another client may have changed it since they
+    /// asked: before the file was opened, the messages of the servers are here.
+    pub fn opened(&self, nodes: &Nodes, volume: &Volume, ino: Ino) {
+        let is_known = || {
+            let gfid = nodes.gfid(ino).ok()?;
+            let is_told = self.long().is_some() && nodes.is_kept(ino);
+            (is_told && take(volume, &self.inbox).is_ok() && !self.inbox.is_behind(gfid))
+                .then_some(())
+        };
+        if !self.keeps_here && is_known().is_none() {
+            for frontend in self.frontends() {
+                // It does not know the inode.
+                let _ = frontend.invalidate_inode(ino, None);
+            }
+        }
+    }
+
+    /// This client has given a further name to an inode: of its names, nobody tells from now on that one was replaced.
+    pub fn linked(&self, gfid: Gfid) {
+        if self.long().is_some() {
+            self.inbox.put(gfid, NAME_CHANGED);
+        }
     }
 
     /// The time for which something may be kept for long, if at all.

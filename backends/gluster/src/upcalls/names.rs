@@ -23,6 +23,9 @@ const SEARCH_EVERY: Duration = Duration::from_secs(5);
 /// A name in its directory.
 pub type Text = Box<[u8]>;
 
+/// A directory, and a name in it.
+pub type Place<'a> = (Gfid, &'a [u8]);
+
 /// The names.
 #[derive(Debug, Default)]
 pub struct Names {
@@ -32,15 +35,17 @@ pub struct Names {
     searched: Option<Instant>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Dir {
     names: HashMap<Text, Held>,
     /// The time when the servers were last asked for it. They tell of its changes for some time after.
-    asked: Instant,
+    asked: Option<Instant>,
     /// Its change time then, and a moment before that question.
     changed: Option<((i64, i64), Mark)>,
     /// The moment when a change by this client last began or ended.
     ours: Option<Mark>,
+    /// The moment when a renaming by this client last ended.
+    moved: Option<Mark>,
     /// Number of changes by this client that run now.
     running: u32,
     /// The time when another client was last known to have changed it.
@@ -60,16 +65,8 @@ impl Names {
         if !self.dirs.contains_key(&dir) && !self.has_room(now) {
             return false;
         }
-        let new = || Dir {
-            names: HashMap::new(),
-            asked: now,
-            changed: None,
-            ours: None,
-            running: 0,
-            told: None,
-        };
-        let dir = self.dirs.entry(dir).or_insert_with(new);
-        dir.asked = now;
+        let dir = self.dirs.entry(dir).or_default();
+        dir.asked = Some(now);
         let Some((old, before)) = dir.changed.replace((changed, since)) else { return false };
         let is_ours = dir.running > 0 || dir.ours.is_some_and(|ours| ours > before.min(since));
         old != changed && !is_ours && !dir.names.is_empty()
@@ -97,7 +94,7 @@ impl Names {
         let has_room = self.has_room(now);
         let Some(dir) = self.dirs.get_mut(&dir) else { return false };
         let is_restless = dir.told.is_some_and(|told| now.duration_since(told) < RESTLESS);
-        if is_restless || now.duration_since(dir.asked) > long {
+        if is_restless || !dir.is_asked(long, now) {
             return false;
         }
         let held = Held { until: now + long, child };
@@ -114,7 +111,36 @@ impl Names {
 
     /// True if the servers were asked for the directory in the last `time`.
     pub fn is_asked(&self, dir: Gfid, time: Duration, now: Instant) -> bool {
-        self.dirs.get(&dir).is_some_and(|dir| now.duration_since(dir.asked) <= time)
+        self.dirs.get(&dir).is_some_and(|dir| dir.is_asked(time, now))
+    }
+
+    /// This client has renamed, until `at`: frontends keep the new name for as long as the former one. Returns the inode if both are
+    /// known here, so that the new one is taken back in time.
+    pub fn moved(
+        &mut self,
+        (old_dir, old): Place<'_>,
+        (new_dir, new): Place<'_>,
+        at: Mark,
+    ) -> Option<Ino> {
+        let mut remove = |dir: Gfid, name: &[u8]| {
+            let dir = self.dirs.get_mut(&dir)?;
+            dir.moved = Some(at);
+            let held = dir.names.remove(name)?;
+            self.count -= 1;
+            Some(held)
+        };
+        remove(new_dir, new);
+        let held = remove(old_dir, old)?;
+        let (dir, child) = (self.dirs.get_mut(&new_dir)?, held.child);
+        dir.names.insert(new.into(), held);
+        self.count += 1;
+        Some(child)
+    }
+
+    /// True if this client has renamed from or to `dir` after `since`: an answer about a name may be about another one in the
+    /// frontend.
+    pub fn has_moved(&self, dir: Gfid, since: Mark) -> bool {
+        self.dirs.get(&dir).and_then(|dir| dir.moved).is_some_and(|moved| moved > since)
     }
 
     /// Another client has changed a directory: takes all names back.
@@ -157,6 +183,12 @@ impl Names {
     }
 }
 
+impl Dir {
+    fn is_asked(&self, time: Duration, now: Instant) -> bool {
+        self.asked.is_some_and(|asked| now.duration_since(asked) <= time)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::Inbox;
@@ -172,6 +204,29 @@ mod tests {
         assert!(names.hold(D, b"a", Ino(2), (now, LONG)));
         assert!(names.hold(D, b"b", Ino(3), (now, LONG)));
         names
+    }
+
+    /// The invalidation of a file that this client had renamed named its former name, and its new one stayed for minutes.
+    #[test]
+    fn a_name_is_kept_after_a_renaming_and_taken_back_with_its_file() {
+        const E: Gfid = [3; 16];
+        let now = Instant::now();
+        let mut names = with_names(now);
+        let inbox = Inbox::default();
+        let (before, at) = (inbox.now(), inbox.advance());
+        assert_eq!(names.moved((D, b"a"), (D, b"c"), at), Some(Ino(2)));
+        assert!(
+            names.has_moved(D, before) && !names.has_moved(D, at) && !names.has_moved(E, before)
+        );
+        assert_eq!(names.take_child(D, Ino(2)), [Text::from(*b"c")]);
+        assert_eq!(
+            names.moved((D, b"a"), (D, b"b"), at),
+            None,
+            "it was not kept, and b is replaced"
+        );
+        assert!(names.hold(D, b"a", Ino(4), (now, LONG)));
+        assert_eq!(names.moved((D, b"a"), (E, b"a"), at), None, "nobody asked for the directory");
+        assert_eq!((names.take(D, now).len(), names.count), (0, 0));
     }
 
     #[test]

@@ -147,10 +147,15 @@ impl Teller {
             self.send(repeats.drain(..due).map(|(_, notice)| notice).collect::<Vec<_>>().iter());
             let mut notices: Vec<Notice> =
                 taken.told.iter().flat_map(|&(gfid, flags)| self.notices(gfid, flags)).collect();
+            let named = taken.names.into_iter();
+            notices.extend(
+                named.filter_map(|(dir, name)| Some(Notice::Name(self.nodes.ino(dir)?, name))),
+            );
             if taken.lost {
                 notices.extend(self.all());
             }
             self.send(notices.iter());
+            self.watch.inbox.passed_on(taken.until);
             let at = Instant::now() + REPEAT_AFTER;
             repeats.extend(notices.into_iter().map(|notice| (at, notice)));
             if !taken.told.is_empty() {
@@ -166,11 +171,15 @@ impl Teller {
         // Also where no frontend knows the directory.
         let of_dir = names.take(gfid, Instant::now());
         let Some(ino) = ino else { return notices };
-        if self.nodes.take_kept(ino) {
+        let is_name = flags & NAME_CHANGED != 0;
+        if self.nodes.take_attributes(ino) {
             notices.push(Notice::Attributes(ino));
         }
+        if is_name {
+            self.nodes.take_kept(ino);
+        }
         notices.extend(of_dir.into_iter().map(|name| Notice::Name(ino, name)));
-        if flags & NAME_CHANGED != 0
+        if is_name
             && let Ok(Some(parent)) = self.nodes.parent(ino)
             && let Some(parent_ino) = self.nodes.ino(parent)
         {
