@@ -33,10 +33,8 @@ pub(crate) fn open_flags(flags: OpenFlags) -> i32 {
 impl Gluster {
     pub(crate) fn open_file(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
         let _acting = self.act(cx);
-        let handle = self
-            .volume
-            .open(&self.object(ino)?, open_flags(args.flags))
-            .map_err(|errno| self.gone(ino, errno))?;
+        let flags = open_flags(args.flags);
+        let handle = self.open_known(ino, |object| self.volume.open(object, flags))?;
         self.watch.opened(&self.nodes, &self.volume, ino);
         let file = OpenFile {
             ino,

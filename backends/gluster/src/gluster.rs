@@ -496,6 +496,27 @@ impl Gluster {
         }
     }
 
+    /// Opens a known inode. Tries again a little later if it seems to be gone: while another client changes an inode, the bricks of a
+    /// replicated volume differ for a moment, and the frontend asks only once more.
+    pub(crate) fn open_known<T>(
+        &self,
+        ino: Ino,
+        open: impl Fn(&Object<'_>) -> Result<T>,
+    ) -> Result<T> {
+        const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(10)];
+        let gfid = self.nodes.gfid(ino)?;
+        let try_once = || self.volume.object(gfid).and_then(|object| open(&object));
+        let mut opened = try_once();
+        for pause in PAUSES {
+            if !matches!(opened, Err(Errno::ENOENT | Errno::ESTALE)) {
+                break;
+            }
+            std::thread::sleep(pause);
+            opened = try_once();
+        }
+        opened.map_err(|errno| self.gone(ino, errno))
+    }
+
     /// The error of an operation on an inode, which has no name of its own that could be missing. After `ESTALE`, the frontend
     /// looks the name up again by which it found the inode: another client may have replaced it, and it was there all the time. No
     /// answer that is kept here may then lead to the inode again.

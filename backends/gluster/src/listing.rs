@@ -30,8 +30,7 @@ impl Gluster {
     pub(crate) fn open_listing(&self, cx: &Context<'_>, ino: Ino) -> Result<defuse_fs::Opened> {
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
-        let handle =
-            self.volume.open_dir(&self.object(ino)?).map_err(|errno| self.gone(ino, errno))?;
+        let handle = self.open_known(ino, |object| self.volume.open_dir(object))?;
         let at = At { position: 0, pending: None, asked: acting.asked.clone() }.into();
         let fh = self.add_open(Opened::Dir(Listing { gfid, handle, at }.into()));
         Ok(defuse_fs::Opened::new(fh))
@@ -84,7 +83,7 @@ impl Gluster {
     }
 
     /// Looks a listed name up if the server sent no attributes, as for some directories, and for a name that another client is
-    /// just making: without them, the number would be one of the server. False if the name is missing.
+    /// just making or removing: without them, the number would be one of the server, and the kind unknown. False if it is missing.
     fn complete(&self, dir: &Listing, listed: &mut Listed, plus: bool) -> bool {
         let is_itself = listed.name == b"." || listed.name == b"..";
         if is_itself || !plus || listed.found.is_some() {
@@ -101,7 +100,7 @@ impl Gluster {
                 listed.found = Some((gfid, stat));
                 true
             }
-            Err(errno) => errno != Errno::ENOENT,
+            Err(errno) => !matches!(errno, Errno::ENOENT | Errno::ESTALE),
         }
     }
 

@@ -68,10 +68,11 @@ impl Gluster {
         let _turn = self.turn(&[(gfid, name)]);
         let _own = self.own_change(&named(gfid, name));
         let perm = self.perm((&dir, gfid), node);
-        let (object, stat) = match node.kind {
-            FileKind::Directory => self.volume.mkdir(&dir, &new, perm)?,
-            kind => self.volume.mknod(&dir, &new, kind.mode_bits() | perm, node.rdev)?,
+        let make = || match node.kind {
+            FileKind::Directory => self.volume.mkdir(&dir, &new, perm),
+            kind => self.volume.mknod(&dir, &new, kind.mode_bits() | perm, node.rdev),
         };
+        let (object, stat) = self.make_missing((&dir, &new), make)?;
         self.entry((&object, &stat), (gfid, name), &acting.asked)
     }
 
@@ -89,7 +90,9 @@ impl Gluster {
         let _change = self.watch.changing(&[gfid]);
         let _turn = self.turn(&[(gfid, name)]);
         let _own = self.own_change(&named(gfid, name));
-        let (object, stat) = self.volume.symlink(&dir, &c_name(name)?, &target)?;
+        let new = c_name(name)?;
+        let make = || self.volume.symlink(&dir, &new, &target);
+        let (object, stat) = self.make_missing((&dir, &new), make)?;
         self.entry((&object, &stat), (gfid, name), &acting.asked)
     }
 
@@ -108,7 +111,9 @@ impl Gluster {
         let _own = self.own_change(&named(gfid, name));
         let (perm, flags) = (self.perm((&dir, gfid), node), open_flags(args.flags));
         let changes = self.mode_changes.load(Ordering::Acquire);
-        let (object, stat, handle) = self.volume.create(&dir, &c_name(name)?, flags, perm)?;
+        let new = c_name(name)?;
+        let make = || self.volume.create(&dir, &new, flags, perm);
+        let (object, stat, handle) = self.make_missing((&dir, &new), make)?;
         let entry = self.entry((&object, &stat), (gfid, name), &acting.asked)?;
         let file = OpenFile {
             ino: entry.ino,
@@ -135,7 +140,9 @@ impl Gluster {
         let _turn = self.turn(&[(gfid, name)]);
         let [of_name, of_dir] = named(gfid, name);
         let _own = self.own_change(&[of_name, of_dir, Thing::Attributes(self.nodes.gfid(ino)?)]);
-        self.volume.link(&object, &dir, &c_name(name)?).map_err(|errno| match errno {
+        let new = c_name(name)?;
+        let make = || self.volume.link(&object, &dir, &new);
+        self.make_missing((&dir, &new), make).map_err(|errno| match errno {
             Errno::EISDIR => Errno::EPERM,
             errno => errno,
         })?;
@@ -195,6 +202,23 @@ impl Gluster {
             self.nodes.moved(moved, target);
         }
         Ok(())
+    }
+
+    /// Makes a name. A server may refuse it with `EEXIST` although it is missing: a look by one client, which met the removal by
+    /// another one, has left it in the server's memory, until the next look.
+    fn make_missing<T>(
+        &self,
+        (dir, name): (&Object<'_>, &CStr),
+        make: impl Fn() -> Result<T>,
+    ) -> Result<T> {
+        match make() {
+            Err(Errno::EEXIST)
+                if self.volume.look_up(Some(dir), name).err() == Some(Errno::ENOENT) =>
+            {
+                make()
+            }
+            made => made,
+        }
     }
 
     /// The permission bits to create with. The servers know no umask, but make the default access list of a
