@@ -179,6 +179,7 @@ impl Gluster {
     }
 
     fn acting(&self, who: Who) -> Acting<'_> {
+        self.watch.inbox.uses();
         let asked = Asked { since: self.watch.inbox.now(), who };
         Acting { volume: &self.volume, restores: self.settings.restores, asked }
     }
@@ -333,6 +334,7 @@ impl Gluster {
         (dir, name): (Gfid, Name<'_>),
     ) -> Option<Entry> {
         let answers = self.answers.as_ref().filter(|_| self.watch.is_on())?;
+        upcalls::take_if_due(&self.volume, &self.watch.inbox);
         let find = || answers.name(&acting.asked.who, dir, name.as_bytes(), Instant::now());
         let (gfid, stat) = match find() {
             Found::Inode(gfid, stat) => (gfid, stat),
@@ -352,6 +354,7 @@ impl Gluster {
     /// The attributes of an inode, if they are kept here.
     pub(crate) fn kept_attributes(&self, acting: &Acting<'_>, ino: Ino) -> Option<Attr> {
         let answers = self.answers.as_ref().filter(|_| self.watch.is_on())?;
+        upcalls::take_if_due(&self.volume, &self.watch.inbox);
         let gfid = self.nodes.gfid(ino).ok()?;
         let stat = answers.attributes(&acting.asked.who, gfid, Instant::now())?;
         attr(&stat, self.watch.short()).ok()

@@ -5,7 +5,7 @@
 //! threads fell behind on a busy machine: each answer of a server waited for minutes behind messages of the same server.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use defuse_fs::Result;
 
@@ -20,21 +20,46 @@ const INVALIDATE: i32 = 1;
 /// have forgotten it.
 pub const NAME_CHANGED: u64 = 0x1 | 0x80 | 0x100 | 0x200;
 
-/// Time between two questions while messages arrive, and the longest one while none do.
+/// Time between two questions while messages arrive, and the longest one while none do. Neither messages nor requests have come for
+/// [`IDLE_AFTER`]: the longest one then, a half of the time in which changes by others are seen.
 const SOON: Duration = Duration::from_millis(5);
 const LATEST: Duration = Duration::from_millis(40);
+const IDLE: Duration = Duration::from_millis(500);
+
+/// Time after which nobody is waiting for the change of another client.
+const IDLE_AFTER: Duration = Duration::from_secs(2);
 
 /// Maximum number of messages that are taken before a pause. Another client may cause any number of them.
 const IN_A_ROW: usize = 1 << 14;
 
 /// Puts messages of servers into `inbox` until it ends.
 pub(crate) fn receive(volume: &Arc<Volume>, inbox: &Inbox) {
-    let mut wait = SOON;
+    let (mut wait, mut used) = (SOON, Instant::now());
     while !inbox.ends_within(wait) {
-        wait = match take(volume, inbox) {
-            Ok(count) if count > 0 => SOON,
-            _ => (2 * wait).min(LATEST),
-        };
+        let has_some = take(volume, inbox).is_ok_and(|count| count > 0);
+        // Also requests of the kernel, which may have kept answers for minutes.
+        if inbox.is_used() || has_some {
+            used = Instant::now();
+        }
+        wait = next(wait, has_some, used.elapsed());
+    }
+}
+
+/// Takes the messages before an answer that is kept here is given, unless somebody has done so just now.
+pub(crate) fn take_if_due(volume: &Volume, inbox: &Inbox) {
+    if inbox.is_due(SOON)
+        && let Err(errno) = take(volume, inbox)
+    {
+        log::debug!("messages of servers: {errno}");
+    }
+}
+
+/// The time until the next question, `wait` after the last one.
+fn next(wait: Duration, has_some: bool, unused: Duration) -> Duration {
+    match (has_some, unused < IDLE_AFTER) {
+        (true, _) => SOON,
+        (_, true) => (2 * wait).min(LATEST),
+        (_, false) => (2 * wait).min(IDLE),
     }
 }
 
@@ -91,5 +116,23 @@ unsafe fn put(library: &Library, message: *mut GlfsUpcall, inbox: &Inbox) {
         // The directories of a name that was removed, made or moved.
         about((library.glfs_upcall_inode_get_pobject)(event), 0);
         about((library.glfs_upcall_inode_get_oldpobject)(event), 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_become_rare_while_nothing_happens_and_frequent_with_a_message() {
+        let waits = |unused| {
+            let mut wait = SOON;
+            (0..9).for_each(|_| wait = next(wait, false, unused));
+            wait
+        };
+        assert_eq!((waits(Duration::ZERO), waits(IDLE_AFTER)), (LATEST, IDLE));
+        // A request of a frontend, and a message.
+        assert_eq!(next(IDLE, false, Duration::ZERO), LATEST);
+        assert_eq!(next(IDLE, true, Duration::ZERO), SOON);
     }
 }

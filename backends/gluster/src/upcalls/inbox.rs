@@ -1,9 +1,9 @@
 //! Messages of servers about changes by other clients, until the thread that passes them on takes them.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::volume::Gfid;
 
@@ -40,7 +40,10 @@ pub struct Inbox {
     all: AtomicU64,
     /// Frontends know of the messages until this one.
     passed_on: AtomicU64,
-    turn: Mutex<()>,
+    /// The time when libgfapi was last asked for messages.
+    turn: Mutex<Option<Instant>>,
+    /// A request has come since this was last asked for.
+    used: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -78,6 +81,7 @@ impl Default for Inbox {
             all: AtomicU64::new(0),
             passed_on: AtomicU64::new(0),
             turn: Mutex::default(),
+            used: AtomicBool::new(false),
         }
     }
 }
@@ -143,9 +147,30 @@ impl Inbox {
         self.told_since(gfid, Mark(self.passed_on.load(Ordering::SeqCst)))
     }
 
+    /// A request has come.
+    pub fn uses(&self) {
+        // A write by each thread would move the line between processors.
+        if !self.used.load(Ordering::Relaxed) {
+            self.used.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// True if a request has come since the last call.
+    pub fn is_used(&self) -> bool {
+        self.used.swap(false, Ordering::Relaxed)
+    }
+
     /// The turn to ask libgfapi for messages: no other thread has one that is not here yet.
-    pub fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn turn(&self) -> MutexGuard<'_, Option<Instant>> {
+        let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        *turn = Some(Instant::now());
+        turn
+    }
+
+    /// True if nobody has asked libgfapi for messages in the last `time`.
+    pub fn is_due(&self, time: Duration) -> bool {
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        turn.is_none_or(|asked| asked.elapsed() >= time)
     }
 
     /// Nobody needs messages any more.

@@ -23,7 +23,7 @@ use crate::nodes::{Nodes, Reference};
 use crate::volume::{Gfid, Volume};
 
 use events::NAME_CHANGED;
-pub(crate) use events::{receive, take};
+pub(crate) use events::{receive, take, take_if_due};
 pub use inbox::{Inbox, Mark};
 use names::{Names, Place};
 pub(crate) use teller::{Asks, Teller};
