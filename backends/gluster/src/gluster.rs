@@ -259,8 +259,8 @@ impl Gluster {
         self.keep_answer((gfid, stat), name.map(|name| (parent, name.as_bytes())), asked, || {
             self.volume.keep(gfid).ok()
         });
-        let is_single = attr.nlink == 1 || attr.kind == FileKind::Directory;
-        let child = Child { ino, gfid, is_single };
+        let is_dir = attr.kind == FileKind::Directory;
+        let child = Child { ino, gfid, is_single: attr.nlink == 1 || is_dir, is_dir };
         let valid_for = match name {
             Some(name) if is_told && self.hears_of(parent) => {
                 self.watch.name(parent, name.as_bytes(), &child, asked.since)
@@ -308,7 +308,7 @@ impl Gluster {
         }
         let Some((dir, name)) = named else { return };
         // Frontends do not keep it, so that no number is needed.
-        let child = Child { ino: Ino(0), gfid, is_single: is_dir || stat.st_nlink == 1 };
+        let child = Child { ino: Ino(0), gfid, is_single: is_dir || stat.st_nlink == 1, is_dir };
         let valid = self.watch.name(dir, name, &child, asked.since);
         answers.keep_name((dir, name), Some(gfid), asked, now + name_holds(valid, long));
     }
@@ -316,7 +316,7 @@ impl Gluster {
     /// Keeps here that a name is missing, for a renaming to it.
     pub(crate) fn keep_missing(&self, (dir, name): (Gfid, Name<'_>), asked: &Asked) {
         let Some((answers, long)) = self.answers.as_ref().zip(self.watch.long()) else { return };
-        let none = Child { ino: Ino(0), gfid: dir, is_single: true };
+        let none = Child { ino: Ino(0), gfid: dir, is_single: true, is_dir: false };
         let valid = self.watch.name(dir, name.as_bytes(), &none, asked.since);
         let until = Instant::now() + name_holds(valid, long);
         answers.keep_name((dir, name.as_bytes()), None, asked, until);

@@ -162,13 +162,22 @@ impl Gluster {
         let _acting = self.act(cx);
         let _turn = self.turn(&[(self.nodes.gfid(parent)?, name)]);
         let [of_name, of_dir] = named(self.nodes.gfid(parent)?, name);
-        let (gfid, name) = (self.nodes.gfid(parent)?, c_name(name)?);
-        let dir = self.directory(gfid)?;
-        let _change = self.watch.changing(&[gfid]);
+        let gfid = self.nodes.gfid(parent)?;
+        let place = (gfid, name.as_bytes());
         // libgfapi has one call for both, which removes whatever it finds.
-        let (object, stat) = self.volume.look_up(Some(&dir), &name)?;
-        let _own = self.own_change(&[of_name, of_dir, Thing::Attributes(object.gfid()?)]);
-        match (stat.st_mode & libc::S_IFMT == libc::S_IFDIR, is_dir) {
+        let known = self.watch.leads_to_directory(&self.nodes, &self.volume, place);
+        let (dir, name) = (self.directory(gfid)?, c_name(name)?);
+        let _change = self.watch.changing(&[gfid]);
+        let mut _own = None;
+        let is = match known {
+            Some(is) => is,
+            None => {
+                let (object, stat) = self.volume.look_up(Some(&dir), &name)?;
+                _own = self.own_change(&[of_name, of_dir, Thing::Attributes(object.gfid()?)]);
+                stat.st_mode & libc::S_IFMT == libc::S_IFDIR
+            }
+        };
+        match (is, is_dir) {
             (true, false) => Err(Errno::EISDIR),
             (false, true) => Err(Errno::ENOTDIR),
             _ => self.volume.unlink(&dir, &name),

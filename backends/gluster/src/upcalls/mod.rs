@@ -48,6 +48,7 @@ pub(crate) struct Child {
     pub gfid: Gfid,
     /// It has one name only, as far as is known.
     pub is_single: bool,
+    pub is_dir: bool,
 }
 
 impl Watch {
@@ -129,13 +130,29 @@ impl Watch {
         let mut names = lock(&self.names);
         // Of a file with several names, nobody tells that one of them was replaced.
         let is_sure = child.is_single && !names.has_moved(dir, since);
-        if !is_sure || !names.hold(dir, name, child.ino, (now, long)) {
+        if !is_sure || !names.hold(dir, name, (child.ino, child.is_dir), (now, long)) {
             return self.short;
         }
         drop(names);
         let inbox = &self.inbox;
         let is_old = inbox.told_since(dir, since) || inbox.told_since(child.gfid, since);
         if is_old { Duration::ZERO } else { long }
+    }
+
+    /// True if a name is that of a directory, as far as frontends know by messages of the servers; `None` if they do not.
+    pub fn leads_to_directory(
+        &self,
+        nodes: &Nodes,
+        volume: &Volume,
+        (dir, name): Place<'_>,
+    ) -> Option<bool> {
+        if self.keeps_here || self.long().is_none() {
+            return None;
+        }
+        take_if_due(volume, &self.inbox);
+        let (child, is_dir) = lock(&self.names).child(dir, name, Instant::now())?;
+        let is_behind = |gfid| self.inbox.is_behind(gfid);
+        (!is_behind(dir) && !is_behind(nodes.gfid(child).ok()?)).then_some(is_dir)
     }
 
     /// True if names are kept for long, but servers may soon not tell of changes of `dir` any more: it must be
@@ -258,7 +275,7 @@ mod tests {
     #[test]
     fn an_answer_that_a_message_has_overtaken_is_not_kept() {
         let (watch, nodes, ino) = watch();
-        let child = Child { ino, gfid: F, is_single: true };
+        let child = Child { ino, gfid: F, is_single: true, is_dir: false };
         let since = watch.inbox.now();
         assert!(watch.listen(&nodes, ino, || Some(Box::new(()))));
         assert_eq!(watch.attributes(F, since), LONG);
@@ -273,7 +290,7 @@ mod tests {
     fn directories_and_files_with_several_names_are_kept_for_a_short_time() {
         let (watch, _, ino) = watch();
         assert_eq!(watch.directory(D, (1, 1), watch.inbox.now()), SHORT);
-        let child = Child { ino, gfid: F, is_single: false };
+        let child = Child { ino, gfid: F, is_single: false, is_dir: false };
         assert_eq!(watch.name(D, b"f", &child, watch.inbox.now()), SHORT);
     }
 
@@ -289,7 +306,7 @@ mod tests {
     #[test]
     fn a_directory_that_changes_by_itself_is_reported() {
         let (watch, _, ino) = watch();
-        let child = Child { ino, gfid: F, is_single: true };
+        let child = Child { ino, gfid: F, is_single: true, is_dir: false };
         assert_eq!(watch.name(D, b"f", &child, watch.inbox.now()), LONG);
         drop(watch.changing(&[D]));
         watch.directory(D, (2, 2), watch.inbox.now());

@@ -56,6 +56,7 @@ struct Dir {
 struct Held {
     until: Instant,
     child: Ino,
+    is_dir: bool,
 }
 
 impl Names {
@@ -88,7 +89,7 @@ impl Names {
         &mut self,
         dir: Gfid,
         name: &[u8],
-        child: Ino,
+        (child, is_dir): (Ino, bool),
         (now, long): (Instant, Duration),
     ) -> bool {
         let has_room = self.has_room(now);
@@ -97,7 +98,7 @@ impl Names {
         if is_restless || !dir.is_asked(long, now) {
             return false;
         }
-        let held = Held { until: now + long, child };
+        let held = Held { until: now + long, child, is_dir };
         match dir.names.get_mut(name) {
             Some(known) => *known = held,
             None if has_room => {
@@ -107,6 +108,12 @@ impl Names {
             None => return false,
         }
         true
+    }
+
+    /// The inode of a name that frontends keep, and true if it is a directory.
+    pub fn child(&self, dir: Gfid, name: &[u8], now: Instant) -> Option<(Ino, bool)> {
+        let held = self.dirs.get(&dir)?.names.get(name)?;
+        (held.until > now).then_some((held.child, held.is_dir))
     }
 
     /// True if the servers were asked for the directory in the last `time`.
@@ -199,10 +206,13 @@ mod tests {
 
     fn with_names(now: Instant) -> Names {
         let mut names = Names::default();
-        assert!(!names.hold(D, b"a", Ino(2), (now, LONG)), "nobody asked for the directory");
+        assert!(
+            !names.hold(D, b"a", (Ino(2), false), (now, LONG)),
+            "nobody asked for the directory"
+        );
         assert!(!names.asked(D, ((1, 1), Mark::default()), now));
-        assert!(names.hold(D, b"a", Ino(2), (now, LONG)));
-        assert!(names.hold(D, b"b", Ino(3), (now, LONG)));
+        assert!(names.hold(D, b"a", (Ino(2), false), (now, LONG)));
+        assert!(names.hold(D, b"b", (Ino(3), false), (now, LONG)));
         names
     }
 
@@ -212,6 +222,8 @@ mod tests {
         const E: Gfid = [3; 16];
         let now = Instant::now();
         let mut names = with_names(now);
+        assert_eq!(names.child(D, b"a", now), Some((Ino(2), false)));
+        assert_eq!((names.child(D, b"c", now), names.child(D, b"a", now + LONG)), (None, None));
         let inbox = Inbox::default();
         let (before, at) = (inbox.now(), inbox.advance());
         assert_eq!(names.moved((D, b"a"), (D, b"c"), at), Some(Ino(2)));
@@ -224,7 +236,7 @@ mod tests {
             None,
             "it was not kept, and b is replaced"
         );
-        assert!(names.hold(D, b"a", Ino(4), (now, LONG)));
+        assert!(names.hold(D, b"a", (Ino(4), false), (now, LONG)));
         assert_eq!(names.moved((D, b"a"), (E, b"a"), at), None, "nobody asked for the directory");
         assert_eq!((names.take(D, now).len(), names.count), (0, 0));
     }
@@ -237,8 +249,8 @@ mod tests {
         taken.sort();
         assert_eq!(taken, [Text::from(*b"a"), Text::from(*b"b")]);
         assert_eq!((names.take(D, now).len(), names.count), (0, 0));
-        assert!(!names.hold(D, b"a", Ino(2), (now + RESTLESS / 2, LONG)));
-        assert!(names.hold(D, b"a", Ino(2), (now + RESTLESS, LONG)));
+        assert!(!names.hold(D, b"a", (Ino(2), false), (now + RESTLESS / 2, LONG)));
+        assert!(names.hold(D, b"a", (Ino(2), false), (now + RESTLESS, LONG)));
     }
 
     #[test]
@@ -246,9 +258,11 @@ mod tests {
         let now = Instant::now();
         let mut names = with_names(now);
         let late = now + LONG + Duration::from_secs(1);
-        assert!(!names.hold(D, b"c", Ino(4), (late, LONG)) && !names.is_asked(D, LONG, late));
+        assert!(
+            !names.hold(D, b"c", (Ino(4), false), (late, LONG)) && !names.is_asked(D, LONG, late)
+        );
         names.asked(D, ((1, 1), Mark::default()), late);
-        assert!(names.hold(D, b"c", Ino(4), (late, LONG)));
+        assert!(names.hold(D, b"c", (Ino(4), false), (late, LONG)));
     }
 
     #[test]
@@ -296,14 +310,14 @@ mod tests {
         let mut names = Names::default();
         names.asked(D, ((1, 1), Mark::default()), now);
         for number in 0..NAMES {
-            assert!(names.hold(D, &number.to_ne_bytes(), Ino(2), (now, LONG)));
+            assert!(names.hold(D, &number.to_ne_bytes(), (Ino(2), false), (now, LONG)));
         }
-        assert!(!names.hold(D, b"more", Ino(2), (now, LONG)));
+        assert!(!names.hold(D, b"more", (Ino(2), false), (now, LONG)));
         let late = now + LONG;
         names.asked(D, ((1, 1), Mark::default()), late);
         // All were old, so that the directory was given up, too.
-        assert!(!names.hold(D, b"more", Ino(2), (late, LONG)) && names.count == 0);
+        assert!(!names.hold(D, b"more", (Ino(2), false), (late, LONG)) && names.count == 0);
         names.asked(D, ((1, 1), Mark::default()), late);
-        assert!(names.hold(D, b"more", Ino(2), (late, LONG)));
+        assert!(names.hold(D, b"more", (Ino(2), false), (late, LONG)));
     }
 }
