@@ -29,6 +29,11 @@ pub trait Groups: Send + Sync {
     /// The supplementary groups of `caller`, credentials(7). `ESRCH` where the process is gone or not
     /// visible from here, `ENOSYS` where the frontend cannot know them.
     fn groups_of(&self, caller: Caller) -> Result<Vec<u32>>;
+
+    /// True if the answer costs nothing, so that it need not be kept.
+    fn are_known(&self) -> bool {
+        false
+    }
 }
 
 /// The circumstances of one operation.
@@ -72,6 +77,12 @@ impl<'a> Context<'a> {
     /// cannot know them.
     pub fn supplementary_groups(&self) -> Result<Vec<u32>> {
         self.groups.ok_or(Errno::ENOSYS)?.groups_of(self.caller)
+    }
+
+    /// True if the supplementary groups are known without asking the system, and may be other ones for the next operation of the
+    /// same process.
+    pub fn groups_are_known(&self) -> bool {
+        self.groups.is_some_and(Groups::are_known)
     }
 
     /// True if the caller no longer waits. A long operation checks it between steps and returns

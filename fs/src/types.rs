@@ -848,6 +848,9 @@ pub struct Caps {
     /// Attributes may have a birth time ([`Attr::btime`]). If none has one, a frontend does not ask
     /// for it, and uses attributes that it has.
     pub birth_times: bool,
+    /// The file system asks for the groups of callers ([`crate::Context::supplementary_groups`]), so that clients in other
+    /// processes tell them.
+    pub asks_for_groups: bool,
     /// Restrictions on the use of the files, regardless of their modes.
     pub denied: Denied,
 }
@@ -883,6 +886,7 @@ impl Default for Caps {
             negative_valid_for: Duration::ZERO,
             time_granularity_ns: 1,
             birth_times: true,
+            asks_for_groups: false,
             denied: Denied::default(),
         }
     }

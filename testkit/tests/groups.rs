@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
-use defuse_fs::{Context, Entry, Errno, FileSystem, Ino, Name, Result, delegate};
+use defuse_fs::{Caps, Context, Entry, Errno, FileSystem, Ino, Name, Result, delegate};
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{Session, SessionOptions};
 use defuse_memory::{Memory, Options};
@@ -14,16 +14,17 @@ use defuse_socket::{Admission, Server, ServerOptions};
 /// A user that exists nowhere else.
 const USER: u32 = 54_321;
 
-/// A file system that asks for the groups of the caller of a lookup.
+/// A file system that asks for the groups of the caller of a lookup, and says so if `is_known` is set.
 struct Asks {
     inner: Memory,
+    is_known: bool,
     told: Mutex<Option<Result<Vec<u32>>>>,
 }
 
 impl Asks {
-    fn new() -> Arc<Self> {
+    fn new(is_known: bool) -> Arc<Self> {
         let inner = Memory::new(Options { root_perm: 0o777, ..Options::default() });
-        Arc::new(Asks { inner, told: Mutex::default() })
+        Arc::new(Asks { inner, is_known, told: Mutex::default() })
     }
 
     fn take(&self) -> Option<Result<Vec<u32>>> {
@@ -32,7 +33,11 @@ impl Asks {
 }
 
 impl FileSystem for Asks {
-    delegate!(to inner, except lookup);
+    delegate!(to inner, except caps, lookup);
+
+    fn caps(&self) -> Caps {
+        Caps { asks_for_groups: self.is_known, ..self.inner.caps() }
+    }
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
         *self.told.lock().unwrap() = Some(cx.supplementary_groups());
@@ -71,7 +76,7 @@ fn look_up(fs: Arc<dyn FileSystem>, who: Credentials) {
 
 #[test]
 fn the_in_process_client_tells_the_groups_of_its_task() {
-    let fs = Asks::new();
+    let fs = Asks::new(true);
     look_up(fs.clone(), Credentials::user(USER, USER, &[7, 8]));
     assert_eq!(fs.take(), Some(Ok(vec![7, 8])));
 }
@@ -81,7 +86,7 @@ fn a_kernel_mount_finds_the_groups_of_the_thread_that_calls() {
     if !is_root() || !Path::new("/dev/fuse").exists() {
         return;
     }
-    let (fs, dir) = (Asks::new(), tempfile::tempdir().unwrap());
+    let (fs, dir) = (Asks::new(true), tempfile::tempdir().unwrap());
     let mounted = mount::mount(dir.path(), &MountOptions::default()).unwrap();
     let session = Session::start(mounted.device, fs.clone(), &SessionOptions::default()).unwrap();
     let found = with_groups(0, &[11, 12], || dir.path().join("none").exists());
@@ -90,28 +95,37 @@ fn a_kernel_mount_finds_the_groups_of_the_thread_that_calls() {
     assert_eq!(fs.take(), Some(Ok(vec![11, 12])));
 }
 
-#[test]
-fn a_socket_tells_the_groups_of_the_user_that_connected_and_no_others() {
-    if !is_root() {
-        return;
-    }
-    let fs = Asks::new();
-    let path = format!("@defuse-groups-{}", std::process::id());
+/// The groups that a file system learns of from a client of a socket with the user and groups [13, 14], and from one of root that acts
+/// for that user with the groups [98, 99].
+fn over_a_socket(is_known: bool) -> [Option<Result<Vec<u32>>>; 2] {
+    let fs = Asks::new(is_known);
+    let path = format!("@defuse-groups-{}-{is_known}", std::process::id());
     let options =
         ServerOptions { admission: Admission::Users(vec![USER]), ..ServerOptions::default() };
     let server = Server::bind(path.as_ref(), fs.clone(), options).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
         let connect = || Remote::connect(path.as_ref(), RemoteOptions::default()).unwrap();
-        // The credentials in the request are the client's claim; the groups are the kernel's.
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let own = with_groups(USER, &[13, 14], connect);
-            look_up(Arc::new(own), Credentials::user(USER, USER, &[99]));
-            assert_eq!(fs.take(), Some(Ok(vec![13, 14])));
-            look_up(Arc::new(connect()), Credentials::user(USER, USER, &[99]));
-            assert_eq!(fs.take(), Some(Err(Errno::ENOSYS)), "root acts for others");
+            let who = || Credentials::user(USER, USER, &[98, 99]);
+            look_up(Arc::new(with_groups(USER, &[13, 14], connect)), who());
+            let of_user = fs.take();
+            look_up(Arc::new(connect()), who());
+            [of_user, fs.take()]
         }));
         server.shut_down();
-        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    });
+        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// The credentials in a request are the client's claim; the groups of a user are the kernel's.
+#[test]
+fn a_socket_tells_the_groups_of_the_user_that_connected_and_those_that_root_tells() {
+    if !is_root() {
+        return;
+    }
+    let of_user = Some(Ok(vec![13, 14]));
+    assert_eq!(over_a_socket(true), [of_user.clone(), Some(Ok(vec![98, 99]))]);
+    // Nobody tells groups to a file system that does not need them.
+    assert_eq!(over_a_socket(false), [of_user, Some(Err(Errno::ENOSYS))]);
 }

@@ -7,6 +7,7 @@ use zerocopy::{Immutable, IntoBytes};
 
 use crate::abi::{self, InHeader, Opcode, rec_align};
 use crate::convert::kernel_dev;
+use crate::vendor;
 
 /// A request without the data of a WRITE, under construction.
 pub struct Request {
@@ -83,10 +84,25 @@ impl Request {
             let groups = [1, gid];
             self.extension(abi::FUSE_EXT_GROUPS, groups.as_bytes());
         }
-        let units = ((self.bytes.len() - begun) / 8) as u16;
-        let at = std::mem::offset_of!(InHeader, total_extlen);
-        self.bytes[at..at + 2].copy_from_slice(&units.to_ne_bytes());
+        self.add_extension_length(begun);
         self
+    }
+
+    /// Appends the supplementary groups of the caller ([`vendor::EXT_CALLER_GROUPS`]). The request has no data.
+    pub fn with_caller_groups(mut self, groups: &[u32]) -> Self {
+        let begun = self.bytes.len();
+        let content = [&[groups.len() as u32], groups].concat();
+        self.extension(vendor::EXT_CALLER_GROUPS, content.as_bytes());
+        self.add_extension_length(begun);
+        self
+    }
+
+    /// Adds the extensions since `begun` to those of the header.
+    fn add_extension_length(&mut self, begun: usize) {
+        let at = std::mem::offset_of!(InHeader, total_extlen);
+        let before = u16::from_ne_bytes([self.bytes[at], self.bytes[at + 1]]);
+        let units = before + ((self.bytes.len() - begun) / 8) as u16;
+        self.bytes[at..at + 2].copy_from_slice(&units.to_ne_bytes());
     }
 
     fn extension(&mut self, type_: u32, content: &[u8]) {
@@ -216,8 +232,11 @@ mod tests {
         let mut request = Request::for_caller(Opcode::Mknod, caller, Ino(9))
             .with(&mknod_in(&node, flags))
             .with_name(Name::new(b"device").unwrap())
-            .with_extensions(&node, flags);
+            .with_extensions(&node, flags)
+            .with_caller_groups(&[45, 46, 47]);
         let decoded = decode(request.finish(0));
+        let groups: Vec<u32> = decoded.caller_groups.unwrap().collect();
+        assert_eq!(groups, [45, 46, 47]);
         assert_eq!((decoded.nodeid, decoded.uid, decoded.gid, decoded.pid), (9, 5, 6, 7));
         let Body::Mknod { args, name, ext } = decoded.body else { panic!("{decoded:?}") };
         assert_eq!((args.mode, args.umask, name), (0o020666, 0o22, &b"device"[..]));

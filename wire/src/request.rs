@@ -49,6 +49,8 @@ pub struct Request<'a> {
     /// The caller's thread id in the server's pid namespace; 0 for the
     /// kernel's own requests.
     pub pid: u32,
+    /// All supplementary groups of the caller, as a client in the kernel's place tells them.
+    pub caller_groups: Option<Records<'a, u32>>,
     /// The arguments.
     pub body: Body<'a>,
 }
@@ -198,9 +200,9 @@ impl<'a> Request<'a> {
     ) -> Result<Request<'a>, DecodeError> {
         let fail = |problem| DecodeError::of(header, problem);
         let opcode = Opcode::from_u32(header.opcode).ok_or(fail(Problem::UnknownOpcode))?;
-        let body = body(opcode, header, reader, options).map_err(fail)?;
+        let (body, caller_groups) = body(opcode, header, reader, options).map_err(fail)?;
         let InHeader { unique, nodeid, uid, gid, pid, .. } = *header;
-        Ok(Request { unique, opcode, nodeid, uid, gid, pid, body })
+        Ok(Request { unique, opcode, nodeid, uid, gid, pid, caller_groups, body })
     }
 }
 
@@ -210,7 +212,7 @@ fn body<'a>(
     header: &InHeader,
     mut r: Reader<'a>,
     options: &DecodeOptions,
-) -> Result<Body<'a>, Problem> {
+) -> Result<(Body<'a>, Option<Records<'a, u32>>), Problem> {
     // Extensions are always the last argument, and are cut off first.
     let ext = r.extensions(header.total_extlen)?;
     let body = match opcode {
@@ -283,7 +285,7 @@ fn body<'a>(
         Opcode::CuseInit => Body::CuseInit(r.fixed()?),
     };
     r.finish()?;
-    Ok(body)
+    Ok((body, ext.caller_groups))
 }
 
 /// Decodes SETXATTR, whose structure has one of two negotiated sizes.

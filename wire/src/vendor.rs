@@ -136,6 +136,14 @@ pub const RELEASE_HAS_READ: u32 = 1 << 31;
 /// and the kernel does not.
 pub const NO_BIRTH_TIMES: u64 = 1 << 63;
 
+/// A flag of INIT: the file system asks for the groups of callers, because it checks access by itself. Clients offer it, and add
+/// [`EXT_CALLER_GROUPS`] to requests for other users if the server agrees.
+pub const CALLER_GROUPS: u64 = 1 << 62;
+
+/// The type of an extension of any request without data: all supplementary groups of the caller, in the form of `FUSE_EXT_GROUPS`. A
+/// server believes root only.
+pub const EXT_CALLER_GROUPS: u32 = 1 << 31;
+
 /// Position of the connection numbers in [`InitIn::unused`].
 const NAMES_AT: usize = 3;
 /// Position of the field that makes the connection an heir instead of a copy.

@@ -26,6 +26,7 @@ impl FileSystem for Gluster {
             submits: self.settings.submits,
             negative_valid_for: Duration::ZERO,
             birth_times: false,
+            asks_for_groups: true,
             ..Caps::default()
         }
     }

@@ -207,6 +207,9 @@ impl Gluster {
 
     /// The supplementary groups of the caller; none where nobody knows them.
     fn groups(&self, cx: &Context<'_>) -> Arc<[u32]> {
+        if cx.groups_are_known() {
+            return cx.supplementary_groups().unwrap_or_default().into();
+        }
         let key = (cx.caller.pid, cx.caller.uid, cx.caller.gid);
         let lock = || self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((asked, groups)) = lock().get(&key)

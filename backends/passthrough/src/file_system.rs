@@ -80,6 +80,7 @@ impl FileSystem for Passthrough {
             negative_valid_for: options.negative_valid_for,
             time_granularity_ns: 1,
             birth_times: true,
+            asks_for_groups: false,
             denied: self.mounts.get(0).map_or(Denied::default(), |mount| mount.denied),
         }
     }

@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::RemoteError;
 use defuse_wire::abi::*;
-use defuse_wire::vendor::{NO_BIRTH_TIMES, Names, SOCKET_IO_MAX};
+use defuse_wire::vendor::{CALLER_GROUPS, NO_BIRTH_TIMES, Names, SOCKET_IO_MAX};
 
 /// The oldest supported minor version. Since 7.12 no structure except INIT's own has changed its
 /// size, and the flags of INIT describe other differences.
@@ -43,7 +43,8 @@ const OFFERED: u64 = FUSE_ASYNC_READ
     | FUSE_CREATE_SUPP_GROUP
     | FUSE_HAS_EXPIRE_ONLY
     | FUSE_NO_EXPORT_SUPPORT
-    | NO_BIRTH_TIMES;
+    | NO_BIRTH_TIMES
+    | CALLER_GROUPS;
 
 /// The INIT of the client.
 pub(super) fn init_in(names: Names) -> InitIn {
@@ -134,6 +135,7 @@ impl Agreement {
             security_labels: self.uses(FUSE_SECURITY_CTX),
             time_granularity_ns: self.time_granularity_ns,
             birth_times: !self.uses(NO_BIRTH_TIMES),
+            asks_for_groups: self.uses(CALLER_GROUPS),
             // The server can report any mode, owner and device number.
             denied: Denied { suid: true, dev: true, exec: false },
             ..Caps::default()

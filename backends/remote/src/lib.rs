@@ -45,7 +45,7 @@ use connection::ClientConnection;
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
 use defuse_wire::encode::Request;
-use defuse_wire::vendor::{self, Names, Number, TakeOver};
+use defuse_wire::vendor::{self, CALLER_GROUPS, Names, Number, TakeOver};
 use forget::Forgets;
 #[cfg(fuzzing)]
 pub use fuzzed::answer as fuzz_answer;
@@ -523,6 +523,14 @@ impl Shared {
                 }
             })
         };
+        // Root may do anything, and open files have been checked.
+        if cx.caller.uid != 0
+            && data.is_empty()
+            && self.agreement.uses(CALLER_GROUPS)
+            && let Ok(groups) = cx.supplementary_groups()
+        {
+            request = request.with_caller_groups(&groups);
+        }
         let result = self.connection.ask(cx, request.finish(data.len()), data, checked);
         if matches!(result, Err(Errno::ESTALE)) {
             // The server may have forgotten that it told of the inode. It tells again when it is asked.

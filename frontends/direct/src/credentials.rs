@@ -113,6 +113,10 @@ impl posix::User for Credentials {
 }
 
 impl Groups for Credentials {
+    fn are_known(&self) -> bool {
+        true
+    }
+
     fn groups_of(&self, _: Caller) -> Result<Vec<u32>, Errno> {
         Ok(self.groups.to_vec())
     }

@@ -174,6 +174,10 @@ fn process_umask() -> Option<u32> {
 }
 
 impl Groups for Task {
+    fn are_known(&self) -> bool {
+        true
+    }
+
     fn groups_of(&self, caller: Caller) -> Result<Vec<u32>, Errno> {
         self.credentials().groups_of(caller)
     }

@@ -364,6 +364,7 @@ impl World {
             uid,
             gid,
             pid: 1,
+            caller_groups: None,
             body,
         };
         let reply = self.players[who].handler.handle(&request);

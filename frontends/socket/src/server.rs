@@ -458,7 +458,8 @@ impl Shared {
             let fs = Arc::clone(peer) as Arc<dyn FileSystem>;
             let memory = Some(Arc::clone(peer) as Arc<dyn SharedMemory>);
             let groups = Arc::new(peer.connection.credentials().clone());
-            let client = ClientHooks { memory, groups: Some(groups) };
+            // Only root acts for others.
+            let client = ClientHooks { memory, groups: Some(groups), tells_groups: uid == 0 };
             let mut line: Arc<dyn Line> = Arc::new(MessageLine::new(Arc::new(socket)));
             if let Some(lines) = &self.options.lines {
                 line = lines.line(uid, line).map_err(|errno| errno.to_string())?;

@@ -143,6 +143,7 @@ impl FileSystem for Namespace {
             backing_files: any(|caps| caps.backing_files),
             security_labels: every(|caps| caps.security_labels),
             birth_times: any(|caps| caps.birth_times),
+            asks_for_groups: any(|caps| caps.asks_for_groups),
             negative_valid_for: self
                 .caps_of_all()
                 .map(|caps| caps.negative_valid_for)

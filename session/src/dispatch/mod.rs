@@ -25,7 +25,7 @@ use defuse_probe::clock::Moment;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::backing::Backings;
-use crate::groups::{OfProcesses, Unknown};
+use crate::groups::{OfProcesses, Told, Unknown};
 use crate::init::Negotiated;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
@@ -64,6 +64,8 @@ pub(crate) struct Dispatcher {
     pub(crate) origin: Origin,
     groups: Arc<dyn Groups>,
     memory: Option<Arc<dyn SharedMemory>>,
+    /// See [`ClientHooks::tells_groups`].
+    tells_groups: bool,
 }
 
 /// Memory that mappings of a file share, for clients that ask by SETUPMAPPING.
@@ -107,6 +109,8 @@ pub struct ClientHooks {
     pub memory: Option<Arc<dyn SharedMemory>>,
     /// The groups of those for whom it acts; `None` where nobody knows them.
     pub groups: Option<Arc<dyn Groups>>,
+    /// It is believed about the groups of the callers.
+    pub tells_groups: bool,
 }
 
 /// The other end of a session.
@@ -159,14 +163,14 @@ impl Dispatcher {
         let writeback = negotiated.uses(abi::FUSE_WRITEBACK_CACHE);
         let file_attr_most = if writeback { Duration::from_secs(1) } else { Duration::MAX };
         let acls_ignored = options.default_permissions && !negotiated.uses(abi::FUSE_POSIX_ACL);
-        let (device, groups, memory) = match peer {
+        let (device, groups, memory, tells_groups) = match peer {
             Peer::Kernel(device) => {
                 let other = options.groups.as_ref().map(|source| Arc::clone(&source.0));
                 let groups = other.unwrap_or_else(|| Arc::new(OfProcesses));
-                (Some(device), groups, None)
+                (Some(device), groups, None, false)
             }
-            Peer::Client(ClientHooks { memory, groups }) => {
-                (None, groups.unwrap_or_else(|| Arc::new(Unknown)), memory)
+            Peer::Client(ClientHooks { memory, groups, tells_groups }) => {
+                (None, groups.unwrap_or_else(|| Arc::new(Unknown)), memory, tells_groups)
             }
         };
         let is_kernel = device.is_some();
@@ -195,6 +199,7 @@ impl Dispatcher {
             is_kernel,
             groups,
             memory,
+            tells_groups,
         }
     }
 
@@ -208,9 +213,12 @@ impl Dispatcher {
         started: Moment,
     ) -> Outcome {
         let caller = Caller { uid: request.uid, gid: request.gid, pid: request.pid };
+        let told = request.caller_groups.filter(|_| self.tells_groups);
+        let told = told.map(|groups| Told(groups.collect()));
+        let groups: &dyn Groups = told.as_ref().map_or(&*self.groups, |told| told);
         let call = Call {
             cx: Context::with_interrupt(caller, request.unique, interrupt)
-                .with_groups(&*self.groups)
+                .with_groups(groups)
                 .from_origin(self.origin),
             unique: request.unique,
             opcode: request.opcode,

@@ -7,6 +7,7 @@
 use super::Records;
 use super::reader::split_nul;
 use crate::abi::{self, ExtHeader, FUSE_EXT_GROUPS, FUSE_MAX_NR_SECCTX, Secctx, rec_align};
+use crate::vendor::EXT_CALLER_GROUPS;
 use zerocopy::FromBytes;
 
 /// Extensions of CREATE, MKDIR, MKNOD, SYMLINK and TMPFILE, if [`abi::FUSE_SECURITY_CTX`] or
@@ -16,6 +17,7 @@ use zerocopy::FromBytes;
 pub struct Extensions<'a> {
     contexts: SecurityContexts<'a>,
     groups: Records<'a, u32>,
+    pub(super) caller_groups: Option<Records<'a, u32>>,
 }
 
 /// An initial extended attribute of the new inode.
@@ -40,7 +42,7 @@ impl<'a> Extensions<'a> {
     }
 
     pub(super) fn parse(mut bytes: &'a [u8]) -> Result<Extensions<'a>, &'static str> {
-        let (mut contexts, mut groups) = (None, None);
+        let (mut contexts, mut groups, mut caller_groups) = (None, None, None);
         while !bytes.is_empty() {
             let (header, _) =
                 ExtHeader::read_from_prefix(bytes).map_err(|_| "too short for a header")?;
@@ -54,6 +56,7 @@ impl<'a> Extensions<'a> {
                     contexts.replace(parse_contexts(content, header.type_)?).is_some()
                 }
                 FUSE_EXT_GROUPS => groups.replace(parse_groups(content)?).is_some(),
+                EXT_CALLER_GROUPS => caller_groups.replace(parse_groups(content)?).is_some(),
                 _ => return Err("unknown type"),
             };
             if twice {
@@ -62,7 +65,7 @@ impl<'a> Extensions<'a> {
             bytes = bytes.get(rec_align(size)..).unwrap_or_default();
         }
         let (contexts, groups) = (contexts.unwrap_or_default(), groups.unwrap_or_default());
-        Ok(Extensions { contexts, groups })
+        Ok(Extensions { contexts, groups, caller_groups })
     }
 }
 
