@@ -7,6 +7,7 @@
 //! - [`mounted`]: mounts of the real program that are always removed again.
 //! - [`suites`]: third-party suites and real programs, run on such mounts and on native ext4.
 //! - [`gluster`] and [`cluster`] (of `defuse-measure`): servers of GlusterFS in name spaces of their own, on one host or three.
+//! - [`agent`]: operations on files as lines of text, for programs on other mounts and in runs.
 //! - [`inside`]: third-party suites in programs under `defuse run`.
 //!
 //! Unsafe code is in `posix/sys.rs` only: a few system calls without a safe wrapper.
@@ -15,6 +16,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod agent;
 pub mod inside;
 pub mod model;
 pub mod mounted;

@@ -17,6 +17,7 @@ const WAITING: &[&str] = &[
     "direct_faults",
     "exercises",
     "gluster",
+    "gluster_clients",
     "gluster_faults",
     "lanes_posix",
     "mounted_posix",

@@ -205,6 +205,16 @@ pub const STEPS: &[Step] = &[
             &["test", "--package", "defuse-testkit", "--test", "gluster_faults"],
         )
     },
+    Step {
+        when: When::Full,
+        env: &[("DEFUSE_FULL", "1")],
+        ..cargo(
+            "gluster-clients",
+            "100,000 random operations by several clients of GlusterFS beside a model",
+            TEST_TOOLS,
+            &["test", "--package", "defuse-testkit", "--test", "gluster_clients"],
+        )
+    },
     full("bpf", "the BPF program matches its source", bpf::TOOLS, |_| bpf::check()),
     full("fresh", "both commands of the README on a minimal Debian", fresh::TOOLS, |_| {
         fresh::check()

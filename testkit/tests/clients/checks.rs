@@ -1,0 +1,132 @@
+//! Checks of answers beside the model. An error tells the difference.
+
+use std::time::Duration;
+
+use super::history::Look;
+use super::world::{At, NAMES, World};
+
+/// The answer to an operation: words, or the number of an error.
+pub type Answer = Result<Vec<String>, i32>;
+
+impl World {
+    /// The answer to `stat`. True if it is the present state.
+    pub fn check_stat(&self, at: At, look: Look, answer: &Answer) -> Result<bool, String> {
+        let words = match answer {
+            Err(libc::ENOENT) => return self.check_missing(at, look),
+            Err(errno) => return Err(format!("errno {errno}")),
+            Ok(words) => words,
+        };
+        let number = |word: usize| words[word].parse::<u64>().unwrap();
+        let node = self.find(at, look, number(0), &words[1])?;
+        let known = &self.nodes[node];
+        let mode = u32::from_str_radix(&words[2], 8).unwrap();
+        let is_file = known.kind == 'f';
+        if known.kind != 'l' && !known.mode.has(look, &mode) {
+            return Err(stale("mode", &format!("{mode:o}"), known.mode.age(&mode, look.begun)));
+        }
+        for (what, history, word) in [("size", &known.size, 3), ("links", &known.links, 4)] {
+            if is_file && !history.has(look, &number(word)) {
+                let age = history.age(&number(word), look.begun);
+                return Err(stale(what, &words[word], age));
+            }
+        }
+        let is_latest = *self.names[at].latest() == Some(node)
+            && (known.kind == 'l' || *known.mode.latest() == mode)
+            && (!is_file
+                || (*known.size.latest() == number(3) && *known.links.latest() == number(4)));
+        Ok(is_latest)
+    }
+
+    /// The answer to `read`: of a file that was closed before it was opened.
+    pub fn check_read(&self, at: At, look: Look, answer: &Answer) -> Result<(), String> {
+        let kinds: Vec<char> =
+            self.names[at].seen(look).flatten().map(|&node| self.nodes[node].kind).collect();
+        let words = match answer {
+            // A symbolic link leads nowhere.
+            Err(libc::ENOENT) if kinds.contains(&'l') => return Ok(()),
+            Err(libc::EISDIR) if kinds.contains(&'d') => return Ok(()),
+            Err(libc::ENOENT) => return self.check_missing(at, look).map(drop),
+            Err(errno) => return Err(format!("errno {errno}")),
+            Ok(words) => words,
+        };
+        let node = self.find(at, look, words[0].parse().unwrap(), "f")?;
+        self.check_data(node, look.at_once(), words)
+    }
+
+    /// The answer to `held`, for an open file of a node.
+    pub fn check_held(&self, node: usize, look: Look, answer: &Answer) -> Result<(), String> {
+        match answer {
+            Ok(words) => self.check_data(node, look, words),
+            Err(errno) => Err(format!("errno {errno} of an open file")),
+        }
+    }
+
+    /// The answer to `list` for a directory: its names. A server may tell of a former file by a name that was replaced.
+    pub fn check_list(&self, dir: usize, look: Look, answer: &Answer) -> Result<(), String> {
+        let words = answer.as_ref().map_err(|errno| format!("errno {errno}"))?;
+        let mut listed = [false; NAMES];
+        for word in words {
+            let name = word.split(':').next().unwrap();
+            let number = name.strip_prefix('n').and_then(|number| number.parse::<usize>().ok());
+            let number = number.filter(|number| *number < NAMES);
+            let number = number.ok_or_else(|| format!("{name} is in the listing {words:?}"))?;
+            // A name that was removed and made during the listing may be in it twice.
+            let changes = self.names[dir * NAMES + number].seen(look.at_once()).count();
+            if listed[number] && changes < 2 {
+                return Err(format!("{name} is twice in the listing {words:?}"));
+            }
+            listed[number] = true;
+        }
+        for (number, is_listed) in listed.into_iter().enumerate() {
+            let at = dir * NAMES + number;
+            let checked = match is_listed {
+                true if self.names[at].seen(look).any(Option::is_some) => Ok(()),
+                true => Err("it is missing".to_owned()),
+                false => self.check_missing(at, look).map(drop),
+            };
+            checked.map_err(|error| format!("n{number} in the listing {words:?}: {error}"))?;
+        }
+        Ok(())
+    }
+
+    fn check_missing(&self, at: At, look: Look) -> Result<bool, String> {
+        if self.names[at].has(look, &None) {
+            return Ok(self.names[at].latest().is_none());
+        }
+        Err(stale("name", "missing", self.names[at].age(&None, look.begun)))
+    }
+
+    fn check_data(&self, node: usize, look: Look, words: &[String]) -> Result<(), String> {
+        let (node, sum) = (&self.nodes[node], u64::from_str_radix(&words[2], 16).unwrap());
+        if node.ino.to_string() != words[0] {
+            return Err(format!("inode {} instead of {}", words[0], node.ino));
+        }
+        // A reader of several pages may find some of them before a change and some after it.
+        if node.data.has(look, &sum) || node.data.seen(look).count() > 1 {
+            return Ok(());
+        }
+        let text = format!("{} bytes with the sum {sum:x}", words[1]);
+        Err(stale("data", &text, node.data.age(&sum, look.begun)))
+            .map_err(|error| format!("{error}; {} bytes now", node.size.latest()))
+    }
+
+    /// The node with a number that a name may lead to.
+    fn find(&self, at: At, look: Look, ino: u64, kind: &str) -> Result<usize, String> {
+        let mut seen = self.names[at].seen(look).flatten();
+        let found = seen.find(|&&node| self.nodes[node].ino == ino);
+        let Some(&node) = found else {
+            let known = self.nodes.iter().position(|node| node.ino == ino);
+            let age = known.and_then(|node| self.names[at].age(&Some(node), look.begun));
+            return Err(stale("name", &format!("inode {ino} ({known:?})"), age));
+        };
+        let right = self.nodes[node].kind;
+        if kind.chars().eq([right]) { Ok(node) } else { Err(format!("kind {kind}, not {right}")) }
+    }
+}
+
+fn stale(what: &str, seen: &str, age: Option<Duration>) -> String {
+    match age {
+        Some(age) => format!("{what}: {seen} was replaced {} ms before", age.as_millis()),
+        None => format!("{what}: {seen} was never true"),
+    }
+}

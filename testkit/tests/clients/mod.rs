@@ -1,0 +1,10 @@
+//! Several clients that change the same files at random, beside a model.
+
+mod checks;
+mod client;
+mod episode;
+mod history;
+mod world;
+
+pub use client::Client;
+pub use episode::{Counts, Episode};

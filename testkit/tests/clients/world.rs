@@ -1,0 +1,298 @@
+//! The model of a directory that several clients change: two directories in it with a few names each.
+
+use std::time::Instant;
+
+use defuse_testkit::agent::{content, sum};
+
+use super::history::History;
+
+pub const DIRS: [&str; 2] = ["a", "b"];
+pub const NAMES: usize = 5;
+
+const PAGE: u64 = 4096;
+
+/// A name, by its number.
+pub type At = usize;
+
+/// All names.
+pub fn names() -> std::ops::Range<At> {
+    0..DIRS.len() * NAMES
+}
+
+/// A file, directory or symbolic link.
+#[derive(Debug)]
+pub struct Node {
+    /// Its number, on all clients; 0 until it is known.
+    pub ino: u64,
+    /// `f`, `d` or `l`.
+    pub kind: char,
+    /// The target of a symbolic link.
+    text: String,
+    pub mode: History<u32>,
+    pub size: History<u64>,
+    pub links: History<u64>,
+    /// The sums of the contents.
+    pub data: History<u64>,
+    bytes: Vec<u8>,
+    /// Number of open files.
+    held: usize,
+}
+
+/// A change.
+#[derive(Clone, Debug)]
+pub enum Change {
+    Create { at: At, len: usize, seed: u64 },
+    Symlink { at: At, text: String },
+    Mkdir { at: At },
+    Overwrite { at: At, len: usize, seed: u64 },
+    Write { at: At, offset: usize, len: usize, seed: u64 },
+    Append { at: At, len: usize, seed: u64 },
+    Truncate { at: At, size: usize },
+    Chmod { at: At, mode: u32 },
+    Remove { at: At },
+    Rename { from: At, to: At },
+    Link { from: At, to: At },
+}
+
+/// The model.
+#[derive(Debug)]
+pub struct World {
+    /// The directory, for [`Client::call`](super::client::Client::call).
+    pub place: String,
+    pub names: Vec<History<Option<usize>>>,
+    pub nodes: Vec<Node>,
+    /// Names that were replaced without a message of the servers: the former file is open.
+    silent: Vec<bool>,
+    /// A change that runs.
+    pub running: bool,
+    pub last_change: Instant,
+}
+
+impl World {
+    pub fn new(place: String) -> World {
+        let now = Instant::now();
+        let names: Vec<_> = names().map(|_| History::new(None, now)).collect();
+        let silent = vec![false; names.len()];
+        World { place, silent, names, nodes: Vec::new(), running: false, last_change: now }
+    }
+
+    pub fn path(&self, at: At) -> String {
+        format!("{}/{}/n{}", self.place, DIRS[at / NAMES], at % NAMES)
+    }
+
+    /// The kind of what has a name.
+    pub fn kind(&self, at: At) -> Option<char> {
+        self.names[at].latest().map(|node| self.nodes[node].kind)
+    }
+
+    pub fn node(&self, at: At) -> Option<usize> {
+        *self.names[at].latest()
+    }
+
+    pub fn text(&self, at: At) -> Option<&str> {
+        self.node(at).map(|node| &*self.nodes[node].text)
+    }
+
+    /// A change that is possible now.
+    pub fn choose(&self, random: &mut fastrand::Rng) -> Change {
+        let len = |random: &mut fastrand::Rng| match random.u32(..10) {
+            0 => 0,
+            1 => random.usize(..200_000),
+            _ => random.usize(..5000),
+        };
+        loop {
+            let (at, to, seed) =
+                (random.usize(names()), random.usize(names()), u64::from(random.u32(..)));
+            let node = self.node(at).map(|node| &self.nodes[node]);
+            let other = self.node(to).map(|node| &self.nodes[node]);
+            let size = node.map_or(0, |node| node.bytes.len());
+            return match (random.u32(..12), node.map(|node| node.kind)) {
+                (0..6, None) => Change::Create { at, len: len(random), seed },
+                (6, None) => Change::Symlink { at, text: format!("text-{seed}") },
+                (7, None) => Change::Mkdir { at },
+                (0, Some('f')) => Change::Overwrite { at, len: len(random), seed },
+                (1, Some('f')) => {
+                    let offset = random.usize(..size + 3000);
+                    Change::Write { at, offset, len: 1 + random.usize(..3000), seed }
+                }
+                (2, Some('f')) => Change::Append { at, len: 1 + random.usize(..3000), seed },
+                (3, Some('f')) => Change::Truncate { at, size: random.usize(..size + 3000) },
+                (4, Some('f' | 'd')) => {
+                    Change::Chmod { at, mode: random.choice([0o600, 0o640, 0o755]).unwrap() }
+                }
+                (5 | 6, Some(_)) => Change::Remove { at },
+                (7..10, Some(kind)) if at != to => match other {
+                    // Two names of one file stay.
+                    Some(_) if self.node(at) == self.node(to) => continue,
+                    Some(other) if (kind == 'd') != (other.kind == 'd') => continue,
+                    _ => Change::Rename { from: at, to },
+                },
+                (10 | 11, Some('f')) if other.is_none() => Change::Link { from: at, to },
+                _ => continue,
+            };
+        }
+    }
+
+    /// The names that a change concerns.
+    pub fn concerned(change: &Change) -> Vec<At> {
+        match *change {
+            Change::Rename { from, to } | Change::Link { from, to } => vec![from, to],
+            Change::Create { at, .. }
+            | Change::Symlink { at, .. }
+            | Change::Mkdir { at }
+            | Change::Overwrite { at, .. }
+            | Change::Write { at, .. }
+            | Change::Append { at, .. }
+            | Change::Truncate { at, .. }
+            | Change::Chmod { at, .. }
+            | Change::Remove { at } => vec![at],
+        }
+    }
+
+    /// The words for the change.
+    pub fn words(&self, change: &Change) -> String {
+        let path = |at: &At| self.path(*at);
+        match change {
+            Change::Create { at, len, seed } => format!("create {} {len} {seed}", path(at)),
+            Change::Symlink { at, text } => format!("symlink {text} {}", path(at)),
+            Change::Mkdir { at } => format!("mkdir {}", path(at)),
+            Change::Overwrite { at, len, seed } => format!("overwrite {} {len} {seed}", path(at)),
+            Change::Write { at, offset, len, seed } => {
+                format!("write {} {offset} {len} {seed}", path(at))
+            }
+            Change::Append { at, len, seed } => format!("append {} {len} {seed}", path(at)),
+            Change::Truncate { at, size } => format!("truncate {} {size}", path(at)),
+            Change::Chmod { at, mode } => format!("chmod {} {mode:o}", path(at)),
+            Change::Remove { at } if self.kind(*at) == Some('d') => format!("rmdir {}", path(at)),
+            Change::Remove { at } => format!("unlink {}", path(at)),
+            Change::Rename { from, to } => format!("rename {} {}", path(from), path(to)),
+            Change::Link { from, to } => format!("link {} {}", path(from), path(to)),
+        }
+    }
+
+    /// A change begins: both states are true until its end.
+    pub fn begin(&mut self, change: &Change) {
+        let now = Instant::now();
+        self.running = true;
+        match change {
+            Change::Create { at, len, seed } => {
+                self.make(*at, 'f', String::new(), now);
+                self.fill(*at, content(*seed, *len), now);
+            }
+            Change::Symlink { at, text } => self.make(*at, 'l', text.clone(), now),
+            Change::Mkdir { at } => self.make(*at, 'd', String::new(), now),
+            Change::Overwrite { at, len, seed } => {
+                // In two steps.
+                self.fill(*at, Vec::new(), now);
+                self.fill(*at, content(*seed, *len), now);
+            }
+            Change::Write { at, offset, len, seed } => {
+                let mut bytes = self.bytes(*at);
+                bytes.resize(bytes.len().max(offset + len), 0);
+                bytes[*offset..offset + len].copy_from_slice(&content(*seed, *len));
+                self.fill(*at, bytes, now);
+            }
+            Change::Append { at, len, seed } => {
+                self.fill(*at, [self.bytes(*at), content(*seed, *len)].concat(), now);
+            }
+            Change::Truncate { at, size } => {
+                let mut bytes = self.bytes(*at);
+                bytes.resize(*size, 0);
+                self.fill(*at, bytes, now);
+            }
+            Change::Chmod { at, mode } => {
+                let node = self.node(*at).unwrap();
+                self.nodes[node].mode.begin(*mode, now);
+            }
+            Change::Remove { at } => {
+                self.leave(*at, now);
+                self.names[*at].begin(None, now);
+            }
+            Change::Rename { from, to } => {
+                if let Some(replaced) = self.node(*to) {
+                    self.silent[*to] = self.nodes[replaced].held > 0;
+                    self.leave(*to, now);
+                }
+                let node = self.node(*from).unwrap();
+                // GlusterFS makes another link for a moment if another brick has to find the file by the new name.
+                let links = *self.nodes[node].links.latest();
+                self.nodes[node].links.begin(links + 1, now);
+                self.nodes[node].links.begin(links, now);
+                self.names[*from].begin(None, now);
+                self.names[*to].begin(Some(node), now);
+            }
+            Change::Link { from, to } => {
+                let node = self.node(*from).unwrap();
+                let links = self.nodes[node].links.latest() + 1;
+                self.nodes[node].links.begin(links, now);
+                self.names[*to].begin(Some(node), now);
+            }
+        }
+    }
+
+    /// The change by a client has ended. `ino` is the number of a new inode.
+    pub fn end(&mut self, by: usize, ino: Option<u64>) {
+        let now = Instant::now();
+        self.running = false;
+        self.last_change = now;
+        self.names.iter_mut().for_each(|name| name.end(by, now));
+        for node in &mut self.nodes {
+            node.mode.end(by, now);
+            node.size.end(by, now);
+            node.links.end(by, now);
+            node.data.end(by, now);
+        }
+        if let Some(ino) = ino {
+            self.nodes.last_mut().unwrap().ino = ino;
+        }
+    }
+
+    /// A client opens a file, or has closed one.
+    pub fn hold(&mut self, node: usize, is_open: bool) {
+        let held = &mut self.nodes[node].held;
+        *held = if is_open { *held + 1 } else { *held - 1 };
+    }
+
+    pub fn is_silent(&self, at: At) -> bool {
+        self.silent[at]
+    }
+
+    fn make(&mut self, at: At, kind: char, text: String, now: Instant) {
+        let mode = if kind == 'd' { 0o700 } else { 0o600 };
+        let node = Node {
+            ino: 0,
+            kind,
+            text,
+            mode: History::new(mode, now),
+            size: History::new(0, now),
+            links: History::new(1, now),
+            data: History::new(sum(&[]), now),
+            bytes: Vec::new(),
+            held: 0,
+        };
+        self.names[at].begin(Some(self.nodes.len()), now);
+        self.nodes.push(node);
+    }
+
+    fn fill(&mut self, at: At, bytes: Vec<u8>, now: Instant) {
+        let node = self.node(at).unwrap();
+        let node = &mut self.nodes[node];
+        // The kernel may send a write page by page.
+        let (old, new) = (node.bytes.len() as u64, bytes.len() as u64);
+        let pages = (old / PAGE + 1..).map(|page| page * PAGE).take_while(|&size| size < new);
+        pages.for_each(|size| node.size.begin(size, now));
+        node.size.begin(new, now);
+        node.data.begin(sum(&bytes), now);
+        node.bytes = bytes;
+    }
+
+    fn bytes(&self, at: At) -> Vec<u8> {
+        self.nodes[self.node(at).unwrap()].bytes.clone()
+    }
+
+    fn leave(&mut self, at: At, now: Instant) {
+        let node = self.node(at).unwrap();
+        let links = self.nodes[node].links.latest() - 1;
+        self.nodes[node].links.begin(links, now);
+    }
+}

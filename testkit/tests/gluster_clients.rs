@@ -1,0 +1,196 @@
+//! Random changes by several clients of a GlusterFS volume beside a model: what one of them does, the others see
+//! within the promised time, and their own changes at once.
+
+mod clients;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use clients::{Client, Counts, Episode};
+use defuse_testkit::gluster::{HOST, Servers, why_not};
+use defuse_testkit::mounted::{self, Mount, program};
+use rustix::mount::{UnmountFlags, unmount};
+use tempfile::TempDir;
+
+/// The promise: a change by another client is seen within a second, by a message of the servers or because answers are
+/// kept for a second (`valid`).
+const PROMISE: Duration = Duration::from_secs(1);
+
+/// Episodes at a time.
+const LANES: usize = 8;
+
+/// Changes and looks, of which each volume gets half.
+const OPERATIONS: u64 = 6_000;
+const ALL_OPERATIONS: u64 = 100_000;
+
+#[test]
+fn changes_by_other_clients_are_seen_within_a_second() {
+    if let Some(reason) = mounted::why_not().or_else(why_not) {
+        println!("skipped: {reason}");
+        return;
+    }
+    let servers = Servers::start().unwrap();
+    let is_full = std::env::var_os("DEFUSE_FULL").is_some();
+    let count = if is_full { ALL_OPERATIONS } else { OPERATIONS };
+    // The servers of this volume tell of changes.
+    {
+        let mounts = [mount(&servers, "repl"), mount(&servers, "repl")];
+        let native = Native::new(&servers, "repl");
+        let clients = [
+            Client::mounted("one", mounts[0].path(), PROMISE),
+            Client::mounted("other", mounts[1].path(), PROMISE),
+            run(&servers, "repl"),
+            Client::mounted("native", &native.path, Duration::ZERO),
+        ];
+        work("all clients, with messages of the servers", &clients, count / 2);
+        work("two mounts, with messages of the servers", &clients[..2], count / 4);
+        an_idle_mount_wakes_seldom(mounts[0].mount.as_ref().unwrap());
+    }
+    // Those of this one do not.
+    let mounts = [mount(&servers, "dist"), mount(&servers, "dist")];
+    let native = Native::new(&servers, "dist");
+    let clients = [
+        Client::mounted("one", mounts[0].path(), PROMISE),
+        Client::mounted("other", mounts[1].path(), PROMISE),
+        Client::mounted("native", &native.path, Duration::ZERO),
+    ];
+    work("all mounts, without messages", &clients, count / 4);
+}
+
+/// Runs episodes with this number of operations. `DEFUSE_SEED` is the seed of the first one.
+fn work(what: &str, clients: &[Client], operations: u64) {
+    let named = std::env::var("DEFUSE_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = AtomicU64::new(named.unwrap_or_else(|| fastrand::u64(..1 << 40)));
+    let (begun, counts, failed) = (Instant::now(), Counts::default(), AtomicBool::new(false));
+    println!("{what}: the first seed is {}", seed.load(Ordering::Relaxed));
+    let errors = Mutex::new(Vec::new());
+    let done = || {
+        let all = counts.changes.load(Ordering::Relaxed) + counts.looks.load(Ordering::Relaxed);
+        all >= operations || failed.load(Ordering::Relaxed)
+    };
+    let lane = || {
+        while !done() {
+            let seed = seed.fetch_add(1, Ordering::Relaxed);
+            if let Err(error) = Episode::run(clients, &counts, seed) {
+                failed.store(true, Ordering::Relaxed);
+                errors.lock().unwrap().push(error);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let lanes: Vec<_> = (0..LANES).map(|_| scope.spawn(lane)).collect();
+        lanes.into_iter().for_each(|lane| lane.join().unwrap());
+    });
+    println!("  {counts:?} in {:.1} s", begun.elapsed().as_secs_f64());
+    let errors = errors.into_inner().unwrap();
+    assert!(errors.is_empty(), "{}", errors.join("\n"));
+}
+
+/// A mount asks libgfapi for messages of the servers, because its callback is dear. It asked 25 times a second for ever.
+fn an_idle_mount_wakes_seldom(mount: &Mount) {
+    const SECONDS: u64 = 2;
+    let wakes = || -> u64 {
+        let threads = fs::read_dir(format!("/proc/{}/task", mount.pid())).unwrap();
+        let status =
+            threads.filter_map(|it| fs::read_to_string(it.unwrap().path().join("status")).ok());
+        let ours = status.filter(|status| status.starts_with("Name:\tgluster-"));
+        let count = |status: String| -> u64 {
+            let line = status.lines().find(|line| line.starts_with("voluntary_ctxt")).unwrap();
+            line.split_whitespace().nth(1).unwrap().parse().unwrap()
+        };
+        ours.map(count).sum()
+    };
+    // Until it is idle.
+    std::thread::sleep(Duration::from_secs(4));
+    let before = wakes();
+    std::thread::sleep(Duration::from_secs(SECONDS));
+    let count = wakes() - before;
+    println!("  an idle mount has woken {count} times in {SECONDS} s");
+    // Two questions a second, and looks at the connections, which wait for locks now and then.
+    assert!((1..10 * SECONDS).contains(&count), "{count} times");
+}
+
+/// A mount in a directory of its own.
+struct Placed {
+    mount: Option<Mount>,
+    _place: TempDir,
+}
+
+impl Placed {
+    fn path(&self) -> &Path {
+        self.mount.as_ref().unwrap().path()
+    }
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        self.mount.take().unwrap().end().unwrap();
+    }
+}
+
+fn mount(servers: &Servers, volume: &str) -> Placed {
+    let place = mounted::scratch().unwrap();
+    let inside = servers.inside();
+    let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
+    let source = format!("gluster://{HOST}/{volume}");
+    let mount = Mount::under(&inside, source.as_ref(), place.path(), &[]).unwrap();
+    Placed { mount: Some(mount), _place: place }
+}
+
+/// A program under `defuse run`.
+fn run(servers: &Servers, volume: &str) -> Client {
+    const DIR: &str = "/defuse-clients";
+    let mut command = servers.command(program().unwrap());
+    let mount = format!("{DIR}=gluster://{HOST}/{volume}");
+    command.args(["run", "--mount", &mount, "--", env!("CARGO_BIN_EXE_file_agent")]);
+    Client::program("run", Path::new(DIR), PROMISE, command)
+}
+
+/// A mount by GlusterFS's own client, which keeps nothing, as a witness of what the servers have. Like ours, it closes
+/// files when the servers have the data.
+struct Native {
+    path: PathBuf,
+    client: Child,
+    _place: TempDir,
+}
+
+impl Native {
+    fn new(servers: &Servers, volume: &str) -> Native {
+        let place = mounted::scratch().unwrap();
+        let path = place.path().to_owned();
+        let device = || rustix::fs::stat(&path).map(|stat| stat.st_dev);
+        let outside = device().unwrap();
+        let mut client: Command = servers.command(Path::new("glusterfs"));
+        client.args(["--no-daemon", "--log-file=/dev/null"]);
+        client.args(["--attribute-timeout=0", "--entry-timeout=0", "--direct-io-mode=enable"]);
+        let options = [
+            "*-write-behind.flush-behind=off",
+            "*-open-behind.pass-through=on",
+            "*-read-ahead.pass-through=on",
+            "*-quick-read.max-file-size=0",
+            "*-io-cache.cache-timeout=0",
+            "*-md-cache.md-cache-timeout=0",
+        ];
+        client.args(options.map(|option| format!("--xlator-option={option}")));
+        client.arg(format!("--volfile-server={HOST}")).arg(format!("--volfile-id={volume}"));
+        let client = client.arg(&path).stdin(Stdio::null()).spawn().unwrap();
+        let begun = Instant::now();
+        while !device().is_ok_and(|device| device != outside) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "GlusterFS's own mount");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Native { path, client, _place: place }
+    }
+}
+
+impl Drop for Native {
+    fn drop(&mut self) {
+        let _ = unmount(&self.path, UnmountFlags::DETACH);
+        let _ = self.client.kill();
+        let _ = self.client.wait();
+    }
+}
