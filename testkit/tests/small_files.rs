@@ -41,16 +41,16 @@ fn requests(served: &Served, kind: &str) -> u64 {
     ops.iter().filter(|op| op.op.name() == kind).map(|op| op.latency.count).sum()
 }
 
-fn open(fs: &Remote, ino: Ino, flags: u32) -> File {
+fn open(fs: &dyn FileSystem, ino: Ino, flags: u32) -> File {
     let args = OpenArgs { flags: OpenFlags(flags), kill_suidgid: false };
     File { ino, fh: fs.open(&context(), ino, args).unwrap().fh }
 }
 
-fn close(fs: &Remote, file: File) {
+fn close(fs: &dyn FileSystem, file: File) {
     fs.release(&context(), file, ReleaseArgs::default()).unwrap();
 }
 
-fn read_with(fs: &Remote, file: File, flags: u32, (offset, len): (u64, usize)) -> Vec<u8> {
+fn read_with(fs: &dyn FileSystem, file: File, flags: u32, (offset, len): (u64, usize)) -> Vec<u8> {
     let mut bytes = vec![0; len];
     let args = ReadArgs { offset, flags: OpenFlags(flags), ..ReadArgs::default() };
     let mut sink = SliceSink::new(&mut bytes);
@@ -61,23 +61,28 @@ fn read_with(fs: &Remote, file: File, flags: u32, (offset, len): (u64, usize)) -
     bytes
 }
 
-fn read(fs: &Remote, file: File, offset: u64, len: usize) -> Vec<u8> {
+fn read(fs: &dyn FileSystem, file: File, offset: u64, len: usize) -> Vec<u8> {
     served::read(fs, file, offset, len).unwrap()
 }
 
-fn write(fs: &Remote, file: File, offset: u64, bytes: &[u8]) {
+fn write(fs: &dyn FileSystem, file: File, offset: u64, bytes: &[u8]) {
     assert_eq!(served::write(fs, file, offset, bytes), Ok(bytes.len()));
 }
 
 /// A file with these bytes, closed. Its inode is known to all clients, which are clients of one user.
-fn make(fs: &Remote, text: &str, bytes: &[u8]) -> Ino {
+fn make(fs: &dyn FileSystem, text: &str, bytes: &[u8]) -> Ino {
     let (_, file) = create(fs, text);
     write(fs, file, 0, bytes);
     close(fs, file);
     file.ino
 }
 
-fn look_up(fs: &Remote, text: &str) -> Ino {
+fn resize(fs: &dyn FileSystem, ino: Ino, size: u64) {
+    let set = SetAttr { size: Some(size), ..SetAttr::default() };
+    fs.setattr(&context(), ino, None, &set).unwrap();
+}
+
+fn look_up(fs: &dyn FileSystem, text: &str) -> Ino {
     fs.lookup(&context(), Ino::ROOT, name(text)).unwrap().ino
 }
 
@@ -130,15 +135,14 @@ fn a_change_by_another_client_is_read() {
     let (one, other) = (connect(&served), connect(&served));
     let ino = make(&one, "file", &[1; 100]);
     let seen = look_up(&other, "file");
-    let size = |size| SetAttr { size: Some(size), ..SetAttr::default() };
     let changes: [(&str, &dyn Fn()); 4] = [
         ("a write", &|| {
             let file = open(&one, ino, OpenFlags::WRONLY);
             write(&one, file, 10, &[2; 5]);
             close(&one, file);
         }),
-        ("a truncation", &|| drop(one.setattr(&context(), ino, None, &size(50)).unwrap())),
-        ("an extension", &|| drop(one.setattr(&context(), ino, None, &size(200)).unwrap())),
+        ("a truncation", &|| resize(&one, ino, 50)),
+        ("an extension", &|| resize(&one, ino, 200)),
         ("an open that truncates", &|| {
             close(&one, open(&one, ino, OpenFlags::WRONLY | OpenFlags::TRUNC));
         }),
@@ -181,7 +185,7 @@ fn the_access_time_follows_the_read() {
     let (one, other) = (connect(&served), connect(&served));
     // Not a day ago: then an open changes it.
     let past = Timestamp { secs: Timestamp::now().secs - 3600, nanos: 0 };
-    let atime = |fs: &Remote, ino| fs.getattr(&context(), ino, None).unwrap().atime;
+    let atime = |fs: &dyn FileSystem, ino: Ino| fs.getattr(&context(), ino, None).unwrap().atime;
     let age = |ino| {
         let set = SetAttr { atime: Some(SetTime::At(past)), ..SetAttr::default() };
         one.setattr(&context(), ino, None, &set).unwrap();
@@ -259,6 +263,19 @@ fn bytes_that_nobody_reads_are_rarely_asked_for() {
     }
     let made = requests(&served, "READ") - before;
     assert!((1..64).contains(&made), "{made}: soon they are asked for again");
+}
+
+/// A client keeps the bytes of a limited number of open files, and reads the others by requests.
+#[test]
+fn any_number_of_open_files_are_read() {
+    let client = served().with_client();
+    client.attached(Origin::new(), Arc::new(NoNotify));
+    let ino = make(&client, "file", &[1; 1000]);
+    let files: Vec<File> = (0..600).map(|_| open(&client, ino, 0)).collect();
+    for _ in 0..2 {
+        files.iter().for_each(|file| assert_eq!(read(&client, *file, 990, 20), [1; 10]));
+    }
+    files.into_iter().for_each(|file| close(&client, file));
 }
 
 /// A reader never sees bytes that are older than an earlier write that was answered.
