@@ -22,6 +22,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::lanes::{Lanes, Offered};
 use super::slots::{Claim, Done, Slots, Waited};
+use crate::LOG;
 use crate::sys::{errno, keep_process_id, process_id};
 use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
@@ -92,6 +93,9 @@ pub(super) struct ClientConnection {
 
 /// The number of replies without a waiting thread that may stay in the socket: a server waits with a full one.
 const UNHEARD: u32 = 32;
+
+/// Messages that are received in a row without a look at anything else: more than a socket holds.
+const MOST_DRAINED: usize = 4096;
 
 /// Maximum number of received descriptors that wait for their requests. Others are closed.
 const MOST_PASSED: usize = 64;
@@ -251,6 +255,7 @@ impl ClientConnection {
                                 drop(incoming);
                                 self.slots.pass_on();
                                 (self.on_notification)(code, &body);
+                                self.look_around(claim.unique, cx, &mut waiting);
                                 continue;
                             }
                         };
@@ -314,7 +319,8 @@ impl ClientConnection {
     /// Receives the available messages without waiting: replies to requests without a waiting
     /// thread, and notifications. Does nothing if another thread receives.
     pub(super) fn drain(&self) {
-        while let Ok(mut incoming) = self.incoming.try_lock() {
+        for _ in 0..MOST_DRAINED {
+            let Ok(mut incoming) = self.incoming.try_lock() else { break };
             let event = self.receive(&mut incoming, None, RecvFlags::DONTWAIT);
             match event {
                 Event::Nothing => break,
@@ -393,10 +399,15 @@ impl ClientConnection {
     }
 
     fn send(&self, parts: &[IoSlice<'_>]) -> Result<()> {
+        let mut since = None;
         loop {
             match self.send_now(parts) {
                 Err(Errno::EAGAIN) => self.make_room(),
                 other => return other,
+            }
+            let begun = *since.get_or_insert_with(Instant::now);
+            if self.timeout.is_some_and(|timeout| begun.elapsed() > timeout) {
+                self.end("the server does not receive a request in time");
             }
         }
     }
@@ -458,8 +469,8 @@ impl ClientConnection {
                 Event::Notification(code, len) => {
                     return Some(Led::Notification(code, incoming.body(len).to_vec()));
                 }
-                Event::Other => {}
-                Event::Nothing => self.look_around(claim.unique, cx, waiting),
+                // A server that sends more and more does not hold up the end of the wait.
+                Event::Other | Event::Nothing => self.look_around(claim.unique, cx, waiting),
             }
             if self.is_dead() {
                 let body = self.slots.take(claim).unwrap_or(Err(Errno::ENOTCONN));
@@ -600,7 +611,9 @@ impl ClientConnection {
             // The range that the kernel accepts (fuse_dev_do_write). An error has no body.
             error @ -511..=-1 if body == 0 => Err(Errno::from_raw(-error)),
             error => {
-                log::warn!("a reply with the error {error} and {body} bytes is treated as EIO");
+                LOG.warn(|| {
+                    format!("a reply with the error {error} and {body} bytes is treated as EIO")
+                });
                 Err(Errno::EIO)
             }
         }

@@ -59,7 +59,7 @@ impl Shared {
                 // Earlier entries count. The next request returns the error again.
                 Err(_) if pushed > 0 => break,
                 Err(errno) => {
-                    log::warn!("READDIR: a listing with an invalid name: EIO");
+                    crate::LOG.warn(|| "READDIR: a listing with an invalid name: EIO".to_owned());
                     return Err(errno);
                 }
             };

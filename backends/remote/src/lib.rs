@@ -38,6 +38,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{Caller, Caps, Context, Errno, Fh, File, Ino, LockOwner, OpenFlags, Result};
+use defuse_probe::Limited;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use crate::sys::{errno, peer_user};
@@ -140,6 +141,8 @@ pub struct Legacy {
     pub process_locks: bool,
 }
 
+/// Limits the warnings about servers, which can cause any number.
+static LOG: Limited = Limited::new();
 /// The time for INIT. Without it, a silent server would block its client forever.
 const INIT_PATIENCE: Duration = Duration::from_secs(30);
 /// The time for DESTROY.
@@ -397,7 +400,8 @@ impl Remote {
     }
 
     fn start(socket: OwnedFd, options: RemoteOptions) -> std::result::Result<Remote, RemoteError> {
-        Remote::start_within(INIT_PATIENCE, socket, options, None, Names::default())
+        let patience = options.timeout.map_or(INIT_PATIENCE, |timeout| timeout.min(INIT_PATIENCE));
+        Remote::start_within(patience, socket, options, None, Names::default())
     }
 
     fn start_within(
@@ -519,7 +523,7 @@ impl Shared {
             decode(body).inspect_err(|&errno| {
                 if errno == Errno::EIO {
                     let name = opcode.name();
-                    log::warn!("{name}: an invalid reply of {} bytes: EIO", body.len());
+                    LOG.warn(|| format!("{name}: an invalid reply of {} bytes: EIO", body.len()));
                 }
             })
         };

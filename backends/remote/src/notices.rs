@@ -69,14 +69,15 @@ impl Notices {
     fn deliver(&self, code: i32, body: &[u8]) {
         let listeners = lock(&self.listeners).clone();
         let Some(known) = NotifyCode::ALL.iter().find(|&&known| known as i32 == code) else {
-            log::warn!("a notification with the unknown code {code}");
+            crate::LOG.warn(|| format!("a notification with the unknown code {code}"));
             return;
         };
         for listener in &listeners {
             // Other errors mean that the listener does not know the inode, which is harmless.
             let delivered = self.tell(&**listener, *known, body);
             if delivered == Err(Errno::EIO) {
-                log::warn!("an invalid notification {known:?} of {} bytes", body.len());
+                crate::LOG
+                    .warn(|| format!("an invalid notification {known:?} of {} bytes", body.len()));
             }
         }
     }
