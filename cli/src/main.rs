@@ -123,7 +123,7 @@ fn main() -> ExitCode {
         Some(command) => Ok(Cli { command }),
         None => Cli::try_parse_from(arguments),
     };
-    match parsed {
+    let code = match parsed {
         Ok(Cli { command: Command::Run(args) }) => match run::run(&args) {
             Ok(code) => ExitCode::from(code),
             Err(failure) => error::report(Err(failure)),
@@ -140,7 +140,9 @@ fn main() -> ExitCode {
             let _ = error.print();
             ExitCode::from(if is_fsck { fsck::USAGE } else { 2 })
         }
-    }
+    };
+    defuse_bound::give_back_all();
+    code
 }
 
 /// The command, if it is one that starts often: describing all others, with their help, takes longer than the rest of the

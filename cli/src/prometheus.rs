@@ -30,7 +30,7 @@ pub fn of_server(socket: &str, served: &Served) -> String {
     let common = format!("socket=\"{}\"", escaped(socket));
     let mut text = requests(&common, &served.snapshot);
     let mut all = vec![(common.clone(), &*served.snapshot.figures)];
-    for DeviceFigures { device, figures } in &served.devices {
+    for DeviceFigures { device, figures, .. } in &served.devices {
         all.push((format!("{common},device=\"{}\"", escaped(&device.path)), figures));
     }
     figures(&mut text, &all);

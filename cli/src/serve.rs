@@ -107,7 +107,10 @@ pub fn run(mut args: ServeArgs) -> Result {
     }
     let ready = args.process.begin()?;
     let opened = args.process.start_log().and_then(|()| {
-        let namespaces = serving::namespaces(&[&source], settings.sandbox, args.dead_after)?;
+        let namespaces = {
+            let stays = args.dead_after.map(|_| "it looks at processes");
+            serving::namespaces(&[&source], settings.sandbox, stays)?
+        };
         Ok((namespaces, open(&source, &settings)?))
     });
     match opened {
@@ -117,6 +120,7 @@ pub fn run(mut args: ServeArgs) -> Result {
                 text: text.clone(),
                 devices: Vec::new(),
                 tree: None,
+                binder: None,
                 fs: Arc::clone(&fs),
                 socket: args.socket.clone(),
                 shared: args.shared.then(|| args.paged()),

@@ -9,6 +9,7 @@ use defuse_shared::Paged;
 use defuse_socket::{ClientStatistics, ServerStatistics};
 use serde::{Deserialize, Serialize};
 
+use crate::manager::bind::{Binder, Holder};
 use crate::servers::Device;
 use crate::{list, registry, terminal};
 
@@ -79,6 +80,9 @@ pub struct DeviceFigures {
     /// The path in the served tree, and the source.
     #[serde(flatten)]
     pub device: Device,
+    /// The one who has it, if applications may bind it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holder: Option<Holder>,
     /// Those of its file system, and then those of its cached pages.
     pub figures: Vec<FigureStats>,
 }
@@ -90,6 +94,7 @@ pub struct Look {
     pub devices: Vec<Device>,
     /// The file systems of `devices`.
     pub tree: Weak<Namespace>,
+    pub binder: Weak<Binder>,
     pub paged: Weak<Paged>,
 }
 
@@ -104,13 +109,14 @@ impl Look {
 
     fn devices(&self) -> Vec<DeviceFigures> {
         let Some(tree) = self.tree.upgrade() else { return Vec::new() };
-        let paged = self.paged.upgrade();
+        let (paged, binder) = (self.paged.upgrade(), self.binder.upgrade());
+        let holder = |path: &str| Some(binder.as_ref()?.device(path)?.holder());
         let each = self.devices.iter().zip(tree.members()).enumerate();
         let figures = each.map(|(number, (device, member))| {
             let mut figures = Snapshot::default().with_figures(&*member.fs).figures;
             let pages = paged.as_ref().map(|paged| paged.figures_of(number));
             figures.extend(pages.into_iter().flatten().map(FigureStats::from));
-            DeviceFigures { device: device.clone(), figures }
+            DeviceFigures { device: device.clone(), holder: holder(&device.path), figures }
         });
         figures.collect()
     }
@@ -166,7 +172,7 @@ impl Served {
             let before = earlier.devices.iter().find(same);
             let before = before.map_or(&[][..], |before| &before.figures);
             let figures = FigureStats::since(&now.figures, before);
-            DeviceFigures { device: now.device.clone(), figures }
+            DeviceFigures { device: now.device.clone(), holder: now.holder.clone(), figures }
         });
         Served {
             snapshot: self.snapshot.since(&earlier.snapshot),
@@ -237,10 +243,13 @@ impl fmt::Display for Served {
             writeln!(f)?;
         }
         write!(f, "{}", clients(&self.clients, self.clients_left_out))?;
-        for DeviceFigures { device, figures } in &self.devices {
+        for DeviceFigures { device, holder, figures } in &self.devices {
             let (path, source) =
                 (terminal::foreign(&device.path), terminal::foreign(&device.source));
             writeln!(f, "\n{path}  {source}")?;
+            if let Some(holder) = holder {
+                writeln!(f, "{}", terminal::foreign(&holder.to_string()))?;
+            }
             figures.iter().try_for_each(|figure| writeln!(f, "{figure}"))?;
         }
         Ok(())
@@ -292,6 +301,7 @@ pub mod tests {
         snapshot.figures = vec![Figure::bytes("pages_limit", 1 << 20).into()];
         let device = |path: &str, groups| DeviceFigures {
             device: Device { path: path.into(), source: format!("uhs:/srv{path}") },
+            holder: None,
             figures: vec![
                 Figure::count("groups", groups).since_start().into(),
                 Figure::bytes("pages_used", 65536).into(),

@@ -19,6 +19,7 @@ use signal_hook::consts::SIGUSR1;
 
 use crate::daemon::Ready;
 use crate::error::{Failure, Result};
+use crate::manager::bind::Binder;
 use crate::sandbox::keeper::{Keeper, Order, Task};
 use crate::sandbox::{self, Extent, Namespaces, Needs};
 use crate::served::Look;
@@ -112,6 +113,8 @@ pub struct Offer {
     pub devices: Vec<Device>,
     /// The tree of a manager, whose members are the devices.
     pub tree: Option<Arc<Namespace>>,
+    /// The devices of a manager that applications may bind.
+    pub binder: Option<Arc<Binder>>,
     pub fs: Arc<dyn FileSystem>,
     pub socket: PathBuf,
     /// Shared memory beside the socket, with these pages.
@@ -128,18 +131,14 @@ pub struct Offer {
     pub sandbox: Option<Needs>,
 }
 
-/// The namespaces of a server of `sources`. Comes before they are opened.
+/// The namespaces of a server of `sources`, which `stays` in those of its user for a reason. Comes before they are opened.
 ///
 /// # Errors
 ///
 /// See [`Namespaces::leave`].
-pub fn namespaces(
-    sources: &[&Source],
-    extent: Extent,
-    dead_after: Option<Duration>,
-) -> Result<Namespaces> {
-    if dead_after.is_some() && extent == Extent::Usual {
-        log::info!("the daemon stays in the mount namespace of its user: it looks at processes");
+pub fn namespaces(sources: &[&Source], extent: Extent, stays: Option<&str>) -> Result<Namespaces> {
+    if let Some(why) = stays.filter(|_| extent == Extent::Usual) {
+        log::info!("the daemon stays in the mount namespace of its user: {why}");
         return Ok(Namespaces::stay());
     }
     Namespaces::leave(sources, extent, false)
@@ -211,6 +210,7 @@ fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
         dead_after: offer.dead_after,
         pages: paged.clone().map(|paged| paged as _),
         versions: versioned.map(|versioned| versioned as _),
+        others: offer.binder.clone().map(|binder| binder as _),
         lines: offer.shared.map(|_| Arc::new(LaneOffers::default()) as _),
         ..ServerOptions::default()
     };
@@ -228,6 +228,7 @@ fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
         server: Arc::downgrade(&server),
         devices: offer.devices.clone(),
         tree: offer.tree.as_ref().map(Arc::downgrade).unwrap_or_default(),
+        binder: offer.binder.as_ref().map(Arc::downgrade).unwrap_or_default(),
         paged: paged.as_ref().map(Arc::downgrade).unwrap_or_default(),
     };
     let (served, logged) = (Arc::downgrade(&server), look.clone());
@@ -276,7 +277,9 @@ fn paged(
     let Some(tree) = tree else { return Paged::over(Arc::clone(fs), options) };
     let count = tree.members().len();
     let of = Arc::new(move |ino| Namespace::split(ino, count).map(|(member, _)| member));
-    Paged::over_parts(Arc::clone(fs), options, Parts { count, of })
+    let members = tree.members().iter().enumerate();
+    let without = members.filter(|(_, member)| member.apart).map(|(index, _)| index).collect();
+    Paged::over_parts(Arc::clone(fs), options, Parts { count, of, without })
 }
 
 /// Runs `settle`, which has all the time that it needs. After `patience`, `say` learns once what this process waits

@@ -1,10 +1,11 @@
 //! The kinds of sources that this program links: those of `compose/src/kinds.rs`, and its own.
 
+use defuse_bound::KINDS;
 use defuse_compose::{IN_OWN_PROGRAMS, IN_PROCESS, Registry};
 use defuse_fs::source::Kind;
 
 /// All kinds.
-pub static SOURCES: Registry = Registry::new(&[IN_PROCESS, IN_OWN_PROGRAMS, ONLY_HERE]);
+pub static SOURCES: Registry = Registry::new(&[IN_PROCESS, IN_OWN_PROGRAMS, KINDS, ONLY_HERE]);
 
 /// Kinds that only this program links, because they bring a C library or anything else that has no place
 /// inside of another program. `defuse run` serves them for its programs.

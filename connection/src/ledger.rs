@@ -21,7 +21,7 @@ mod tests;
 use std::collections::hash_map::{Entry, RandomState};
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use defuse_fs::{
@@ -45,6 +45,8 @@ pub(crate) struct Ledger {
     /// The ledger that an heir may take over from, until it is settled.
     source: Mutex<Option<Arc<Ledger>>>,
     pub(super) usage: Usage,
+    /// The client may name every inode.
+    names_any: AtomicBool,
     /// Kept only if messages may name files.
     pub(super) paths: Option<Paths>,
 }
@@ -229,7 +231,8 @@ impl Ledger {
         usage: Usage,
         paths: Option<Paths>,
     ) -> Ledger {
-        Ledger { own: Shards::default(), family, source: Mutex::new(source), usage, paths }
+        let (own, names_any) = (Shards::default(), AtomicBool::new(false));
+        Ledger { own, family, source: Mutex::new(source), usage, names_any, paths }
     }
 
     /// The ledger of a connection that holds nothing yet, and may take over from this one until
@@ -342,7 +345,14 @@ impl Ledger {
 
     /// True where the client may name `ino`.
     pub(crate) fn holds(&self, ino: Ino) -> bool {
-        ino == Ino::ROOT || lock(&self.own[place(ino)]).may_name(ino)
+        ino == Ino::ROOT
+            || self.names_any.load(Ordering::Relaxed)
+            || lock(&self.own[place(ino)]).may_name(ino)
+    }
+
+    /// From now on the client may name every inode.
+    pub(crate) fn names_any(&self) {
+        self.names_any.store(true, Ordering::Relaxed);
     }
 
     /// The client finds `ino` by `name` in `parent`.

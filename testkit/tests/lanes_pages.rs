@@ -219,7 +219,8 @@ fn figure(figures: &[Figure], name: &str) -> u64 {
 
 #[test]
 fn figures_tell_of_the_pages_of_each_part_and_of_nothing_after_the_last_close() {
-    let parts = Parts { count: 2, of: Arc::new(|ino| Some(ino.0 as usize % 2)) };
+    let parts =
+        Parts { count: 2, of: Arc::new(|ino| Some(ino.0 as usize % 2)), without: Vec::new() };
     let memory = Arc::new(Memory::new(Options::default()));
     let fs = Paged::over_parts(memory, PagedOptions::default(), parts).unwrap();
     let (one, other) = (create(&*fs, "one"), create(&*fs, "other"));

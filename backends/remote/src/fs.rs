@@ -3,17 +3,20 @@
 use std::sync::Arc;
 
 use defuse_fs::{
-    AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
-    FileKind, FileSystem, Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest, LockWait, Name,
-    NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle, ReadArgs,
-    ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence,
-    WriteArgs, WriteBuf, Xattr, XattrName,
+    AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh,
+    Figure, File, FileKind, FileSystem, Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest,
+    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle,
+    ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs,
+    Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 use super::{LaneCounts, Remote};
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
 use defuse_wire::encode::{self, Request};
+
+/// The place of the number of a device in that of an inode of a manager.
+const DEVICE_SHIFT: u32 = 56;
 
 impl FileSystem for Remote {
     fn caps(&self) -> Caps {
@@ -61,6 +64,12 @@ impl FileSystem for Remote {
 
     fn resolve(&self, cx: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
         self.shared.resolve(cx, from, path)
+    }
+
+    /// The devices of a manager, whose numbers the highest bits of inodes have. Numbers of other servers are small.
+    fn failure_domain(&self, ino: Ino) -> Option<FailureDomain> {
+        let device = (ino.0 >> DEVICE_SHIFT) as u32;
+        (device != 0).then_some(FailureDomain(device))
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {

@@ -55,7 +55,7 @@ pub use kind::{PROGRAM, SHARED, SOCKET};
 pub use lanes::LaneCounts;
 use notices::Notices;
 pub use program::{Program, ProgramError};
-pub use reconnect::Reconnecting;
+pub use reconnect::{Moving, Reconnecting};
 
 /// The reason why a client could not be created.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +100,15 @@ pub enum RemoteError {
     /// The client does not know the path of its server.
     #[error("the connection was passed as an open socket: cannot connect again")]
     NoPath,
+}
+
+/// The user of the process that listened for the connected `socket`, as the kernel vouches for it.
+///
+/// # Errors
+///
+/// Those of getsockopt(2).
+pub fn user_of_server(socket: impl std::os::fd::AsFd) -> Result<u32> {
+    peer_user(socket)
 }
 
 /// Settings of a client.

@@ -4,12 +4,13 @@
 //! process. Any number of file systems of any type can be mounted at once. The target is an
 //! absolute path, which need not exist, or a name with a colon ("mem:"); files below it are
 //! "mem:/a/b". The source is "memory:", "passthrough:DIR", "uhs:IMAGE",
-//! "gluster://HOST/VOLUME", "socket:PATH" or
+//! "gluster://HOST/VOLUME", "socket:PATH", "bound:SOCKET,device=/PATH" (a device of a manager) or
 //! "fuse:COMMAND", with options after commas ("memory:,size=1G,ro").
 
 use std::ffi::{OsStr, c_char, c_int};
 use std::os::unix::ffi::OsStrExt;
 
+use defuse_bound::KINDS;
 use defuse_compose::{IN_OWN_PROGRAMS, IN_PROCESS, Opened, Registry, Settings};
 use defuse_direct::{MountArgs, Result};
 use defuse_fs::Errno;
@@ -20,7 +21,7 @@ use crate::memory::{Room, Text};
 use crate::state::{State, call, done};
 
 /// The kinds of sources that this library links.
-static SOURCES: Registry = Registry::new(&[IN_PROCESS, IN_OWN_PROGRAMS]);
+static SOURCES: Registry = Registry::new(&[IN_PROCESS, IN_OWN_PROGRAMS, KINDS]);
 
 /// Mounts `source` on `target`. Returns 0, or -1 with `errno`: EINVAL for an invalid source or
 /// target, EBUSY if the target is a mount already or another process

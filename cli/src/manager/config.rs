@@ -16,7 +16,10 @@ use crate::sources::SOURCES;
 use crate::{paths, serve};
 
 /// The option of a source with a thread for its I/O.
-const WORKER: &str = "worker";
+pub const WORKER: &str = "worker";
+
+/// The time after which an application that says nothing counts as gone.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// A configuration whose values have been checked.
 pub struct Config {
@@ -28,6 +31,8 @@ pub struct Config {
     pub max_connections: usize,
     pub max_connections_of_user: Option<usize>,
     pub dead_after: Option<Duration>,
+    /// The time for an application that has a device to give a sign of life.
+    pub answer_within: Duration,
     /// In place of /sys.
     pub sysfs: Option<PathBuf>,
     pub devices: Vec<OneDevice>,
@@ -39,6 +44,8 @@ pub struct OneDevice {
     pub path: String,
     pub source: Source,
     pub settings: Settings,
+    /// Applications may bind it: those of these users, and of root and the user of the manager.
+    pub bind: Option<Vec<u32>>,
     /// The place of the source in the configuration.
     pub place: usize,
 }
@@ -67,6 +74,7 @@ struct Written {
     max_connections: Option<Spanned<usize>>,
     max_connections_of_user: Option<Spanned<usize>>,
     dead_after: Option<Spanned<u64>>,
+    answer_within: Option<Spanned<u64>>,
     sysfs: Option<PathBuf>,
     #[serde(default)]
     device: Vec<WrittenDevice>,
@@ -78,6 +86,7 @@ struct WrittenDevice {
     path: Spanned<String>,
     source: Spanned<String>,
     worker: Option<Spanned<bool>>,
+    bind: Option<Spanned<Vec<u32>>>,
     #[serde(default)]
     options: Vec<Spanned<String>>,
 }
@@ -103,6 +112,7 @@ impl Config {
             max_connections: ServerOptions::default().max_connections,
             max_connections_of_user: None,
             dead_after: None,
+            answer_within: ANSWER_WITHIN,
             sysfs: None,
             devices: Vec::new(),
         };
@@ -134,8 +144,18 @@ impl Config {
                 return Err(wrong(none.span().start, "write a number from 1 on".into()));
             }
         }
-        if let Some(none) = written.dead_after.as_ref().filter(|after| *after.get_ref() == 0) {
-            return Err(wrong(none.span().start, "write seconds from 1 on".into()));
+        for seconds in [&written.dead_after, &written.answer_within] {
+            if let Some(none) = seconds.as_ref().filter(|seconds| *seconds.get_ref() == 0) {
+                return Err(wrong(none.span().start, "write seconds from 1 on".into()));
+            }
+        }
+        for bind in written.device.iter().filter_map(|device| device.bind.as_ref()) {
+            let own = [0, rustix::process::geteuid().as_raw()];
+            let may = |uid: &u32| own.contains(uid) || written.admit.contains(uid);
+            if let Some(uid) = bind.get_ref().iter().find(|uid| !may(uid)) {
+                let why = format!("user {uid} may not connect: add it to admit, too");
+                return Err(wrong(bind.span().start, why));
+            }
         }
         if written.device.is_empty() {
             return Err(wrong(0, "there is no [[device]]: add one with path and source".into()));
@@ -151,6 +171,9 @@ impl Config {
             written.max_connections.map_or(self.max_connections, Spanned::into_inner);
         self.max_connections_of_user = written.max_connections_of_user.map(Spanned::into_inner);
         self.dead_after = written.dead_after.map(|after| Duration::from_secs(after.into_inner()));
+        let within = written.answer_within;
+        self.answer_within =
+            within.map_or(ANSWER_WITHIN, |within| Duration::from_secs(within.into_inner()));
         self.sysfs = written.sysfs.as_deref().map(paths::absolute);
         self.devices = devices;
         Ok(())
@@ -185,7 +208,17 @@ impl Config {
             }
             _ => {}
         }
-        Ok(OneDevice { path: written.path.get_ref().clone(), source, settings, place })
+        if let Some(bind) = written.bind.as_ref().filter(|_| source.kind.images().is_none()) {
+            let why = format!(
+                "sources of type {} are no devices: an application cannot have one alone",
+                source.kind.about().name
+            );
+            return Err(self.at(bind.span().start, &Failure::Usage(why)));
+        }
+        let (path, bind) = (written.path.get_ref(), written.bind.as_ref());
+        let path = format!("/{}", path.strip_prefix('/').unwrap_or(path));
+        let bind = bind.map(|bind| bind.get_ref().clone());
+        Ok(OneDevice { path, source, settings, bind, place })
     }
 
     fn unfit(&self, unfit: Unfit, devices: &[WrittenDevice]) -> Failure {
@@ -239,6 +272,7 @@ mod tests {
             max-connections = 9
             max-connections-of-user = 2
             dead-after = 30
+            answer-within = 4
             [[device]]
             path = "/a"
             source = "memory:"
@@ -250,13 +284,16 @@ mod tests {
             path = "d"
             source = "uhs:/srv/other"
             worker = false
+            bind = [5]
         "#;
         let config = parse(text).unwrap();
         assert_eq!((config.socket, config.admit), (PathBuf::from("/run/m"), vec![5, 6]));
         assert_eq!((config.pages.bytes, config.pages.policy.name()), (2 << 20, "lru"));
         assert_eq!((config.max_connections, config.max_connections_of_user), (9, Some(2)));
         assert_eq!(config.dead_after, Some(Duration::from_secs(30)));
+        assert_eq!(config.answer_within, Duration::from_secs(4));
         let [a, b, d] = &config.devices[..] else { panic!() };
+        assert_eq!((&a.bind, &d.bind, d.path.as_str()), (&None, &Some(vec![5]), "/d"));
         assert_eq!((a.path_of_names(), a.text().as_str()), ("a", "memory:"));
         assert!(a.settings.read_only && a.settings.options == ["size=1M"]);
         assert_eq!((b.path_of_names(), b.text().as_str()), ("b/c", "uhs:/srv/image"));
@@ -287,6 +324,15 @@ mod tests {
             ("socket = '/s'\neviction = 'mru'".to_owned(), "2: eviction: "),
             ("socket = '/s'\nmax-connections = 0".to_owned(), "2: max-connections: write a number"),
             ("socket = '/s'\ndead-after = 0".to_owned(), "2: dead-after: write seconds"),
+            ("socket = '/s'\nanswer-within = 0".to_owned(), "2: answer-within: write seconds"),
+            (
+                device("path = '/a'\nsource = 'uhs:/i'\nbind = [7]"),
+                "5: bind: user 7 may not connect: add it to admit",
+            ),
+            (
+                device("path = '/a'\nsource = 'memory:'\nbind = []"),
+                "5: bind: sources of type memory are no devices",
+            ),
             ("socket = '/s'".to_owned(), "there is no [[device]]"),
             ("socket = '/s'\nsocket = '/t'".to_owned(), "2: socket: duplicate key"),
             ("socket = ".to_owned(), "1: socket: "),

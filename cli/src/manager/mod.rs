@@ -1,5 +1,6 @@
 //! `defuse manager`.
 
+pub mod bind;
 mod config;
 
 use std::ffi::OsString;
@@ -16,6 +17,7 @@ use crate::sandbox::{Extent, Needs};
 use crate::servers::Device;
 use crate::serving::{self, Offer, ProcessArgs};
 use crate::{daemon, mounted, paths};
+use bind::{Bindable, Binder};
 use config::{Config, OneDevice};
 
 /// Serve several file systems to other processes, as one tree
@@ -44,6 +46,7 @@ A configuration:
   max-connections = 100                 # of all users (default: 8192)
   max-connections-of-user = 10          # of each (default: half of all)
   dead-after = 30                       # seconds until stopped processes lose locks (default: never)
+  answer-within = 10                    # seconds until an application that has a device is given up (default: 10)
   sysfs = \"/host/sys\"                  # NUMA nodes and devices (default: /sys)
 
   [[device]]
@@ -51,6 +54,7 @@ A configuration:
   source = \"uhs:/srv/image\"             # any source of `defuse mount`
   options = [\"cache=64M\"]               # of the source, as for `defuse mount -o`
   worker = false                        # no thread of its own for its I/O (default: true for uhs)
+  bind = [1001]                         # applications of this user may have it (default: none may)
 
   [[device]]
   path = \"/archive/old\"
@@ -81,13 +85,22 @@ pub fn run(mut args: ManagerArgs) -> Result {
     let opened = args.process.start_log().and_then(|()| {
         let sources: Vec<_> = config.devices.iter().map(|device| &device.source).collect();
         let extent = Extent::Usual;
-        let namespaces = serving::namespaces(&sources, extent, config.dead_after)?;
+        let later = config.devices.iter().any(|device| device.bind.is_some());
+        let stays = match (config.dead_after, later) {
+            (Some(_), _) => Some("it looks at processes"),
+            (None, true) => Some("it opens devices later"),
+            (None, false) => None,
+        };
+        let namespaces = serving::namespaces(&sources, extent, stays)?;
         Ok((namespaces, open(&config)?))
     });
     match opened {
-        Ok((namespaces, fs)) => {
-            let offer = offer(&args, &config, Arc::clone(&fs));
-            serving::run(offer, namespaces, ready, || settle(&config, fs.members()))
+        Ok((namespaces, Tree { fs, binder })) => {
+            let offer = offer(&args, &config, Arc::clone(&fs), &binder);
+            serving::run(offer, namespaces, ready, || {
+                binder.end();
+                settle(&config, fs.members(), &binder)
+            })
         }
         Err(failure) => {
             ready.tell(Err(&failure));
@@ -96,12 +109,19 @@ pub fn run(mut args: ManagerArgs) -> Result {
     }
 }
 
-fn offer(args: &ManagerArgs, config: &Config, fs: Arc<Namespace>) -> Offer {
+/// The file systems, and those of them that applications may bind.
+struct Tree {
+    fs: Arc<Namespace>,
+    binder: Arc<Binder>,
+}
+
+fn offer(args: &ManagerArgs, config: &Config, fs: Arc<Namespace>, binder: &Arc<Binder>) -> Offer {
     let device = |one: &OneDevice| Device { path: one.path.clone(), source: one.text() };
     Offer {
         text: format!("manager {}", args.config.display()),
         devices: config.devices.iter().map(device).collect(),
         tree: Some(Arc::clone(&fs)),
+        binder: Some(Arc::clone(binder)),
         fs,
         socket: config.socket.clone(),
         shared: Some(config.pages),
@@ -128,17 +148,19 @@ fn needs(config: &Config) -> Needs {
 }
 
 /// Opens all file systems. If one cannot be opened, the others end as they would after SIGTERM.
-fn open(config: &Config) -> Result<Arc<Namespace>> {
+fn open(config: &Config) -> Result<Tree> {
     mounted::raise_file_limit();
     if let Some(dir) = &config.sysfs {
         defuse_block::worker::use_sysfs(dir);
     }
-    let mut members = Vec::new();
+    let (mut members, mut devices) = (Vec::new(), Vec::new());
     for device in &config.devices {
-        match open_device(device) {
-            Ok(fs) => members.push(Member { path: device.path_of_names().to_owned(), fs }),
+        match member(config, device, &mut devices) {
+            Ok(member) => members.push(member),
             Err(failure) => {
-                settle(config, &members).unwrap_or_else(|other| log::error!("{other}"));
+                let binder = Binder::new(devices, config.answer_within);
+                binder.end();
+                settle(config, &members, &binder).unwrap_or_else(|other| log::error!("{other}"));
                 return Err(config.at(device.place, &failure));
             }
         }
@@ -147,7 +169,21 @@ fn open(config: &Config) -> Result<Arc<Namespace>> {
     let namespace = Namespace::new(members, owner);
     let namespace =
         namespace.map_err(|unfit| Failure::Failed(format!("the paths make no tree: {unfit:?}")))?;
-    Ok(Arc::new(namespace))
+    let binder = Arc::new(Binder::new(devices, config.answer_within));
+    Ok(Tree { fs: Arc::new(namespace), binder })
+}
+
+/// The file system of a device, in the tree. One that applications may bind is added to `devices`.
+fn member(config: &Config, device: &OneDevice, devices: &mut Vec<Arc<Bindable>>) -> Result<Member> {
+    let path = device.path_of_names().to_owned();
+    let Some(users) = &device.bind else {
+        return Ok(Member { path, fs: open_device(device)?, apart: false });
+    };
+    let bindable = Arc::new(Bindable::new(device, users.clone(), config.answer_within));
+    bindable.begin()?;
+    let fs = Arc::clone(&bindable.moving) as Arc<dyn FileSystem>;
+    devices.push(bindable);
+    Ok(Member { path, fs, apart: true })
 }
 
 fn open_device(device: &OneDevice) -> Result<Arc<dyn FileSystem>> {
@@ -158,8 +194,10 @@ fn open_device(device: &OneDevice) -> Result<Arc<dyn FileSystem>> {
 }
 
 /// Makes every file system durable, whatever happens with the others. Fails with all that could not be.
-fn settle(config: &Config, members: &[Member]) -> Result {
-    let each = config.devices.iter().zip(members);
+/// An application that has a device goes on with it.
+fn settle(config: &Config, members: &[Member], binder: &Binder) -> Result {
+    let is_own = |path: &str| binder.device(path).is_none_or(|device| device.is_own());
+    let each = config.devices.iter().zip(members).filter(|(device, _)| is_own(&device.path));
     let failures: Vec<String> = each
         .filter_map(|(device, member)| mounted::make_durable(&*member.fs, &device.text()).err())
         .map(|failure| failure.to_string())

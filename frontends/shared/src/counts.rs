@@ -14,6 +14,8 @@ pub struct Parts {
     pub count: usize,
     /// The part of a file, below `count`; `None` for a file of none.
     pub of: Arc<dyn Fn(Ino) -> Option<usize> + Send + Sync>,
+    /// Parts whose files have no pages: others may change them unseen.
+    pub without: Vec<usize>,
 }
 
 impl fmt::Debug for Parts {
@@ -62,6 +64,13 @@ impl Counts {
         let last = self.all.len() - 1;
         let part = self.parts.as_ref().and_then(|parts| (parts.of)(ino));
         &mut self.all[part.map_or(last, |part| part.min(last))]
+    }
+
+    /// True for a file that has no pages, see [`Parts::without`].
+    pub(crate) fn is_without(&self, ino: Ino) -> bool {
+        let Some(parts) = &self.parts else { return false };
+        !parts.without.is_empty()
+            && (parts.of)(ino).is_some_and(|part| parts.without.contains(&part))
     }
 
     /// The count of a part. Without parts, that of everything is number 0.

@@ -109,8 +109,11 @@ mod tests {
     fn the_counts_of_groups_are_those_that_the_bound_has_whatever_its_policy() {
         for policy in ["lru", "lfu", "arc", "s3-fifo", "plain-e", "e"] {
             let policy = PolicyKind::named(policy).unwrap();
-            let parts =
-                Parts { count: 2, of: Arc::new(|ino| (ino.0 < 3).then_some(ino.0 as usize - 1)) };
+            let parts = Parts {
+                count: 2,
+                of: Arc::new(|ino| (ino.0 < 3).then_some(ino.0 as usize - 1)),
+                without: Vec::new(),
+            };
             let mut bound = Bound::new(1 << 20, policy, Some(parts));
             let new = |ino| (Ino(ino), Pages::new(1 << 20).unwrap());
             let mut files = Files((1..=3).map(new).collect());

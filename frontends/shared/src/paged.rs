@@ -310,7 +310,7 @@ impl PageSource for Paged {
         let size = self.inner.getattr(&Context::new(Caller::default()), ino, None)?.size;
         let State { files, bound } = &mut *self.table.lock();
         let entry = files.get(&ino).filter(|entry| entry.opens > 0).ok_or(Errno::ESTALE)?;
-        if entry.stopped {
+        if entry.stopped || bound.counts.is_without(ino) {
             return Err(Errno::EBUSY);
         }
         if let Some(charged) = &entry.pages {

@@ -4,6 +4,8 @@
 //! system, so that one client reads what another one writes. A client speaks FUSE in messages of a
 //! `SOCK_SEQPACKET` socket (`backends/remote` is the other end).
 //!
+//! [`serve_one`] does the same for one trusted process at the other end of a connected socket.
+//!
 //! This crate does not decide the rights of a client (`connection`), handles no requests (`session`), and
 //! contains no file systems.
 
@@ -11,9 +13,11 @@ mod clients;
 #[cfg(fuzzing)]
 mod fuzzed;
 mod line;
+mod others;
 mod peer;
 mod processes;
 mod server;
+mod single;
 mod steps;
 mod unsent;
 
@@ -21,4 +25,6 @@ pub use clients::{ClientStatistics, ServerStatistics};
 pub use defuse_connection::{Holdings, Limits};
 #[cfg(fuzzing)]
 pub use fuzzed::peers as fuzz_peers;
+pub use others::{Others, Who};
 pub use server::{Admission, ServeError, Server, ServerOptions};
+pub use single::serve_one;

@@ -22,6 +22,7 @@ use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketTy
 
 use crate::clients::{self, Begun, Served, ServerStatistics};
 use crate::line::{self, MessageLine, errno};
+use crate::others::{Others, Who};
 use crate::peer::{self, Peer};
 use crate::processes;
 
@@ -77,6 +78,8 @@ pub struct ServerOptions {
     pub versions: Option<Arc<dyn VersionSource>>,
     /// A lock is released if others have waited for it for this long, while its process was stopped. `None`: never.
     pub dead_after: Option<Duration>,
+    /// Takes connections that are no clients, if there may be some.
+    pub others: Option<Arc<dyn Others>>,
 }
 
 impl Default for ServerOptions {
@@ -95,12 +98,13 @@ impl Default for ServerOptions {
             pages: None,
             versions: None,
             dead_after: None,
+            others: None,
         }
     }
 }
 
 /// The time that a client has to send INIT.
-const INIT_PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const INIT_PATIENCE: Duration = Duration::from_secs(10);
 /// The time that a client has that is not admitted.
 const STRANGER_PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum number of connected clients that are not admitted.
@@ -210,17 +214,7 @@ impl Server {
     ) -> Server {
         let fs = with_locks(fs);
         let mut options = options;
-        if fs.caps().exclusive {
-            // Clients are not notified of each other's changes, so that nothing may be cached.
-            let session = &mut options.session;
-            for timeout in [
-                &mut session.attr_timeout,
-                &mut session.entry_timeout,
-                &mut session.negative_timeout,
-            ] {
-                timeout.get_or_insert(Duration::ZERO);
-            }
-        }
+        without_caches(&mut options.session, &*fs);
         let quotas = Quotas {
             connection: options.limits,
             user: options.user_limits,
@@ -338,8 +332,19 @@ fn watch_stopped(shared: &Arc<Shared>, limit: Duration) {
     }
 }
 
+/// Clients are not notified of each other's changes. So nothing may be cached that relies on it.
+pub(crate) fn without_caches(session: &mut SessionOptions, fs: &dyn FileSystem) {
+    if fs.caps().exclusive {
+        for timeout in
+            [&mut session.attr_timeout, &mut session.entry_timeout, &mut session.negative_timeout]
+        {
+            timeout.get_or_insert(Duration::ZERO);
+        }
+    }
+}
+
 /// Adds locks below all clients. Locks that each client kept by itself would not exclude others.
-fn with_locks(fs: Arc<dyn FileSystem>) -> Arc<dyn FileSystem> {
+pub(crate) fn with_locks(fs: Arc<dyn FileSystem>) -> Arc<dyn FileSystem> {
     match fs.caps().locks {
         LockSupport::Frontend => Arc::new(Locking::new(fs)),
         LockSupport::Either | LockSupport::FileSystem => fs,
@@ -391,6 +396,9 @@ impl Shared {
         let shared = Arc::clone(self);
         let thread = std::thread::Builder::new().name("defuse-peer".to_owned());
         let started = thread.stack_size(256 * 1024).spawn(move || {
+            if shared.serve_other(&socket, &credentials, admitted) {
+                return shared.gone(number);
+            }
             match shared.welcome(&socket, credentials, admitted) {
                 Ok((peer, name)) => shared.serve(number, &socket, &peer, name),
                 Err(why) => LOG.warn(|| format!("process {pid} of user {uid} {why}")),
@@ -402,6 +410,20 @@ impl Shared {
             lock(&self.clients).strangers -= usize::from(!admitted);
             self.gone(number);
         }
+    }
+
+    /// Serves a connection that is no client. Returns false for a client.
+    fn serve_other(&self, socket: &OwnedFd, credentials: &Credentials, admitted: bool) -> bool {
+        let Some(others) = self.options.others.as_ref().filter(|_| admitted) else { return false };
+        let mut first = [0; 64];
+        let peeked = says_something(socket, INIT_PATIENCE).then(|| peek(socket, &mut first));
+        let Some(first) = peeked.flatten().filter(|first| others.knows(first)) else {
+            return false;
+        };
+        debug_assert!(!first.is_empty());
+        let Credentials { pid, uid, .. } = *credentials;
+        others.serve(socket, Who { pid, uid }, &|| self.ending.load(Ordering::SeqCst));
+        true
     }
 
     fn is_admitted(&self, uid: u32) -> bool {
@@ -556,7 +578,7 @@ impl Shared {
 }
 
 /// Waits for the first message.
-fn says_something(socket: &OwnedFd, patience: Duration) -> bool {
+pub(crate) fn says_something(socket: &OwnedFd, patience: Duration) -> bool {
     let mut fds = [PollFd::new(socket, PollFlags::IN)];
     let patience = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
     poll(&mut fds, Some(&patience)).is_ok_and(|ready| ready > 0)
@@ -566,12 +588,17 @@ fn says_something(socket: &OwnedFd, patience: Duration) -> bool {
 fn peek_names(socket: &OwnedFd) -> Option<Names> {
     use defuse_wire::request::{Body, DecodeOptions, Request};
     let mut room = [0; 256];
-    let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
-    let (len, _) = rustix::net::recv(socket, &mut room, flags).ok()?;
-    match Request::parse(&room[..len], &DecodeOptions::default()) {
+    match Request::parse(peek(socket, &mut room)?, &DecodeOptions::default()) {
         Ok(Request { body: Body::Init(init), .. }) => Some(Names::of(&init)),
         _ => None,
     }
+}
+
+/// The beginning of the next message, which stays in the socket.
+fn peek<'a>(socket: &OwnedFd, room: &'a mut [u8]) -> Option<&'a [u8]> {
+    let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+    let (len, _) = rustix::net::recv(socket, &mut *room, flags).ok()?;
+    room.get(..len)
 }
 
 /// Removes a socket without a listener.

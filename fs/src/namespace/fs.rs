@@ -5,17 +5,20 @@ use std::time::Duration;
 
 use crate::{
     AccessMask, Attr, Caps, Context, CopyRange, Denied, DirBuf, DirItem, DirSink, Entry, Errno,
-    Fallocate, Fh, Figure, File, FileKind, FileSystem, Ino, Io, IoOp, IoctlArgs, IoctlReply,
-    Lifecycle, Lock, LockOwner, LockRequest, LockSupport, LockWait, Name, NewNode, NormalPath,
-    Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle, Push, ReadArgs, ReadBuf, ReleaseArgs,
-    RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf,
-    Xattr, XattrName,
+    FailureDomain, Fallocate, Fh, Figure, File, FileKind, FileSystem, Ino, Io, IoOp, IoctlArgs,
+    IoctlReply, Lifecycle, Lock, LockOwner, LockRequest, LockSupport, LockWait, Name, NewNode,
+    NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle, Push, ReadArgs, ReadBuf,
+    ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs,
+    WriteBuf, Xattr, XattrName,
 };
 
 use crate::notify::Renumbered;
 
 use super::tree::{Child, Tree};
-use super::{At, Namespace, Place, outer};
+use super::{At, BITS, Namespace, Place, outer};
+
+/// Bits of a part of the storage below the number of its file system.
+const PART_BITS: u32 = u32::BITS - BITS;
 
 /// Methods of an open file or inode that a directory of the namespace never has.
 macro_rules! of_members {
@@ -117,6 +120,12 @@ impl Namespace {
         results.into_iter().collect()
     }
 
+    /// True if all file systems are exclusive but those that others may change, and one is.
+    fn is_exclusive(&self) -> bool {
+        let mut own = self.members.iter().filter(|member| !member.apart).peekable();
+        own.peek().is_some() && own.all(|member| member.fs.caps().exclusive)
+    }
+
     fn caps_of_all(&self) -> impl Iterator<Item = Caps> {
         self.members.iter().map(|member| member.fs.caps())
     }
@@ -131,7 +140,7 @@ impl FileSystem for Namespace {
         Caps {
             read_only: every(|caps| caps.read_only),
             blocking: any(|caps| caps.blocking),
-            exclusive: every(|caps| caps.exclusive),
+            exclusive: self.is_exclusive(),
             readdir_entries: every(|caps| caps.readdir_entries),
             // Where only some file systems have lists, these must be part of the check.
             posix_acl: any(|caps| caps.posix_acl),
@@ -184,6 +193,13 @@ impl FileSystem for Namespace {
         Vec::new()
     }
 
+    /// The part of the file system, in the numbers of the namespace.
+    fn failure_domain(&self, ino: Ino) -> Option<FailureDomain> {
+        let (index, inner) = self.member_of(ino)?;
+        let FailureDomain(part) = self.members[index].fs.failure_domain(inner)?;
+        Some(FailureDomain((index as u32 + 1) << PART_BITS | part & (u32::MAX >> BITS)))
+    }
+
     fn lifecycle(&self) -> Option<&dyn Lifecycle> {
         Some(self)
     }
@@ -209,6 +225,9 @@ impl FileSystem for Namespace {
 
     fn resolve(&self, cx: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
         let Place::There(at, from) = self.place(from)? else { return Ok(Resolved::Walk) };
+        if self.members[at.index].apart {
+            return Ok(Resolved::Walk);
+        }
         match at.fs.resolve(cx, from, path) {
             Ok(Resolved::Inode { ino, attr, open_to_all }) => {
                 let ino = at.ino(ino).ok_or(Errno::EOVERFLOW)?;
@@ -481,7 +500,11 @@ impl FileSystem for Namespace {
         }
         let mut all = StatFs { bsize: 4096, frsize: 4096, name_max: 255, ..StatFs::default() };
         for member in &self.members {
-            let one = member.fs.statfs(cx, Ino::ROOT)?;
+            let one = match member.fs.statfs(cx, Ino::ROOT) {
+                // The process that has it may not answer.
+                Err(_) if member.apart => continue,
+                one => one?,
+            };
             let blocks = |count: u64| count.saturating_mul(one.frsize.into()) / 4096;
             all.blocks = all.blocks.saturating_add(blocks(one.blocks));
             all.blocks_free = all.blocks_free.saturating_add(blocks(one.blocks_free));

@@ -30,6 +30,9 @@ pub struct Member {
     pub path: String,
     /// The file system.
     pub fs: Arc<dyn FileSystem>,
+    /// Others may change it without the namespace, which stays [exclusive](crate::Caps::exclusive) for its other file systems.
+    /// Nothing of this one may be cached: it answers no whole paths, and [`is_apart`](Namespace::is_apart) tells frontends.
+    pub apart: bool,
 }
 
 /// The reason why paths make no namespace. The numbers are those of the members, from 0 on.
@@ -62,6 +65,7 @@ enum Place<'a> {
 struct At<'a> {
     fs: &'a dyn FileSystem,
     index: usize,
+    apart: bool,
 }
 
 impl Namespace {
@@ -85,12 +89,12 @@ impl Namespace {
     /// See [`check`](Namespace::check).
     pub fn new(members: Vec<Member>, owner: Caller) -> std::result::Result<Namespace, Unfit> {
         let tree = Tree::new(members.iter().map(|member| &*member.path), owner)?;
-        let members = members.into_iter().map(|Member { path, fs }| {
+        let members = members.into_iter().map(|Member { path, fs, apart }| {
             let fs = match fs.caps().locks {
                 LockSupport::Frontend => Arc::new(Locking::new(fs)),
                 LockSupport::Either | LockSupport::FileSystem => fs,
             };
-            Member { path, fs }
+            Member { path, fs, apart }
         });
         Ok(Namespace { tree, members: members.collect() })
     }
@@ -112,6 +116,11 @@ impl Namespace {
         (index < members).then_some((index, Ino(ino.0 & (u64::MAX >> BITS))))
     }
 
+    /// True for an inode of a file system that [others may change](Member::apart).
+    pub fn is_apart(&self, ino: Ino) -> bool {
+        self.member_of(ino).is_some_and(|(index, _)| self.members[index].apart)
+    }
+
     fn place(&self, ino: Ino) -> Result<Place<'_>> {
         match self.member_of(ino) {
             Some((index, inner)) => Ok(Place::There(self.at(index), inner)),
@@ -120,7 +129,8 @@ impl Namespace {
     }
 
     fn at(&self, index: usize) -> At<'_> {
-        At { fs: &*self.members[index].fs, index }
+        let Member { fs, apart, .. } = &self.members[index];
+        At { fs: &**fs, index, apart: *apart }
     }
 
     /// The inode in a file system; `refusal` for a directory of the namespace.
@@ -154,6 +164,8 @@ impl At<'_> {
     }
 
     fn st_ino(self, st_ino: u64) -> u64 {
+        // Whoever has a file system apart must not name the files of others.
+        let st_ino = if self.apart { st_ino & (u64::MAX >> BITS) } else { st_ino };
         st_ino ^ ((self.index as u64 + 1) << REST)
     }
 }

@@ -4,14 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Member, Namespace, Unfit};
+use crate::layer::Method;
 use crate::layer::testing::{cx, name, node, read, tree, write};
 use crate::{
-    Attr, Caller, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, Fh, File, FileSystem,
-    Ino, Name, NoNotify, NormalPath, OpenArgs, Origin, RenameFlags, Resolved, Result, SetAttr,
+    Attr, Caller, Caps, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, FailureDomain,
+    Fh, File, FileSystem, Ino, Name, NoNotify, NormalPath, OpenArgs, Origin, RenameFlags, Resolved,
+    Result, SetAttr, delegate,
 };
 
 fn fs() -> Namespace {
-    let member = |path: &str| Member { path: path.to_owned(), fs: tree() };
+    let member = |path: &str| Member { path: path.to_owned(), fs: tree(), apart: false };
     let members = ["fast", "far/one", "far/two"].map(member).into();
     let fs = Namespace::new(members, Caller { uid: 3, gid: 4, pid: 0 }).unwrap();
     fs.attached(Origin::new(), Arc::new(NoNotify));
@@ -140,7 +142,7 @@ impl FileSystem for Bare {
 /// After ENOSYS a frontend calls fsync no more, and what others write would not be durable.
 #[test]
 fn a_file_system_that_lacks_an_operation_does_not_take_it_from_the_others() {
-    let bare = Member { path: "bare".to_owned(), fs: Arc::new(Bare) };
+    let bare = Member { path: "bare".to_owned(), fs: Arc::new(Bare), apart: false };
     let fs = Namespace::new(vec![bare], Caller::default()).unwrap();
     let bare = walk(&fs, "bare").unwrap();
     let file = File { ino: bare, fh: Fh(0) };
@@ -166,4 +168,72 @@ fn paths_that_hide_each_other_are_refused() {
     let many: Vec<_> = (0..=Namespace::MOST).map(|n| n.to_string()).collect();
     assert_eq!(Namespace::check(many.iter().map(|path| &**path)), Err(Unfit::TooMany));
     assert_eq!(Namespace::check(many[1..].iter().map(|path| &**path)), Ok(()));
+}
+
+/// A file system with its own word on exclusiveness, which may not answer.
+struct Away {
+    inner: Arc<dyn FileSystem>,
+    exclusive: bool,
+    silent: bool,
+}
+
+impl Away {
+    fn member(path: &str, (exclusive, silent, apart): (bool, bool, bool)) -> Member {
+        let fs = Arc::new(Away { inner: tree(), exclusive, silent });
+        Member { path: path.to_owned(), fs, apart }
+    }
+
+    fn around<T>(
+        &self,
+        _: Method,
+        _: &Context<'_>,
+        call: impl FnOnce(&Arc<dyn FileSystem>) -> Result<T>,
+    ) -> Result<T> {
+        if self.silent { Err(Errno::EIO) } else { call(&self.inner) }
+    }
+}
+
+impl FileSystem for Away {
+    delegate!(around inner, except caps, failure_domain);
+
+    fn caps(&self) -> Caps {
+        Caps { exclusive: self.exclusive, ..self.inner.caps() }
+    }
+
+    fn failure_domain(&self, _: Ino) -> Option<FailureDomain> {
+        (!self.exclusive).then_some(FailureDomain(7))
+    }
+}
+
+/// One device that an application may bind took pages and versions from all others.
+#[test]
+fn a_file_system_apart_leaves_the_others_exclusive_and_answers_no_whole_paths() {
+    let of = |apart| {
+        let here = Away::member("here", (true, false, false));
+        let away = Away::member("away", (false, false, apart));
+        Namespace::new(vec![here, away], Caller::default()).unwrap()
+    };
+    assert!(!of(false).caps().exclusive);
+    let fs = of(true);
+    assert!(fs.caps().exclusive);
+    let away = walk(&fs, "away").unwrap();
+    let path = NormalPath::new(b"dir/file").unwrap();
+    assert_eq!(fs.resolve(&cx(), away, path), Ok(Resolved::Walk));
+    assert!(fs.is_apart(away) && !fs.is_apart(walk(&fs, "here").unwrap()));
+    assert!(!fs.is_apart(Ino::ROOT));
+    // Requests for it hold only a part of the threads, apart from those of other members.
+    assert_eq!(fs.failure_domain(away), Some(FailureDomain(2 << 24 | 7)));
+    assert_eq!(fs.failure_domain(walk(&fs, "here").unwrap()), None);
+    assert_eq!(fs.failure_domain(Ino::ROOT), None);
+}
+
+#[test]
+fn a_file_system_apart_that_does_not_answer_is_left_out_of_the_sum() {
+    let here = || Away::member("here", (true, false, false));
+    let of = |members| Namespace::new(members, Caller::default()).unwrap();
+    let sum = of(vec![here()]).statfs(&cx(), Ino::ROOT).unwrap();
+    let both = of(vec![here(), Away::member("a", (false, true, true))]);
+    assert_eq!(both.statfs(&cx(), Ino::ROOT), Ok(sum));
+    assert_eq!(both.lookup(&cx(), Ino::ROOT, name("a")).err(), Some(Errno::EIO));
+    assert!(walk(&both, "here/dir/file").is_ok());
 }

@@ -8,7 +8,6 @@ use defuse_fs::{
 
 use super::table::{Epoch, Handle, Identity, Place, Returned, Search, Whereabouts};
 use super::{Present, Reconnecting, Repeat, nobody_knows};
-use crate::Remote;
 
 pub(super) struct Attempt<'a> {
     client: &'a Reconnecting,
@@ -36,10 +35,10 @@ impl<'a> Attempt<'a> {
         &self,
         dir: Ino,
         name: Name<'_>,
-        make: impl FnOnce(&Remote) -> Result<T>,
+        make: impl FnOnce(&dyn FileSystem) -> Result<T>,
     ) -> Result<T> {
         if self.unsure {
-            let remote = &self.connected.remote;
+            let remote = self.connected.fs();
             match remote.lookup(self.cx, dir, name) {
                 Err(Errno::ENOENT) => {}
                 Err(Errno::ENOTCONN) => return Err(Errno::ENOTCONN),
@@ -59,7 +58,7 @@ impl<'a> Attempt<'a> {
 
     /// The server has ended. `ENOTCONN` alone may be the answer of one that runs.
     pub(super) fn is_lost(&self) -> bool {
-        self.connected.remote.is_dead()
+        self.connected.is_dead()
     }
 
     /// The request itself may have reached the server.
@@ -72,27 +71,48 @@ impl<'a> Attempt<'a> {
     }
 
     /// The server, for the request itself, after everything that it names was found.
-    pub(super) fn server(&self) -> Result<&Remote> {
-        let remote = &self.connected.remote;
+    pub(super) fn server(&self) -> Result<&dyn FileSystem> {
         if self.repeat != Repeat::Again {
             // A server that ended while nobody asked it anything has not got the request.
-            remote.shared.connection.look_for_end();
+            self.connected.look_for_end();
         }
-        if remote.is_dead() {
+        if self.connected.is_dead() {
             return Err(Errno::ENOTCONN);
         }
         self.sent.set(true);
-        Ok(remote)
+        Ok(self.connected.fs())
     }
 
     /// The number of an inode on this connection. Fails with `ESTALE` for one that is not there.
     pub(super) fn ino(&self, ino: Ino) -> Result<Ino> {
+        if let Some(known) = self.by_number(ino)? {
+            return Ok(known);
+        }
         let mut searches = Vec::new();
         let mut dir = self.lost(ino, &mut searches)?;
         while let Some(search) = searches.pop() {
             dir = self.search(dir, &search)?;
         }
         Ok(dir)
+    }
+
+    /// Finds an inode by its last number, where numbers stay from one server to the next. `None` where they do not, and
+    /// where another inode or none has it.
+    fn by_number(&self, ino: Ino) -> Result<Option<Ino>> {
+        if !self.client.moves {
+            return Ok(None);
+        }
+        let Whereabouts::Lost(search) = self.client.table().whereabouts(ino, self.epoch())? else {
+            return Ok(None);
+        };
+        match self.connected.fs().getattr(self.cx, search.number, None) {
+            Ok(attr) if search.is_same(&attr) => {
+                self.client.table().found_by_number(ino, search.number, self.epoch());
+                Ok(Some(search.number))
+            }
+            Err(Errno::ENOTCONN) => Err(Errno::ENOTCONN),
+            _ => Ok(None),
+        }
     }
 
     /// Gathers what has to be found, from the inode up. Returns the number of the lowest directory that is known.
@@ -106,7 +126,8 @@ impl<'a> Attempt<'a> {
                     return Err(Errno::ESTALE);
                 }
                 Whereabouts::Lost(search) => {
-                    next = search.place.dir;
+                    let Some(place) = &search.place else { return Err(Errno::ESTALE) };
+                    next = place.dir;
                     searches.push(search);
                 }
             }
@@ -114,8 +135,9 @@ impl<'a> Attempt<'a> {
     }
 
     fn search(&self, dir: Ino, search: &Search) -> Result<Ino> {
-        let Search { ino, place, identity, birth } = search;
-        let remote = &self.connected.remote;
+        let Search { ino, place, identity, birth, .. } = search;
+        let Some(place) = place else { return self.gone(search) };
+        let remote = self.connected.fs();
         let name = Name::new(&place.name).map_err(|_| Errno::ESTALE)?;
         let entry = match remote.lookup(self.cx, dir, name) {
             Ok(entry) => entry,
@@ -145,7 +167,8 @@ impl<'a> Attempt<'a> {
     }
 
     fn gone(&self, search: &Search) -> Result<Ino> {
-        let name = search.place.name.escape_ascii();
+        let name = search.place.as_ref().map(|place| place.name.escape_ascii().to_string());
+        let name = name.unwrap_or_default();
         log::warn!("after the end of a server, {name} is not found again: ESTALE");
         self.client.table().is_gone(search.ino);
         Err(Errno::ESTALE)
@@ -160,7 +183,7 @@ impl<'a> Attempt<'a> {
             let _ = self.ino(ino);
         }
         let ino = self.client.table().learn(place, &entry, self.epoch());
-        Entry { ino, ..entry }
+        self.client.told(Entry { ino, ..entry })
     }
 
     /// An open file on this connection. Fails with `EIO` once after it has lost locks, and with `ESTALE` for one that
@@ -180,7 +203,7 @@ impl<'a> Attempt<'a> {
             Handle::Open(fh) => return Ok(File { ino, fh }),
             Handle::Closed { caller, flags, is_dir } => (caller, flags, is_dir),
         };
-        let remote = &self.connected.remote;
+        let remote = self.connected.fs();
         let cx = Context::new(caller);
         let opened = if is_dir {
             remote.opendir(&cx, ino, flags)
@@ -211,7 +234,7 @@ impl<'a> Attempt<'a> {
     }
 
     pub(super) fn close(&self, inner: File, is_dir: bool) {
-        let (remote, cx) = (&self.connected.remote, self.cx);
+        let (remote, cx) = (self.connected.fs(), self.cx);
         let _ = if is_dir {
             remote.releasedir(cx, inner)
         } else {
@@ -222,7 +245,7 @@ impl<'a> Attempt<'a> {
     /// Remembers the birth of a file, which distinguishes it from another one with its name and number.
     pub(super) fn remember_birth(&self, ino: Ino, inner: Ino) -> Result<()> {
         if self.client.table().lacks_birth(ino) {
-            let attr = self.connected.remote.getattr(self.cx, inner, None);
+            let attr = self.connected.fs().getattr(self.cx, inner, None);
             if attr == Err(Errno::ENOTCONN) {
                 return Err(Errno::ENOTCONN);
             }
@@ -245,7 +268,7 @@ impl<'a> Attempt<'a> {
             table.flush_ends_locks(fh);
         }
         // This client looks at each close(2) for lost changes.
-        Opened { fh, no_flush: false, ..opened }
+        self.client.told_open(Opened { fh, no_flush: false, ..opened })
     }
 
     /// An inode with an open file, if the call has one.

@@ -27,8 +27,9 @@ impl FileSystem for Reconnecting {
     }
 
     fn detached(&self, origin: Origin) -> Result<()> {
+        self.link.detach(origin);
         let present = self.link.present();
-        if present.remote.is_dead() { Ok(()) } else { present.remote.detached(origin) }
+        if present.is_dead() { Ok(()) } else { present.fs().detached(origin) }
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -136,7 +137,7 @@ impl FileSystem for Reconnecting {
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
         self.call(cx, Again, |at| {
             let (inner, fh) = at.ino_and_file(ino, fh)?;
-            at.server()?.getattr(cx, inner, fh)
+            Ok(self.told_attr(at.server()?.getattr(cx, inner, fh)?))
         })
     }
 
@@ -145,7 +146,7 @@ impl FileSystem for Reconnecting {
             let (inner, fh) = at.ino_and_file(ino, fh)?;
             let attr = at.server()?.setattr(cx, inner, fh, set)?;
             at.changed(ino);
-            Ok(attr)
+            Ok(self.told_attr(attr))
         })
     }
 
@@ -227,7 +228,7 @@ impl FileSystem for Reconnecting {
     ) -> Result<(Entry, Opened)> {
         self.call(cx, IfMissing, |at| {
             let dir = at.ino(parent)?;
-            let make = |server: &crate::Remote| server.create(cx, dir, name, node, args);
+            let make = |server: &dyn FileSystem| server.create(cx, dir, name, node, args);
             let (entry, opened) = at.make_name(dir, name, make)?;
             let known = at.learn(Some((parent, name)), entry);
             at.changed(parent);
@@ -295,23 +296,23 @@ impl FileSystem for Reconnecting {
     fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
         loop {
             let present = self.link.present();
-            present.remote.shared.connection.look_for_end();
-            let is_dead = present.remote.is_dead();
+            present.look_for_end();
+            let is_dead = present.is_dead();
             let epoch = present.epoch + u64::from(is_dead);
             let inner = self.table().at_flush(file, epoch)?;
             let Some((inner, no_flush)) = inner.filter(|_| !is_dead) else { return Ok(()) };
             if no_flush && !self.has_locked.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            match present.remote.flush(cx, inner, owner) {
-                Err(Errno::ENOTCONN) if present.remote.is_dead() => {}
+            match present.fs().flush(cx, inner, owner) {
+                Err(Errno::ENOTCONN) if present.is_dead() => {}
                 outcome => return outcome,
             }
         }
     }
 
     fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
-        self.close(file, |remote, inner| remote.release(cx, inner, args))
+        self.close(file, |server, inner| server.release(cx, inner, args))
     }
 
     fn fsync(&self, cx: &Context<'_>, file: File, datasync: bool) -> Result<()> {
@@ -412,17 +413,18 @@ impl FileSystem for Reconnecting {
             Ok(found) => found,
             Err(errno) => return wait.finish(Err(errno)),
         };
-        let (table, present) = (Arc::clone(&self.table), Arc::clone(&connected));
+        // The wait does not keep the connection: it may have to end first.
+        let (table, life, epoch) = (Arc::clone(&self.table), connected.life(), connected.epoch);
         let wait = wait.map_file(|_| inner).map_answer(|answer| {
             Box::new(move |result: Result<()>| {
                 if result.is_ok() && request.lock.typ != LockType::Unlock {
-                    lock(&table).locked(file.fh, present.epoch);
+                    lock(&table).locked(file.fh, epoch);
                 }
-                let lost = result == Err(Errno::ENOTCONN) && present.remote.is_dead();
+                let lost = matches!(result, Err(Errno::ENOTCONN | Errno::EIO)) && life.is_over();
                 answer(if lost { Err(Errno::ENOLCK) } else { result });
             })
         });
-        connected.remote.setlkw(wait);
+        connected.fs().setlkw(wait);
     }
 
     fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
@@ -442,7 +444,7 @@ impl FileSystem for Reconnecting {
     }
 
     fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {
-        self.close(dir, |remote, inner| remote.releasedir(cx, inner))
+        self.close(dir, |server, inner| server.releasedir(cx, inner))
     }
 
     fn fsyncdir(&self, cx: &Context<'_>, dir: File, datasync: bool) -> Result<()> {
@@ -517,13 +519,13 @@ impl Reconnecting {
     fn close(
         &self,
         file: File,
-        close: impl FnOnce(&crate::Remote, File) -> Result<()>,
+        close: impl FnOnce(&dyn FileSystem, File) -> Result<()>,
     ) -> Result<()> {
         let closed = self.table().closed(file.fh);
         let Some(closed) = closed else { return Err(Errno::EBADF) };
         let present = self.link.present();
-        if closed.epoch == present.epoch && !present.remote.is_dead() {
-            let _ = close(&present.remote, closed.file);
+        if closed.epoch == present.epoch && !present.is_dead() {
+            let _ = close(present.fs(), closed.file);
         }
         self.give_back(&closed.returned);
         Ok(())

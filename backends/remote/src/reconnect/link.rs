@@ -4,30 +4,40 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use defuse_fs::{Context, Errno, FileSystem, Notify, Origin, Renumbered, Result};
+use defuse_fs::{Context, Errno, Notify, Origin, Renumbered, Result};
 
 use super::Present;
+use super::connected::{Connected, Server};
 use super::table::{Epoch, Table};
 use crate::sys::peer_user;
 use crate::{Remote, RemoteError, RemoteOptions, lock};
 
 /// The pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(20);
+/// The pause between two looks for calls that have not ended.
+const PART_PAUSE: Duration = Duration::from_micros(200);
 /// The longest time for one attempt after the limit has passed.
 const LATE: Duration = Duration::from_secs(1);
 
-/// A connection.
-pub(super) struct Connected {
-    pub(super) epoch: Epoch,
-    pub(super) remote: Remote,
+/// The way to the next server.
+enum Next {
+    /// Whoever serves at a path.
+    AtPath {
+        path: PathBuf,
+        options: RemoteOptions,
+        /// The user of the first server. No other user is trusted with what the first one was.
+        uid: u32,
+    },
+    /// Somebody gives it ([`Link::give`]). Without one in time, calls fail with `EIO`.
+    Given {
+        /// The file system, for messages.
+        name: String,
+    },
 }
 
 pub(super) struct Link {
-    path: PathBuf,
-    options: RemoteOptions,
+    next: Next,
     limit: Duration,
-    /// The user of the first server. No other user is trusted with what the first one was.
-    uid: u32,
     present: RwLock<Present>,
     outage: Mutex<Outage>,
     over: Condvar,
@@ -72,17 +82,25 @@ impl Link {
     ) -> std::result::Result<Link, RemoteError> {
         let remote = Remote::connect(path, options)?;
         let uid = peer_user(remote.shared.connection.as_fd()).map_err(RemoteError::Socket)?;
-        Ok(Link {
-            path: path.to_path_buf(),
-            options,
+        let next = Next::AtPath { path: path.to_path_buf(), options, uid };
+        Ok(Link::with(next, limit, table, Server::Remote(Box::new(remote))))
+    }
+
+    /// A link without a server, to which somebody gives them.
+    pub(super) fn to_be_given(name: String, limit: Duration, table: Arc<Mutex<Table>>) -> Link {
+        Link::with(Next::Given { name }, limit, table, Server::Absent)
+    }
+
+    fn with(next: Next, limit: Duration, table: Arc<Mutex<Table>>, server: Server) -> Link {
+        Link {
+            next,
             limit,
-            uid,
-            present: RwLock::new(Arc::new(Connected { epoch: 1, remote })),
+            present: RwLock::new(Arc::new(Connected::new(1, server))),
             outage: Mutex::default(),
             over: Condvar::new(),
             table,
             listeners: Mutex::default(),
-        })
+        }
     }
 
     /// The last connection, whether its server runs or not.
@@ -95,10 +113,17 @@ impl Link {
         self.attach_to(&self.present(), (origin, notify));
     }
 
+    pub(super) fn detach(&self, origin: Origin) {
+        let mut listeners = lock(&self.listeners);
+        if let Some(at) = listeners.iter().rposition(|(own, _)| *own == origin) {
+            listeners.remove(at);
+        }
+    }
+
     fn attach_to(&self, connected: &Connected, (origin, notify): Listener) {
         let (table, epoch) = (Arc::clone(&self.table), connected.epoch);
         let map = move |ino| lock(&table).outer_in(ino, epoch);
-        connected.remote.attached(origin, Arc::new(Renumbered::new(notify, map)));
+        connected.fs().attached(origin, Arc::new(Renumbered::new(notify, map)));
     }
 
     /// A connection to a server that was alive a moment ago. Waits for one, but not beyond the limits of the
@@ -106,12 +131,15 @@ impl Link {
     pub(super) fn connected(&self, cx: &Context<'_>, wait: &mut Wait) -> Result<Present> {
         loop {
             let present = self.present();
-            if !present.remote.is_dead() {
+            if !present.is_dead() {
                 return Ok(present);
             }
+            let epoch = present.epoch;
+            // Whoever parts from it waits until nobody has it.
+            drop(present);
             match self.next_step(cx, wait) {
                 Step::Connect { patience } => {
-                    let next = self.try_once(present.epoch + 1, patience);
+                    let next = self.try_once(epoch + 1, patience);
                     self.end_of_attempt(next);
                 }
                 Step::Sleep => {
@@ -126,30 +154,31 @@ impl Link {
     fn next_step(&self, cx: &Context<'_>, wait: &mut Wait) -> Step {
         let now = Instant::now();
         let mut outage = lock(&self.outage);
-        if !self.present().remote.is_dead() {
+        if !self.present().is_dead() {
             return Step::Sleep;
         }
         if outage.since.is_none() {
             outage.since = Some(now);
-            let (path, limit) = (self.path.display(), self.limit);
-            log::warn!("no server at {path}: calls wait for one, up to {limit:?}");
+            if let Next::AtPath { path, .. } = &self.next {
+                let (path, limit) = (path.display(), self.limit);
+                log::warn!("no server at {path}: calls wait for one, up to {limit:?}");
+            }
         }
         let since = outage.since.unwrap_or(now);
         let begun = *wait.since.get_or_insert(now);
         // The time of the outage bounds the first wait of a call, and that of the call all its waits together.
         let left = (since.min(begun) + self.limit).saturating_duration_since(now);
         let is_time = outage.tried.is_none_or(|tried| now - tried >= PAUSE);
-        if left.is_zero() && (wait.has_tried || outage.connecting || !is_time) {
-            if !outage.given_up {
-                outage.given_up = true;
-                log::error!("no server at {} within {:?}", self.path.display(), self.limit);
-            }
-            return Step::Fail(Errno::ENOTCONN);
+        let is_given = matches!(self.next, Next::Given { .. });
+        if left.is_zero() && (is_given || wait.has_tried || outage.connecting || !is_time) {
+            let errno = self.given_up(outage.given_up);
+            outage.given_up = true;
+            return Step::Fail(errno);
         }
         if cx.interrupted() {
             return Step::Fail(Errno::EINTR);
         }
-        if outage.connecting || !is_time {
+        if is_given || outage.connecting || !is_time {
             return Step::Sleep;
         }
         wait.has_tried = true;
@@ -157,14 +186,31 @@ impl Link {
         Step::Connect { patience: if left.is_zero() { LATE.min(self.limit) } else { left } }
     }
 
+    /// The error of calls without a server. The log has it once, unless it was `told`.
+    fn given_up(&self, told: bool) -> Errno {
+        let limit = self.limit;
+        match &self.next {
+            Next::AtPath { path, .. } => {
+                if !told {
+                    log::error!("no server at {} within {limit:?}", path.display());
+                }
+                Errno::ENOTCONN
+            }
+            Next::Given { name } => {
+                if !told {
+                    log::error!("{name}: nobody has it for {limit:?}: calls fail with EIO");
+                }
+                Errno::EIO
+            }
+        }
+    }
+
     fn try_once(&self, epoch: Epoch, patience: Duration) -> Option<Connected> {
-        let (path, own) = (&self.path, self.uid);
+        let Next::AtPath { path, options, uid: own } = &self.next else { return None };
         let remote =
-            Remote::connect_within(path, self.options, (0, false), Some(patience), |uid| {
-                uid == own
-            });
+            Remote::connect_within(path, *options, (0, false), Some(patience), |uid| uid == *own);
         match remote {
-            Ok(remote) => Some(Connected { epoch, remote }),
+            Ok(remote) => Some(Connected::new(epoch, Server::Remote(Box::new(remote)))),
             Err(error @ RemoteError::Stranger { .. }) => {
                 log::error!("{error}; it is not used");
                 None
@@ -189,8 +235,10 @@ impl Link {
             std::mem::take(&mut *outage).since.map(|since| since.elapsed())
         };
         self.over.notify_all();
-        let (path, after) = (self.path.display(), taken.unwrap_or_default());
-        log::warn!("a server at {path} answers after {after:.1?}: calls continue with it");
+        if let Next::AtPath { path, .. } = &self.next {
+            let (path, after) = (path.display(), taken.unwrap_or_default());
+            log::warn!("a server at {path} answers after {after:.1?}: calls continue with it");
+        }
         let listeners = lock(&self.listeners).clone();
         for (origin, notify) in listeners {
             self.attach_to(&next, (origin, Arc::clone(&notify)));
@@ -203,5 +251,52 @@ impl Link {
                 let _ = notify.poll_wake(*handle);
             }
         }
+    }
+
+    /// Continues with `server`, if the present one has ended.
+    pub(super) fn give(&self, server: Server) {
+        let epoch = self.present().epoch + 1;
+        self.end_of_attempt(Some(Connected::new(epoch, server)));
+    }
+
+    /// Begins no more calls with the present server, and waits up to `patience` for the end of those that have begun. Returns
+    /// false, and goes on with the server, if some have not ended.
+    pub(super) fn part(&self, patience: Duration) -> bool {
+        let present = self.present();
+        present.part(true);
+        let deadline = Instant::now() + patience;
+        // This thread and the link have it.
+        while Arc::strong_count(&present) > 2 {
+            if Instant::now() > deadline {
+                self.stay();
+                return false;
+            }
+            std::thread::sleep(PART_PAUSE);
+        }
+        true
+    }
+
+    /// Goes on with the present server, from which it has [parted](Link::part).
+    pub(super) fn stay(&self) {
+        self.present().part(false);
+        // The outage is over, whoever noticed it.
+        *lock(&self.outage) = Outage::default();
+        self.over.notify_all();
+    }
+
+    /// Takes the present server away, which has ended or [was parted from](Link::part).
+    pub(super) fn take(&self) {
+        let mut present = self.present.write().unwrap_or_else(PoisonError::into_inner);
+        let epoch = present.epoch;
+        let before =
+            std::mem::replace(&mut *present, Arc::new(Connected::new(epoch, Server::Absent)));
+        drop(present);
+        // A frontend that begins or ends may look at it at this moment.
+        let deadline = Instant::now() + LATE;
+        while Arc::strong_count(&before) > 1 && Instant::now() < deadline {
+            std::thread::sleep(PART_PAUSE);
+        }
+        // It may take long to end.
+        drop(before);
     }
 }

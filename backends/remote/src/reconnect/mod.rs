@@ -4,8 +4,11 @@
 //! numbers of a [`table`], and an inode or an open file is found again by its path when a call needs it.
 
 mod attempt;
+mod connected;
 mod fs;
+mod kept;
 mod link;
+mod moving;
 mod table;
 mod unsynced;
 
@@ -15,11 +18,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use defuse_fs::{Caps, Context, Errno, FileSystem, Result};
+use defuse_fs::{Attr, CacheMode, Caps, Context, Entry, Errno, Opened, Result};
 
 use super::{RemoteError, RemoteOptions, lock};
 use attempt::Attempt;
-use link::{Connected, Link, Wait};
+use connected::Connected;
+use link::{Link, Wait};
+pub use moving::Moving;
 use table::Table;
 
 /// A file system on a socket, whose calls wait for another server if the first one ends.
@@ -31,6 +36,9 @@ pub struct Reconnecting {
     table: Arc<Mutex<Table>>,
     /// A lock was requested: flush may have to end it.
     has_locked: AtomicBool,
+    /// It is one file system, whoever serves it: numbers of inodes stay. A frontend may cache nothing, because the next server may
+    /// have changed all of it unseen.
+    moves: bool,
 }
 
 /// The fate of a call whose answer is lost with the server.
@@ -55,8 +63,9 @@ impl Reconnecting {
         let table = Arc::new(Mutex::new(Table::new()));
         let link = Link::connect(path, options, limit, Arc::clone(&table))?;
         // A server without locks leaves them to the frontend, which does not lose them.
-        let caps = link.present().remote.caps();
-        Ok(Reconnecting { link, caps, table, has_locked: AtomicBool::new(false) })
+        let caps = link.present().fs().caps();
+        let has_locked = AtomicBool::new(false);
+        Ok(Reconnecting { link, caps, table, has_locked, moves: false })
     }
 
     /// The number of servers that were found again.
@@ -96,12 +105,28 @@ impl Reconnecting {
     /// Returns lookups to the server that counts them.
     fn give_back(&self, returned: &[table::Returned]) {
         let present = self.link.present();
-        if present.remote.is_dead() {
+        if present.is_dead() {
             return;
         }
         for one in returned.iter().filter(|one| one.epoch == present.epoch && one.lookups > 0) {
-            present.remote.forget(one.ino, one.lookups);
+            present.fs().forget(one.ino, one.lookups);
         }
+    }
+
+    /// An entry as the frontend gets it.
+    fn told(&self, entry: Entry) -> Entry {
+        if !self.moves {
+            return entry;
+        }
+        Entry { valid_for: Duration::ZERO, attr: self.told_attr(entry.attr), ..entry }
+    }
+
+    fn told_attr(&self, attr: Attr) -> Attr {
+        if self.moves { Attr { valid_for: Duration::ZERO, ..attr } } else { attr }
+    }
+
+    fn told_open(&self, opened: Opened) -> Opened {
+        if self.moves { Opened { cache: CacheMode::Direct, ..opened } } else { opened }
     }
 }
 

@@ -78,9 +78,21 @@ struct OpenFile {
 /// The way to an inode that has to be found again.
 pub(super) struct Search {
     pub(super) ino: Ino,
-    pub(super) place: Place,
+    /// `None` for an inode without a known name.
+    pub(super) place: Option<Place>,
+    /// Its number on the connection on which it was found last.
+    pub(super) number: Ino,
     pub(super) identity: Identity,
     pub(super) birth: Option<Timestamp>,
+}
+
+impl Search {
+    /// True if `attr` is that of the inode, as far as attributes tell.
+    pub(super) fn is_same(&self, attr: &Attr) -> bool {
+        let Identity { st_ino, kind, .. } = self.identity;
+        let same_birth = self.birth.is_none() || attr.btime == self.birth;
+        (attr.st_ino, attr.kind) == (st_ino, kind) && same_birth && attr.nlink > 0
+    }
 }
 
 /// The state of an inode in a connection.
@@ -234,9 +246,9 @@ impl Table {
         if inode.found.epoch == epoch {
             return Ok(Whereabouts::Known(inode.found.ino));
         }
-        let place = inode.place.clone().ok_or(Errno::ESTALE)?;
+        let (place, number) = (inode.place.clone(), inode.found.ino);
         let (identity, birth) = (inode.identity, inode.birth.flatten());
-        Ok(Whereabouts::Lost(Search { ino, place, identity, birth }))
+        Ok(Whereabouts::Lost(Search { ino, place, number, identity, birth }))
     }
 
     /// Notes that an inode was found again, with one lookup. Returns the lookups that are too many.
@@ -251,6 +263,17 @@ impl Table {
         inode.found = Found { epoch, ino: inner, lookups: 1 };
         self.numbers.entry(inner).or_insert(ino);
         None
+    }
+
+    /// Notes that an inode was found again without a lookup.
+    pub(super) fn found_by_number(&mut self, ino: Ino, number: Ino, epoch: Epoch) {
+        let is_present = epoch == self.epoch;
+        if let Some(inode) = self.inodes.get_mut(&ino).filter(|_| is_present)
+            && inode.found.epoch != epoch
+        {
+            inode.found = Found { epoch, ino: number, lookups: 0 };
+            self.numbers.entry(number).or_insert(ino);
+        }
     }
 
     pub(super) fn is_gone(&mut self, ino: Ino) {
@@ -490,6 +513,12 @@ impl Table {
         let is_open = open.epoch == epoch && inode.found.epoch == epoch;
         let file = File { ino: inode.found.ino, fh: open.fh };
         Ok(is_open.then_some((file, open.no_flush && inode.unsynced.is_clean())))
+    }
+
+    /// Everything that was acknowledged is durable.
+    pub(super) fn all_synced(&mut self) {
+        self.forgotten.synced_all();
+        self.inodes.values_mut().for_each(|inode| inode.unsynced.synced_all());
     }
 
     pub(super) fn synced(&mut self, ino: Ino, count: u64) {

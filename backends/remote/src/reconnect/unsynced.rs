@@ -66,6 +66,11 @@ impl Unsynced {
         self.synced = self.synced.max(count);
     }
 
+    /// All changes are durable.
+    pub(super) fn synced_all(&mut self) {
+        self.synced = self.changes;
+    }
+
     /// Takes over the changes of a forgotten inode.
     pub(super) fn add(&mut self, other: &Unsynced) {
         if !other.is_clean() {

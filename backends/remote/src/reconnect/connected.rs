@@ -1,0 +1,118 @@
+//! A connection to a server, or a file system of this process in its place.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use defuse_fs::{Attr, Context, DirBuf, Entry, Errno, Fh, File, FileSystem, Ino, Name, Result};
+
+use super::table::Epoch;
+use crate::Remote;
+
+/// The thing that answers calls.
+pub(super) enum Server {
+    Remote(Box<Remote>),
+    /// A file system of this process.
+    Own(Arc<dyn FileSystem>),
+    /// None: calls wait.
+    Absent,
+}
+
+/// A connection.
+pub(super) struct Connected {
+    pub(super) epoch: Epoch,
+    server: Server,
+    life: Arc<Life>,
+}
+
+/// The end of a connection, which whoever waits for an answer sees without keeping the connection.
+#[derive(Default)]
+pub(super) struct Life {
+    /// No call begins any more.
+    parting: AtomicBool,
+    gone: AtomicBool,
+}
+
+impl Life {
+    /// True if the connection ends or has ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.parting.load(Ordering::SeqCst) || self.gone.load(Ordering::SeqCst)
+    }
+}
+
+impl Connected {
+    pub(super) fn new(epoch: Epoch, server: Server) -> Connected {
+        Connected { epoch, server, life: Arc::default() }
+    }
+
+    pub(super) fn fs(&self) -> &dyn FileSystem {
+        match &self.server {
+            Server::Remote(remote) => &**remote,
+            Server::Own(fs) => &**fs,
+            Server::Absent => &Absent,
+        }
+    }
+
+    /// The server at the other end of a socket.
+    pub(super) fn remote(&self) -> Option<&Remote> {
+        match &self.server {
+            Server::Remote(remote) => Some(remote),
+            Server::Own(_) | Server::Absent => None,
+        }
+    }
+
+    /// The file system of this process.
+    pub(super) fn own(&self) -> Option<&dyn FileSystem> {
+        match &self.server {
+            Server::Own(fs) => Some(&**fs),
+            Server::Remote(_) | Server::Absent => None,
+        }
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        let ended = match &self.server {
+            Server::Remote(remote) => remote.is_dead(),
+            Server::Own(_) => false,
+            Server::Absent => true,
+        };
+        if ended {
+            self.life.gone.store(true, Ordering::SeqCst);
+        }
+        ended || self.life.parting.load(Ordering::SeqCst)
+    }
+
+    /// Ends the connection if the server has closed it.
+    pub(super) fn look_for_end(&self) {
+        if let Some(remote) = self.remote() {
+            remote.shared.connection.look_for_end();
+        }
+    }
+
+    pub(super) fn life(&self) -> Arc<Life> {
+        Arc::clone(&self.life)
+    }
+
+    pub(super) fn part(&self, parting: bool) {
+        self.life.parting.store(parting, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.life.gone.store(true, Ordering::SeqCst);
+    }
+}
+
+/// The file system of no server.
+struct Absent;
+
+impl FileSystem for Absent {
+    fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
+        Err(Errno::ENOTCONN)
+    }
+    fn getattr(&self, _: &Context<'_>, _: Ino, _: Option<Fh>) -> Result<Attr> {
+        Err(Errno::ENOTCONN)
+    }
+    fn readdir(&self, _: &Context<'_>, _: File, _: u64, _: &mut DirBuf<'_>) -> Result<()> {
+        Err(Errno::ENOTCONN)
+    }
+}

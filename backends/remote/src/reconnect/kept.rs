@@ -1,0 +1,113 @@
+//! The last answer to a question that everybody asks, for the time in which a server does not answer.
+
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use defuse_fs::Result;
+
+/// The most calls that wait for the server.
+const MOST_ASKING: u32 = 2;
+/// The time that others wait for them.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// An answer. While [`MOST_ASKING`] calls ask the server, others get the last answer, if those have not ended in time.
+pub(super) struct Kept<T> {
+    state: Mutex<State<T>>,
+    ended: Condvar,
+}
+
+struct State<T> {
+    last: Option<T>,
+    asking: u32,
+}
+
+impl<T> Default for Kept<T> {
+    fn default() -> Self {
+        Kept { state: Mutex::new(State { last: None, asking: 0 }), ended: Condvar::new() }
+    }
+}
+
+impl<T: Copy> Kept<T> {
+    pub(super) fn ask(&self, ask: impl FnOnce() -> Result<T>) -> Result<T> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut state = self.lock();
+        while state.asking >= MOST_ASKING {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match state.last {
+                Some(last) if left.is_zero() => return Ok(last),
+                // There is nothing to say yet.
+                None if left.is_zero() => break,
+                _ => {}
+            }
+            let waited = self.ended.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.asking += 1;
+        drop(state);
+        let asking = Asking(self);
+        let answer = ask();
+        if let Ok(answer) = answer {
+            self.lock().last = Some(answer);
+        }
+        drop(asking);
+        answer
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Ends a question, also by a panic.
+struct Asking<'a, T: Copy>(&'a Kept<T>);
+
+impl<T: Copy> Drop for Asking<'_, T> {
+    fn drop(&mut self) {
+        self.0.lock().asking -= 1;
+        self.0.ended.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use defuse_fs::Errno;
+
+    use super::*;
+
+    /// Every path through a device that did not answer held a thread of its client.
+    #[test]
+    fn few_calls_wait_for_a_server_that_does_not_answer_and_others_get_the_last_answer() {
+        let kept = Kept::default();
+        assert_eq!(kept.ask(|| Ok(1)), Ok(1));
+        assert_eq!(kept.ask(|| Ok(2)), Ok(2));
+        std::thread::scope(|scope| {
+            let (begun, begins) = channel();
+            let waiting: Vec<_> = (0..MOST_ASKING)
+                .map(|_| {
+                    let (answers, answer) = channel();
+                    let (kept, begun) = (&kept, begun.clone());
+                    let wait = move || {
+                        kept.ask(|| {
+                            begun.send(()).unwrap();
+                            answer.recv().map_err(|_| Errno::EIO)
+                        })
+                    };
+                    (answers, scope.spawn(wait))
+                })
+                .collect();
+            (0..MOST_ASKING).for_each(|_| begins.recv().unwrap());
+            for _ in 0..3 {
+                assert_eq!(kept.ask(|| unreachable!("too many ask")), Ok(2));
+            }
+            for (number, (answers, thread)) in waiting.into_iter().enumerate() {
+                answers.send(3 + number as i32).unwrap();
+                assert_eq!(thread.join().unwrap(), Ok(3 + number as i32));
+            }
+        });
+        // Errors are not kept.
+        assert_eq!(kept.ask(|| Err(Errno::EIO)), Err(Errno::EIO));
+        assert_eq!(kept.ask(|| Ok(9)), Ok(9));
+    }
+}

@@ -1,0 +1,152 @@
+//! A file system that moves: now this process has it, now another one, to which it is then a client.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use defuse_fs::{
+    Attr, Caller, Caps, Context, Errno, FailureDomain, Fh, Figure, FileSystem, Ino, LockSupport,
+    NoNotify, Notify, Origin, Result, StatFs, delegate,
+};
+
+use super::Reconnecting;
+use super::connected::Server;
+use super::kept::Kept;
+use super::link::Link;
+use super::table::Table;
+use crate::{Remote, lock};
+
+/// A file system whose server is now one of this process, now one of another process.
+///
+/// Its inodes and open files outlive each of them, as those of [`Reconnecting`] do. Numbers of inodes are those of the
+/// file system itself, which stay from one server to the next: so an inode is found by its
+/// number, and by its path where that is another file now. Frontends cache nothing, because the process that has the file system changes it unseen.
+pub struct Moving {
+    inner: Reconnecting,
+    attr: Kept<Attr>,
+    space: Kept<StatFs>,
+}
+
+impl Moving {
+    /// A file system that nobody has yet. Without a server, calls wait up to `limit`, and then fail with `EIO`. `name` is for
+    /// messages.
+    pub fn new(name: String, limit: Duration) -> Moving {
+        let table = Arc::new(Mutex::new(Table::new()));
+        let link = Link::to_be_given(name, limit, Arc::clone(&table));
+        let caps = Caps {
+            exclusive: false,
+            blocking: true,
+            readdir_entries: true,
+            posix_acl: true,
+            xattrs: true,
+            kill_suidgid: true,
+            open_truncates: true,
+            locks: LockSupport::FileSystem,
+            ..Caps::default()
+        };
+        let has_locked = AtomicBool::new(false);
+        let inner = Reconnecting { link, caps, table, has_locked, moves: true };
+        Moving { inner, attr: Kept::default(), space: Kept::default() }
+    }
+
+    /// Continues with a file system of this process, after [`leave`](Moving::leave) or [`lose`](Moving::lose). Its numbers of
+    /// inodes are those that all earlier servers gave.
+    pub fn give_own(&self, fs: Arc<dyn FileSystem>) {
+        // Its one frontend is this, which keeps nothing.
+        fs.attached(Origin::new(), Arc::new(NoNotify));
+        self.inner.link.give(Server::Own(fs));
+    }
+
+    /// Continues with the server of another process.
+    pub fn give_remote(&self, remote: Remote) {
+        self.inner.link.give(Server::Remote(Box::new(remote)));
+    }
+
+    /// Makes everything durable, and ends the present server when nothing is in progress. Calls wait from then on.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` if a call has not ended within `patience`, and those of [`FileSystem::syncfs`]: calls then go on with the
+    /// server.
+    pub fn leave(&self, patience: Duration) -> Result<()> {
+        if !self.inner.link.part(patience) {
+            return Err(Errno::EBUSY);
+        }
+        let present = self.inner.link.present();
+        let cx = Context::new(Caller::default());
+        let synced = match present.fs().syncfs(&cx) {
+            Err(Errno::ENOSYS) => Ok(()),
+            other => other,
+        };
+        if let Err(errno) = synced {
+            self.inner.link.stay();
+            return Err(errno);
+        }
+        lock(&self.inner.table).all_synced();
+        drop(present);
+        self.inner.link.take();
+        Ok(())
+    }
+
+    /// Ends the present server, whatever is in progress: it has ended or does not answer.
+    pub fn lose(&self) {
+        if let Some(remote) = self.inner.link.present().remote() {
+            remote.shared.connection.end("");
+        }
+        self.inner.link.take();
+    }
+
+    /// True while a server is there that has not ended.
+    pub fn is_served(&self) -> bool {
+        let present = self.inner.link.present();
+        present.look_for_end();
+        !present.is_dead()
+    }
+}
+
+impl std::fmt::Debug for Moving {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+impl FileSystem for Moving {
+    delegate!(to inner, except attached, detached, figures, negative_valid_for, failure_domain, getattr, statfs);
+
+    /// For the root directory, which every path leads through, a server that does not answer holds up few calls.
+    fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
+        let ask = || self.inner.getattr(cx, ino, fh);
+        if (ino, fh) == (Ino::ROOT, None) { self.attr.ask(ask) } else { ask() }
+    }
+
+    fn statfs(&self, cx: &Context<'_>, ino: Ino) -> Result<StatFs> {
+        let ask = || self.inner.statfs(cx, ino);
+        if ino == Ino::ROOT { self.space.ask(ask) } else { ask() }
+    }
+
+    /// Frontends keep nothing, so that nobody has to be told of changes. A server of another process could also tell so much that
+    /// frontends do nothing else.
+    fn attached(&self, _: Origin, _: Arc<dyn Notify>) {}
+
+    fn detached(&self, origin: Origin) -> Result<()> {
+        match self.inner.link.present().own() {
+            Some(fs) => fs.detached(origin),
+            None => Ok(()),
+        }
+    }
+
+    fn negative_valid_for(&self, _: Origin) -> Duration {
+        Duration::ZERO
+    }
+
+    /// All of it: a process that does not answer holds up only its own file system.
+    fn failure_domain(&self, _: Ino) -> Option<FailureDomain> {
+        Some(FailureDomain(1))
+    }
+
+    /// Those of the present server.
+    fn figures(&self) -> Vec<Figure> {
+        let present = self.inner.link.present();
+        if present.is_dead() { Vec::new() } else { present.fs().figures() }
+    }
+}

@@ -1,0 +1,272 @@
+//! A device that applications may bind: who has it, and how it comes back.
+
+use std::ffi::OsString;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use defuse_compose::{Error, Settings, Source};
+use defuse_fs::FileSystem;
+use defuse_fs::source::Locks;
+use defuse_remote::Moving;
+use defuse_socket::Who;
+use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Failure, Result};
+use crate::manager::config::OneDevice;
+
+/// The pauses between attempts to open a device that another process has.
+const PAUSES: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
+
+/// The one who has a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", tag = "by")]
+pub enum Holder {
+    /// The manager itself.
+    Manager,
+    /// An application.
+    Application {
+        /// The process; 0 in another PID namespace.
+        pid: i32,
+        /// Its user.
+        uid: u32,
+        /// It answers: others reach the device. Otherwise it is about to open or to close it.
+        serving: bool,
+    },
+    /// Nobody whom the manager reaches. It tries to open the device.
+    Nobody {
+        /// The reason.
+        why: String,
+    },
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Holder::Manager => f.write_str("the manager has it"),
+            Holder::Application { pid, uid, serving } => {
+                let and = if *serving { "" } else { ", and others do not reach it now" };
+                write!(f, "process {pid} of user {uid} has it{and}")
+            }
+            Holder::Nobody { why } => write!(f, "others do not reach it: {why}"),
+        }
+    }
+}
+
+/// One of the devices.
+pub struct Bindable {
+    /// The path in the tree, from `/` on.
+    pub path: String,
+    text: String,
+    source: Source,
+    settings: Settings,
+    /// Besides root and the user of the manager.
+    users: Vec<u32>,
+    /// The image itself, whatever happens to its name. `None` for a device of a driver.
+    pin: Option<OwnedFd>,
+    pub moving: Arc<Moving>,
+    holder: Mutex<Holder>,
+    /// The manager tries to open it.
+    opening: AtomicBool,
+    ending: AtomicBool,
+}
+
+impl Bindable {
+    /// The device with this configuration, which nobody has yet.
+    pub fn new(one: &OneDevice, users: Vec<u32>, limit: Duration) -> Bindable {
+        let path = Path::new(&one.source.rest);
+        let pin = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).ok();
+        Bindable {
+            path: one.path.clone(),
+            text: one.text(),
+            source: one.source.clone(),
+            settings: one.settings.clone(),
+            users,
+            pin,
+            moving: Arc::new(Moving::new(one.text(), limit)),
+            holder: Mutex::new(Holder::Nobody { why: "it was not opened yet".to_owned() }),
+            opening: AtomicBool::new(false),
+            ending: AtomicBool::new(false),
+        }
+    }
+
+    /// True if a process of this user may have the device.
+    pub fn admits(&self, uid: u32) -> bool {
+        uid == 0 || uid == rustix::process::geteuid().as_raw() || self.users.contains(&uid)
+    }
+
+    pub fn holder(&self) -> Holder {
+        self.lock().clone()
+    }
+
+    pub fn is_own(&self) -> bool {
+        *self.lock() == Holder::Manager
+    }
+
+    /// The source and the options by which an application opens the device.
+    pub fn source(&self) -> (String, Vec<String>) {
+        let mut options = self.settings.options.clone();
+        // The thread is for a process that serves many others.
+        options.retain(|option| option != super::super::config::WORKER);
+        options.extend(self.settings.read_only.then(|| "ro".to_owned()));
+        (self.text.clone(), options)
+    }
+
+    /// Opens the device at the beginning. One that another process has is tried again.
+    ///
+    /// # Errors
+    ///
+    /// Those of the source.
+    pub fn begin(self: &Arc<Self>) -> Result {
+        match self.open() {
+            Ok(fs) => self.has(fs),
+            Err(Error::Busy(why)) => {
+                log::warn!("{}: {why}; trying again", self.path);
+                self.is_nobodys(why);
+            }
+            Err(error) => return Err(Failure::from(error)),
+        }
+        Ok(())
+    }
+
+    /// An application begins to take the device: from the manager, or from nobody.
+    ///
+    /// # Errors
+    ///
+    /// The one who has it.
+    pub fn claim(&self, who: Who, patience: Duration) -> std::result::Result<Holder, Holder> {
+        let deadline = Instant::now() + patience;
+        loop {
+            {
+                let mut holder = self.lock();
+                let opening = self.opening.load(Ordering::SeqCst);
+                match &*holder {
+                    Holder::Application { .. } => return Err(holder.clone()),
+                    Holder::Manager | Holder::Nobody { .. } if !opening => {
+                        let Who { pid, uid } = who;
+                        let next = Holder::Application { pid, uid, serving: false };
+                        return Ok(std::mem::replace(&mut *holder, next));
+                    }
+                    Holder::Manager | Holder::Nobody { .. } => {}
+                }
+                if Instant::now() > deadline {
+                    return Err(holder.clone());
+                }
+            }
+            std::thread::sleep(PAUSES[0]);
+        }
+    }
+
+    pub fn is(&self, holder: Holder) {
+        *self.lock() = holder;
+    }
+
+    /// Its application does not serve it any more. Whoever asks for it meanwhile waits.
+    pub fn is_lost(self: &Arc<Self>, why: String) {
+        self.opening.store(true, Ordering::SeqCst);
+        self.is(Holder::Nobody { why });
+        self.moving.lose();
+        self.opening.store(false, Ordering::SeqCst);
+        self.await_it();
+    }
+
+    /// Nobody has the device any more.
+    pub fn is_nobodys(self: &Arc<Self>, why: String) {
+        self.is(Holder::Nobody { why });
+        self.await_it();
+    }
+
+    /// Opens the device when it is free, unless another application claims it first.
+    fn await_it(self: &Arc<Self>) {
+        let device = Arc::downgrade(self);
+        let thread = std::thread::Builder::new().name("defuse-takeover".to_owned());
+        if let Err(error) = thread.spawn(move || take_over(&device)) {
+            log::error!("{}: nobody takes it over: no thread: {error}", self.path);
+        }
+    }
+
+    /// The manager ends: nothing is opened any more.
+    pub fn end(&self) {
+        self.ending.store(true, Ordering::SeqCst);
+        while self.opening.load(Ordering::SeqCst) {
+            std::thread::sleep(PAUSES[0]);
+        }
+    }
+
+    /// Opens the device, if it is still nobody's. Returns false to try again.
+    fn try_to_open(&self) -> bool {
+        {
+            let holder = self.lock();
+            let is_nobodys = matches!(*holder, Holder::Nobody { .. });
+            if !is_nobodys || self.ending.load(Ordering::SeqCst) {
+                return true;
+            }
+            self.opening.store(true, Ordering::SeqCst);
+        }
+        let opened = self.open();
+        let is_open = opened.is_ok();
+        match opened {
+            Ok(fs) => {
+                log::warn!("{}: the manager has it again", self.path);
+                self.has(fs);
+            }
+            Err(error) => {
+                let why = error.to_string();
+                let before = std::mem::replace(&mut *self.lock(), Holder::Nobody { why });
+                let holder = self.holder();
+                if before != holder {
+                    log::warn!("{}: {holder}", self.path);
+                }
+            }
+        }
+        self.opening.store(false, Ordering::SeqCst);
+        is_open
+    }
+
+    fn has(&self, fs: Arc<dyn FileSystem>) {
+        self.moving.give_own(fs);
+        self.is(Holder::Manager);
+    }
+
+    fn open(&self) -> std::result::Result<Arc<dyn FileSystem>, Error> {
+        let mut settings = self.settings.clone();
+        // The server keeps no locks, so that those of a frontend would hold for one client only.
+        settings.frontend.locks = Locks::FileSystem;
+        let Some(pin) = &self.pin else { return self.source.open(&settings) };
+        let pinned = format!("/proc/self/fd/{}", pin.as_raw_fd());
+        let source = Source { kind: self.source.kind, rest: OsString::from(&pinned) };
+        let shown = self.source.rest.display().to_string();
+        source.open(&settings).map_err(|error| match error {
+            Error::Usage(text) => Error::Usage(text.replace(&pinned, &shown)),
+            Error::Failed(text) => Error::Failed(text.replace(&pinned, &shown)),
+            Error::Busy(text) => Error::Busy(text.replace(&pinned, &shown)),
+            Error::Interrupted(text) => Error::Interrupted(text.replace(&pinned, &shown)),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Holder> {
+        self.holder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Bindable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.path, self.holder())
+    }
+}
+
+/// Opens a device when it is free.
+fn take_over(device: &Weak<Bindable>) {
+    let mut pause = PAUSES[0];
+    loop {
+        match device.upgrade() {
+            Some(device) if !device.try_to_open() => {}
+            _ => return,
+        }
+        std::thread::sleep(pause);
+        pause = (2 * pause).min(PAUSES[1]);
+    }
+}

@@ -1,0 +1,152 @@
+//! A manager with a device that applications may bind, and such applications.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::common::{Place, Said, eventually, said};
+
+/// The time after which an application that says nothing is given up.
+pub const LIMIT: Duration = Duration::from_secs(2);
+
+/// A manager of the devices /one, which applications may bind, and /two, which they may not.
+pub struct Managed {
+    pub place: Place,
+    pub manager: Option<Child>,
+}
+
+impl Managed {
+    pub fn new(top: &str, of_one: &str) -> Managed {
+        let place = Place::new();
+        let mut config = format!("socket = {:?}\n", place.path("socket"));
+        config += &format!("answer-within = {}\n{top}\n", LIMIT.as_secs());
+        for (image, more) in [("one", of_one), ("two", "")] {
+            place.ok(&["mkfs", "uhs", image, "--size", "1G"]);
+            let source = format!("uhs:{}", place.path(image).display());
+            config += &format!("[[device]]\npath = \"/{image}\"\nsource = {source:?}\n{more}\n");
+        }
+        fs::write(place.path("manager.toml"), config).unwrap();
+        let mut managed = Managed { place, manager: None };
+        managed.start();
+        managed
+    }
+
+    pub fn start(&mut self) {
+        let arguments = ["manager", "--foreground", "--log-file", "log", "manager.toml"];
+        let mut command = self.place.command(&arguments);
+        self.manager = Some(command.stderr(Stdio::null()).spawn().unwrap());
+        let socket = self.place.path("socket");
+        eventually("a manager", || socket.exists() && self.stat().is_some());
+    }
+
+    /// Ends the manager. Returns its exit code.
+    pub fn end(&mut self) -> Option<i32> {
+        let mut manager = self.manager.take().unwrap();
+        kill_process(Pid::from_child(&manager), Signal::TERM).unwrap();
+        manager.wait().unwrap().code()
+    }
+
+    pub fn stat(&self) -> Option<Value> {
+        let socket = self.place.path("socket").display().to_string();
+        let said = self.place.run(&["stat", &socket, "--json"]);
+        (said.code == Some(0)).then(|| serde_json::from_str(&said.out).unwrap())
+    }
+
+    /// The holder of /one.
+    pub fn holder(&self) -> Value {
+        self.stat().map_or(Value::Null, |stat| stat["devices"][0]["holder"].clone())
+    }
+
+    pub fn await_holder(&self, by: &str) {
+        eventually(by, || self.holder()["by"] == by && self.holder()["serving"] != false);
+    }
+
+    /// The source by which an application binds a device.
+    pub fn bound(&self, device: &str) -> String {
+        format!("/y=bound:{},device={device}", self.place.path("socket").display())
+    }
+
+    /// Starts a shell with /one at /y, in whose run the device then is.
+    pub fn application(&self, script: &str) -> Application {
+        let bound = self.bound("/one");
+        let arguments = ["run", "--on-death", "end", "--mount", &bound, "--", "sh", "-c", script];
+        let mut command = self.place.command(&arguments);
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut application = Application(Some(child.spawn().unwrap()));
+        let pid = application.pid().as_raw_nonzero().get();
+        eventually("an application", || {
+            let child = application.0.as_mut().unwrap();
+            if child.try_wait().unwrap().is_some() {
+                let ended = application.0.take().unwrap().wait_with_output().unwrap();
+                panic!("{} {}", said(ended).err, self.log());
+            }
+            let holder = self.holder();
+            holder["pid"] == pid && holder["serving"] == true
+        });
+        application
+    }
+
+    /// Runs a shell with the tree at /x. Returns what it prints.
+    pub fn shell(&self, script: &str) -> String {
+        let mount = format!("/x=shared:{}", self.place.path("socket").display());
+        let said = self.place.run(&["run", "--mount", &mount, "--", "sh", "-c", script]);
+        said.out + &said.err
+    }
+
+    /// Mounts the tree. Returns the mount point.
+    pub fn mount(&self) -> PathBuf {
+        let text = format!("shared:{}", self.place.path("socket").display());
+        self.place.ok(&["mount", &text, "mnt"]);
+        self.place.path("mnt")
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.place.path("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Managed {
+    fn drop(&mut self) {
+        if let Some(mut manager) = self.manager.take() {
+            let _ = manager.kill();
+            let _ = manager.wait();
+        }
+    }
+}
+
+/// The run of an application: its process has the device.
+pub struct Application(Option<Child>);
+
+impl Application {
+    pub fn pid(&self) -> Pid {
+        Pid::from_child(self.0.as_ref().unwrap())
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(self.pid(), signal).unwrap();
+    }
+
+    /// Ends its standard input, and so its program. Returns what it says.
+    pub fn end(mut self) -> Said {
+        let mut child = self.0.take().unwrap();
+        drop(child.stdin.take());
+        said(child.wait_with_output().unwrap())
+    }
+
+    pub fn kill(self) {
+        drop(self);
+    }
+}
+
+impl Drop for Application {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

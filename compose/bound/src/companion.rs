@@ -1,0 +1,288 @@
+//! The side of the application: serves the manager, and says that the process is alive.
+
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use defuse_fs::source::Error;
+use defuse_fs::{Errno, FileSystem, Result};
+use defuse_shared::LaneOffers;
+use defuse_socket::{ServerOptions, serve_one};
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, shutdown};
+
+use crate::open::granted;
+use crate::protocol::{Answer, Ask, Channel};
+
+/// The time for the manager to take the socket that is served.
+const SERVED_PATIENCE: Duration = Duration::from_secs(60);
+/// The time for the manager to end what is in progress, when the device is given back.
+const RETURN_PATIENCE: Duration = Duration::from_secs(60);
+/// The interval at which a thread looks if the end has come.
+const TICK: Duration = Duration::from_millis(100);
+/// The pauses between attempts to find the next manager.
+const PAUSES: [Duration; 2] = [Duration::from_millis(200), Duration::from_secs(5)];
+
+/// The device's socket at its manager, and its path in the tree.
+type Place = (PathBuf, String);
+
+/// The devices that this process has.
+static LIVING: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
+
+/// Gives all devices back that this process has bound, before it ends: others use them no more, and the manager opens each when
+/// this process has ended. A program calls it whose file systems are not dropped at its end.
+pub fn give_back_all() {
+    let living: Vec<_> = lock(&LIVING).drain(..).collect();
+    living.iter().filter_map(Weak::upgrade).for_each(|one| one.part());
+}
+
+/// The threads beside a device that this process has.
+pub(crate) struct Companion(Arc<Shared>);
+
+struct Shared {
+    thread: Mutex<Option<JoinHandle<()>>>,
+    place: Place,
+    /// Until the device is closed.
+    fs: Mutex<Option<Arc<dyn FileSystem>>>,
+    /// The connection to the manager, if there is one.
+    channel: Mutex<Option<Arc<Channel<OwnedFd>>>>,
+    ending: AtomicBool,
+}
+
+/// The service of one manager.
+struct Service {
+    socket: OwnedFd,
+    thread: JoinHandle<()>,
+}
+
+impl Companion {
+    /// Serves `fs` to the manager at the other end of `channel`, which has just given the device.
+    pub(crate) fn start(
+        (channel, serves): (Channel<OwnedFd>, OwnedFd),
+        place: Place,
+        fs: Arc<dyn FileSystem>,
+    ) -> Result<Companion> {
+        let service = Service::start(&channel, serves, fs.clone())?;
+        let channel = Arc::new(channel);
+        let shared = Arc::new(Shared {
+            thread: Mutex::default(),
+            place,
+            fs: Mutex::new(Some(fs)),
+            channel: Mutex::new(Some(Arc::clone(&channel))),
+            ending: AtomicBool::new(false),
+        });
+        let own = Arc::clone(&shared);
+        let thread = Builder::new().name("defuse-bound".to_owned());
+        let thread = thread.spawn(move || own.stay(channel, service))?;
+        *lock(&shared.thread) = Some(thread);
+        let mut living = lock(&LIVING);
+        living.retain(|one| one.strong_count() > 0);
+        living.push(Arc::downgrade(&shared));
+        drop(living);
+        Ok(Companion(shared))
+    }
+
+    /// Ends the service. Afterwards nobody else uses the file system.
+    pub(crate) fn part(&self) {
+        self.0.part();
+    }
+
+    /// Ends the connection to the manager, which opens the device then.
+    pub(crate) fn end(&self) {
+        lock(&self.0.channel).take();
+    }
+}
+
+impl std::fmt::Debug for Companion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Companion").field(&self.0.place).finish()
+    }
+}
+
+impl Shared {
+    fn part(&self) {
+        self.ending.store(true, Ordering::SeqCst);
+        if let Some(channel) = &*lock(&self.channel) {
+            let _ = channel.ask(&Ask::Return);
+        }
+        let thread = lock(&self.thread).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            log::error!("the thread of a bound device has panicked");
+        }
+        lock(&self.fs).take();
+    }
+
+    /// Stays with one manager after the other.
+    fn stay(&self, mut channel: Arc<Channel<OwnedFd>>, mut service: Service) {
+        loop {
+            self.talk(&channel);
+            drop(service);
+            if self.is_ending() {
+                // The channel stays until the device is closed.
+                return;
+            }
+            let (socket, device) = (self.place.0.display(), &self.place.1);
+            log::warn!(
+                "{device} of the manager at {socket}: it has gone, or given this process up: trying again"
+            );
+            drop(channel);
+            lock(&self.channel).take();
+            let Some((found, next)) = self.find_again() else { return };
+            log::warn!("{device} of the manager at {socket}: others reach it again");
+            channel = Arc::new(found);
+            service = next;
+            *lock(&self.channel) = Some(Arc::clone(&channel));
+            if self.is_ending() {
+                let _ = channel.ask(&Ask::Return);
+            }
+        }
+    }
+
+    /// Answers the manager until it has gone, or nothing is in progress at the end.
+    fn talk(&self, channel: &Channel<OwnedFd>) {
+        let mut until = None;
+        loop {
+            match channel.next_answer(TICK) {
+                Ok(Some(Answer::Ping)) => {
+                    let _ = channel.ask(&Ask::Pong);
+                }
+                Ok(Some(Answer::Quiet)) if self.is_ending() => return,
+                Ok(Some(other)) => {
+                    log::warn!("a manager says {other:?} at the wrong time");
+                    return;
+                }
+                Ok(None) => {}
+                Err(errno) => {
+                    log::debug!("the connection to a manager has ended: {errno}");
+                    return;
+                }
+            }
+            if self.is_ending() {
+                let until = *until.get_or_insert_with(|| Instant::now() + RETURN_PATIENCE);
+                if Instant::now() > until {
+                    log::warn!("a manager does not end its calls: they get errors");
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Waits for a manager that takes this process with its device.
+    fn find_again(&self) -> Option<(Channel<OwnedFd>, Service)> {
+        let (mut pause, mut told) = (PAUSES[0], String::new());
+        loop {
+            let next = Instant::now() + pause;
+            while Instant::now() < next {
+                if self.is_ending() {
+                    return None;
+                }
+                std::thread::sleep(TICK.min(pause));
+            }
+            pause = (2 * pause).min(PAUSES[1]);
+            match self.offer() {
+                Ok(found) => return Some(found),
+                Err(error) => {
+                    let why = error.to_string();
+                    if why != told {
+                        log::warn!("others do not reach the device: {why}");
+                    }
+                    told = why;
+                }
+            }
+        }
+    }
+
+    /// Offers the device to whoever manages at the place now.
+    fn offer(&self) -> std::result::Result<(Channel<OwnedFd>, Service), Error> {
+        let (socket, device) = &self.place;
+        let fs = lock(&self.fs).clone().ok_or_else(|| Error::failed("the device is closed"))?;
+        let channel = connect(socket)?;
+        channel.ask(&Ask::Keep(device.clone())).map_err(Error::failed)?;
+        let grant = granted(&channel, socket, device)?;
+        let service = Service::start(&channel, grant.socket, fs).map_err(Error::failed)?;
+        Ok((channel, service))
+    }
+
+    fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::SeqCst)
+    }
+}
+
+impl Service {
+    /// Serves `fs` on `socket`, whose other end the manager has.
+    fn start(
+        channel: &Channel<OwnedFd>,
+        socket: OwnedFd,
+        fs: Arc<dyn FileSystem>,
+    ) -> Result<Service> {
+        let served = socket.try_clone()?;
+        let lines = Some(Arc::new(LaneOffers::default()) as _);
+        let options = ServerOptions { lines, ..ServerOptions::default() };
+        let thread = Builder::new().name("defuse-served".to_owned()).spawn(move || {
+            if let Err(errno) = serve_one(served, fs, &options, || ()) {
+                log::warn!("the service of a manager has ended: {errno}");
+            }
+        })?;
+        let service = Service { socket, thread };
+        channel.ask(&Ask::Serving)?;
+        match channel.next_answer(SERVED_PATIENCE)? {
+            Some(Answer::Served) => Ok(service),
+            Some(Answer::Refused { errno, why }) => {
+                log::warn!("{why}");
+                Err(errno)
+            }
+            Some(_) => Err(Errno::EPROTO),
+            None => Err(Errno::ETIMEDOUT),
+        }
+    }
+
+    fn is_running(&self) -> bool {
+        !self.thread.is_finished()
+    }
+}
+
+impl Drop for Service {
+    /// Returns when the service does not use the file system any more.
+    fn drop(&mut self) {
+        // Requests in progress are answered.
+        let _ = shutdown(&self.socket, Shutdown::Read);
+        let begun = Instant::now();
+        while self.is_running() {
+            if begun.elapsed() > SERVED_PATIENCE / 6 {
+                let _ = shutdown(&self.socket, Shutdown::Both);
+                log::warn!("requests of a manager do not end: the device stays open until they do");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Connects to a manager of root or of the user of this process.
+pub(crate) fn connect(path: &Path) -> std::result::Result<Channel<OwnedFd>, Error> {
+    let shown = path.display();
+    let failed = |error: rustix::io::Errno| {
+        Error::Failed(format!(
+            "cannot connect to {shown}: {error}; is it the socket of `defuse manager`?"
+        ))
+    };
+    let address = SocketAddrUnix::new(path).map_err(failed)?;
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        .map_err(failed)?;
+    rustix::net::connect(&socket, &address).map_err(failed)?;
+    let uid = defuse_remote::user_of_server(&socket).map_err(Error::failed)?;
+    if uid != 0 && uid != rustix::process::geteuid().as_raw() {
+        return Err(Error::Failed(format!(
+            "{shown} is served by the untrusted user {uid}, who would see everything on the device: bind devices of \
+             root or of the user of this process"
+        )));
+    }
+    Ok(Channel::new(socket))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,67 @@
+//! One client at the other end of a connected socket, without a listener.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use defuse_connection::{Connection, Credentials, Quotas, Service};
+use defuse_fs::{Errno, FileSystem, Result};
+use defuse_session::{ClientHooks, Ended, Line, Session};
+
+use crate::line::{self, MessageLine};
+use crate::peer::Peer;
+use crate::server::{ServerOptions, says_something, with_locks, without_caches};
+
+/// Serves `fs` to the one process at the other end of `socket`, a connected `SOCK_SEQPACKET` socket, which acts for all
+/// users: the caller trusts it to check their rights. It may name every inode by its number, which `fs` accepts without a
+/// lookup ([`FileSystem::resolve`]). Calls `ready` when it has said INIT. Returns when either side has
+/// shut the socket down for the other one, and everything that the client held is given back.
+///
+/// Of the limits in `options`, those of a user apply.
+///
+/// # Errors
+///
+/// `ETIMEDOUT` if the client says nothing in ten seconds, `EPROTO` if it does not speak FUSE, and those of the file system
+/// if not everything could be made durable at the end.
+pub fn serve_one(
+    socket: OwnedFd,
+    fs: Arc<dyn FileSystem>,
+    options: &ServerOptions,
+    ready: impl FnOnce(),
+) -> Result<()> {
+    if !says_something(&socket, crate::server::INIT_PATIENCE) {
+        return Err(Errno::ETIMEDOUT);
+    }
+    let fs = with_locks(fs);
+    let quotas = Quotas {
+        connection: options.user_limits,
+        user: options.user_limits,
+        mapped_bytes: options.mapped_bytes,
+    };
+    let all_users = Credentials { pid: 0, uid: 0, groups: vec![0] };
+    let service = Service::new(quotas, || {});
+    let mut session = options.session.clone();
+    without_caches(&mut session, &*fs);
+    let peer = Arc::new(Peer {
+        connection: Connection::new(fs, service, all_users),
+        pages: None,
+        versions: None,
+    });
+    // An earlier server of the same file system may have told it numbers.
+    peer.connection.trust_numbers();
+    let served = Arc::clone(&peer) as Arc<dyn FileSystem>;
+    let groups = Arc::new(peer.connection.credentials().clone());
+    let client = ClientHooks { memory: None, groups: Some(groups) };
+    let mut line: Arc<dyn Line> = Arc::new(MessageLine::new(Arc::new(socket)));
+    if let Some(lines) = &options.lines {
+        line = lines.line(0, line)?;
+    }
+    let session = Session::over(line, served, &line::options(&session), client);
+    let session = session.map_err(|error| {
+        log::warn!("the process at the other end is not served: {error}");
+        Errno::EPROTO
+    })?;
+    ready();
+    let Ended { durable, .. } = session.wait();
+    peer.connection.close();
+    durable
+}
