@@ -126,7 +126,7 @@ fn open_files_stay_open_when_a_device_is_bound_and_given_back_and_nothing_is_los
     eventually("the new name", || mnt.join("one/now").exists());
     file.write_all_at(b"2", 1).unwrap();
     // What was not durable before is not lost.
-    file.sync_all().unwrap();
+    file.sync_all().unwrap_or_else(|error| panic!("{error}: {}", managed.log()));
     renamed.write_all_at(b"r", 0).unwrap();
     let said = application.end();
     assert_eq!(said.out, "fine\n", "{}", said.err);

@@ -515,10 +515,15 @@ impl Table {
         Ok(is_open.then_some((file, open.no_flush && inode.unsynced.is_clean())))
     }
 
-    /// Everything that was acknowledged is durable.
+    /// Everything that the present connection has acknowledged is durable. Changes of earlier ones stay lost until somebody
+    /// was told.
     pub(super) fn all_synced(&mut self) {
-        self.forgotten.synced_all();
-        self.inodes.values_mut().for_each(|inode| inode.unsynced.synced_all());
+        let epoch = self.epoch;
+        let inodes = self.inodes.values_mut().map(|inode| &mut inode.unsynced);
+        for unsynced in inodes.chain([&mut self.forgotten]) {
+            unsynced.lose(epoch);
+            unsynced.synced_all();
+        }
     }
 
     pub(super) fn synced(&mut self, ino: Ino, count: u64) {

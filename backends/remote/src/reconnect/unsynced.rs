@@ -113,6 +113,19 @@ mod tests {
         assert!(inode.before_sync(&mut open, 2).is_ok());
     }
 
+    /// A second application took the device before anybody had asked for what was lost with the first one.
+    #[test]
+    fn what_was_lost_stays_lost_when_everything_else_becomes_durable() {
+        let mut inode = Unsynced::default();
+        let mut open = inode.heard_at_open();
+        inode.changed(1);
+        inode.lose(2);
+        inode.changed(2);
+        inode.synced_all();
+        assert_eq!(inode.before_sync(&mut open, 3), Err(Errno::EIO));
+        assert!(inode.before_sync(&mut open, 3).is_ok());
+    }
+
     #[test]
     fn a_loss_of_which_nobody_was_told_is_told_to_the_next_opener() {
         let mut inode = Unsynced::default();
