@@ -12,7 +12,7 @@ use defuse_compose::Source;
 use defuse_fs::FileSystem;
 use defuse_fs::namespace::Namespace;
 use defuse_fuse::SessionOptions;
-use defuse_shared::{LaneOffers, Paged, PagedOptions, Parts, Versioned};
+use defuse_shared::{LaneOffers, Paged, PagedOptions, Parts, Unseen, Versioned};
 use defuse_socket::{Admission, Server, ServerOptions};
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::SIGUSR1;
@@ -193,7 +193,8 @@ fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
     };
     let fs = offer.fs;
     // Names have versions and files have pages only where all changes come through this server.
-    let versioned = offer.shared.and_then(|_| Versioned::over(Arc::clone(&fs)));
+    let unseen = offer.tree.clone().map(|tree| Box::new(move |ino| tree.is_apart(ino)) as Unseen);
+    let versioned = offer.shared.and_then(|_| Versioned::except(Arc::clone(&fs), unseen));
     let fs = versioned.clone().map_or(fs, |versioned| versioned as Arc<dyn FileSystem>);
     let paged = offer.shared.and_then(|pages| paged(&fs, pages, offer.tree.as_deref()));
     let fs = paged.clone().map_or(fs, |paged| paged as Arc<dyn FileSystem>);

@@ -74,6 +74,12 @@ fn each_side_sees_the_changes_of_the_other_at_once_and_other_devices_keep_their_
         assert!(!to.join(&name).exists() && to.join("moved").exists());
         fs::rename(to.join("moved"), to.join(&name)).unwrap();
         assert!(from.join(&name).exists() && !from.join("moved").exists());
+        // Nothing comes with an open that the other side may change before it is read.
+        let seen = File::open(to.join(&name)).unwrap();
+        fs::write(from.join(&name), vec![b'y'; round as usize + 1]).unwrap();
+        let mut byte = [0];
+        seen.read_exact_at(&mut byte, round.into()).unwrap();
+        assert_eq!(byte, [b'y']);
     }
     // A lock of one side is one for the other side.
     let open = |dir: &PathBuf| File::options().write(true).open(dir.join("file0")).unwrap();

@@ -36,6 +36,9 @@ pub trait VersionSource: Send + Sync + Debug {
     /// Those of open(2).
     fn versions(&self) -> Result<OwnedFd>;
 
+    /// True if each change of the file shows in the versions, unless a client has mapped it.
+    fn tell_of(&self, ino: Ino) -> bool;
+
     /// A client has mapped the file, and may change it unseen: nothing that is known of its bytes holds.
     fn mapped(&self, ino: Ino);
 }

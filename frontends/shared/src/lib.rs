@@ -20,4 +20,4 @@ mod versioned;
 pub use counts::Parts;
 pub use lanes::{LaneLimits, LaneOffers};
 pub use paged::{Paged, PagedOptions};
-pub use versioned::Versioned;
+pub use versioned::{Unseen, Versioned};

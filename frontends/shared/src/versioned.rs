@@ -26,7 +26,11 @@ pub struct Versioned {
     versions: Versions,
     /// Changes of one name take turns, so that a removal knows the inode that it removes.
     names: [Mutex<()>; LOCKS],
+    unseen: Option<Unseen>,
 }
+
+/// True for inodes that others may change without this layer.
+pub type Unseen = Box<dyn Fn(Ino) -> bool + Send + Sync>;
 
 impl std::fmt::Debug for Versioned {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -38,13 +42,18 @@ impl Versioned {
     /// Versions for `inner`. `None` if it may change without this layer (`Caps::exclusive`), or wants its operations
     /// submitted, and where there is no memory for them.
     pub fn over(inner: Arc<dyn FileSystem>) -> Option<Arc<Versioned>> {
+        Versioned::except(inner, None)
+    }
+
+    /// As [`over`](Versioned::over), with inodes that others may change, of which clients keep nothing.
+    pub fn except(inner: Arc<dyn FileSystem>, unseen: Option<Unseen>) -> Option<Arc<Versioned>> {
         let caps = inner.caps();
         if !caps.exclusive || caps.submits {
             return None;
         }
         let versions = Versions::new().map_err(|error| log::warn!("no versions: {error}")).ok()?;
         let names = std::array::from_fn(|_| Mutex::default());
-        Some(Arc::new(Versioned { inner, versions, names }))
+        Some(Arc::new(Versioned { inner, versions, names, unseen }))
     }
 
     /// Makes a change of `things`.
@@ -127,6 +136,10 @@ impl Drop for Ended<'_> {
 impl VersionSource for Versioned {
     fn versions(&self) -> Result<OwnedFd> {
         self.versions.reader().map_err(|error| Errno::from_raw(error.raw_os_error()))
+    }
+
+    fn tell_of(&self, ino: Ino) -> bool {
+        !self.unseen.as_ref().is_some_and(|unseen| unseen(ino))
     }
 
     fn mapped(&self, ino: Ino) {

@@ -78,7 +78,7 @@ impl SharedMemory for Peer {
 
     /// Without versions, the client could not know how long the bytes hold.
     fn whole(&self, cx: &Context<'_>, file: File) -> Option<(Vec<u8>, bool)> {
-        self.versions.as_ref()?;
+        self.versions.as_ref().filter(|versions| versions.tell_of(file.ino))?;
         let whole = self.connection.whole(cx, file, OPEN_BYTES_MAX)?;
         Some((whole.bytes, whole.read_is_due))
     }
