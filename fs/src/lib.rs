@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod absent;
 mod buf;
 mod buffer;
 mod context;
@@ -36,6 +37,7 @@ pub mod source;
 mod types;
 mod versions;
 
+pub use absent::Absent;
 pub use buf::{
     DirBuf, DirItem, DirSink, Push, ReadBuf, ReadSink, SliceSink, SliceSource, WriteBuf,
     WriteSource,

@@ -10,7 +10,7 @@ use defuse_compose::{IN_OWN_PROGRAMS, Registry, Settings};
 use defuse_fs::source::{
     About, Description, Error, Files, Frontend, Locks, Opt, Rest, Result, Sharing, Value,
 };
-use defuse_fs::{Caps, Errno, FileSystem, LockSupport, delegate};
+use defuse_fs::{Absent, Caps, Errno, FileSystem, LockSupport, delegate};
 
 use crate::companion::{Companion, connect};
 use crate::protocol::{Answer, Ask, Channel};
@@ -111,7 +111,7 @@ impl Drop for Bound {
         // Nothing comes from others any more, and the manager waits for the end of the connection.
         self.companion.part();
         // The last reference: the device is closed.
-        self.inner = Arc::new(Gone);
+        self.inner = Arc::new(Absent(Errno::ENODEV));
         self.companion.end();
     }
 }
@@ -182,37 +182,6 @@ fn open_device(
             }
             other => return other,
         }
-    }
-}
-
-/// The file system that is left after the device was closed.
-struct Gone;
-
-impl FileSystem for Gone {
-    fn lookup(
-        &self,
-        _: &defuse_fs::Context<'_>,
-        _: defuse_fs::Ino,
-        _: defuse_fs::Name<'_>,
-    ) -> defuse_fs::Result<defuse_fs::Entry> {
-        Err(Errno::ENODEV)
-    }
-    fn getattr(
-        &self,
-        _: &defuse_fs::Context<'_>,
-        _: defuse_fs::Ino,
-        _: Option<defuse_fs::Fh>,
-    ) -> defuse_fs::Result<defuse_fs::Attr> {
-        Err(Errno::ENODEV)
-    }
-    fn readdir(
-        &self,
-        _: &defuse_fs::Context<'_>,
-        _: defuse_fs::File,
-        _: u64,
-        _: &mut defuse_fs::DirBuf<'_>,
-    ) -> defuse_fs::Result<()> {
-        Err(Errno::ENODEV)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The account of lookups, open files and locks.
 
-use defuse_fs::{Attr, DirBuf, Entry, Name};
+use defuse_fs::Absent;
 
 use super::*;
 
@@ -168,19 +168,6 @@ fn an_heir_may_use_an_open_file_for_no_more_than_the_program_before() {
     assert_eq!(modes, Some(Modes { reads: true, writes: false }));
 }
 
-struct Nothing;
-impl FileSystem for Nothing {
-    fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
-        Err(Errno::ENOENT)
-    }
-    fn getattr(&self, _: &Context<'_>, _: Ino, _: Option<Fh>) -> Result<Attr> {
-        Err(Errno::ENOENT)
-    }
-    fn readdir(&self, _: &Context<'_>, _: File, _: u64, _: &mut DirBuf<'_>) -> Result<()> {
-        Err(Errno::ENOENT)
-    }
-}
-
 /// A program that executes itself over and over, and hands over one of the files that it has.
 #[test]
 fn many_programs_one_after_the_other_leave_nothing_behind() {
@@ -196,7 +183,7 @@ fn many_programs_one_after_the_other_leave_nothing_behind() {
         let heir = now.heir(account());
         heir.take_over(&legacy).unwrap();
         heir.settle();
-        now.take_back(&Nothing);
+        now.take_back(&Absent(Errno::ENOENT));
         now = Arc::new(heir);
     }
     let count = |of: fn(&Family) -> usize| -> usize {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use defuse_fs::{Attr, Context, DirBuf, Entry, Errno, Fh, File, FileSystem, Ino, Name, Result};
+use defuse_fs::{Absent, Errno, FileSystem};
 
 use super::table::Epoch;
 use crate::Remote;
@@ -48,7 +48,7 @@ impl Connected {
         match &self.server {
             Server::Remote(remote) => &**remote,
             Server::Own(fs) => &**fs,
-            Server::Absent => &Absent,
+            Server::Absent => &Absent(Errno::ENOTCONN),
         }
     }
 
@@ -99,20 +99,5 @@ impl Connected {
 impl Drop for Connected {
     fn drop(&mut self) {
         self.life.gone.store(true, Ordering::SeqCst);
-    }
-}
-
-/// The file system of no server.
-struct Absent;
-
-impl FileSystem for Absent {
-    fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
-        Err(Errno::ENOTCONN)
-    }
-    fn getattr(&self, _: &Context<'_>, _: Ino, _: Option<Fh>) -> Result<Attr> {
-        Err(Errno::ENOTCONN)
-    }
-    fn readdir(&self, _: &Context<'_>, _: File, _: u64, _: &mut DirBuf<'_>) -> Result<()> {
-        Err(Errno::ENOTCONN)
     }
 }
