@@ -196,13 +196,7 @@ fn kills_of_an_application_lose_nothing_durable_and_nobody_waits_longer() {
             .enumerate()
             .map(|(number, device)| {
                 let dir = mnt.join(device).join(format!("program {number}"));
-                let random = Random(seed + number as u64);
-                let (durable, longest) = (Vec::new(), Duration::ZERO);
-                let mut load = Load { dir, random, ends, count, durable, longest };
-                scope.spawn(move || {
-                    load.run();
-                    load
-                })
+                Load::start(scope, (dir, seed + number as u64), ends, count)
             })
             .collect();
         let until_the_end = Ends(ends);

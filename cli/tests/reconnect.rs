@@ -73,13 +73,7 @@ fn kill_under_load(place: &Place, command: Vec<String>, scheme: &str, dirs: [&st
         let programs: Vec<_> = (0..2)
             .map(|number| {
                 let dir = place.path("mnt").join(dirs[number]).join(format!("program {number}"));
-                let random = Random(seed + number as u64);
-                let (durable, longest) = (Vec::new(), Duration::ZERO);
-                let mut load = Load { dir, random, ends, count, durable, longest };
-                scope.spawn(move || {
-                    load.run();
-                    load
-                })
+                Load::start(scope, (dir, seed + number as u64), ends, count)
             })
             .collect();
         let mut random = Random(seed);

@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -26,16 +27,34 @@ pub fn data(seed: u64, len: usize) -> Vec<u8> {
 /// A program that uses the mount, and what it knows to be durable.
 pub struct Load<'a> {
     pub dir: PathBuf,
-    pub random: Random,
-    pub ends: &'a AtomicBool,
+    random: Random,
+    ends: &'a AtomicBool,
     /// The number of files that were made durable, of all programs.
-    pub count: &'a AtomicU64,
+    count: &'a AtomicU64,
     /// Durable files, each with the seed and length of its content.
     pub durable: Vec<(u64, usize)>,
     pub longest: Duration,
 }
 
-impl Load<'_> {
+impl<'a> Load<'a> {
+    /// Starts a program in `dir`, whose choices follow from `seed`, until `ends`.
+    pub fn start<'scope>(
+        scope: &'scope Scope<'scope, '_>,
+        (dir, seed): (PathBuf, u64),
+        ends: &'a AtomicBool,
+        count: &'a AtomicU64,
+    ) -> ScopedJoinHandle<'scope, Load<'a>>
+    where
+        'a: 'scope,
+    {
+        let (durable, longest) = (Vec::new(), Duration::ZERO);
+        let mut load = Load { dir, random: Random(seed), ends, count, durable, longest };
+        scope.spawn(move || {
+            load.run();
+            load
+        })
+    }
+
     /// Makes a call. `None` if it failed as calls may: its answer or its file was lost with a server.
     fn call<T>(&mut self, what: &str, call: impl FnOnce() -> std::io::Result<T>) -> Option<T> {
         let begun = Instant::now();
@@ -52,7 +71,7 @@ impl Load<'_> {
         }
     }
 
-    pub fn run(&mut self) {
+    fn run(&mut self) {
         // Until its directory is durable, it may be lost.
         let dir = self.dir.clone();
         let made = || {
