@@ -55,8 +55,11 @@ impl Order {
     /// there the search takes steps that double, so that it is never longer than two binary ones.
     fn position(&self, stamp: u64) -> usize {
         let (Some(first), Some(last)) = (self.stamps.first(), self.stamps.last()) else { return 0 };
-        if stamp <= *first || stamp > *last {
-            return if stamp <= *first { 0 } else { self.stamps.len() };
+        if stamp <= *first {
+            return 0;
+        }
+        if stamp > *last {
+            return self.stamps.len();
         }
         let part = u128::from(stamp - first) * (self.stamps.len() - 1) as u128;
         let guess = (part / u128::from(last - first)) as usize;
