@@ -5,9 +5,9 @@
 //! ([`Recorder`], [`Cells`]), their readings ([`Snapshot`]), and a layer that measures any file
 //! system ([`Probed`]).
 //!
-//! [`Limited`] writes warnings that another user can cause at any rate.
+//! [`Limited`] writes warnings that another user can cause at any rate, and [`processors`] counts the processors once.
 //!
-//! It starts no threads, opens no files, and prints nothing but those warnings, to the log. Frontends and the command line decide
+//! It starts no threads, and prints nothing but those warnings, to the log. Frontends and the command line decide
 //! when and where a snapshot is shown.
 //!
 //! ```
@@ -29,6 +29,7 @@ mod histogram;
 mod limited;
 mod op;
 mod probed;
+mod processors;
 mod snapshot;
 
 pub use cells::{Cells, Recorder};
@@ -36,4 +37,5 @@ pub use histogram::{BUCKETS, Histogram};
 pub use limited::Limited;
 pub use op::{Op, Stage};
 pub use probed::Probed;
+pub use processors::processors;
 pub use snapshot::{Bytes, FigureStats, FigureUnit, OpStats, Snapshot};

@@ -2,7 +2,6 @@
 //! reason to print.
 
 use std::fmt;
-use std::thread::available_parallelism;
 
 use defuse_fs::{Caps, LockSupport};
 
@@ -176,7 +175,7 @@ fn max_workers(caps: &Caps, options: &SessionOptions) -> usize {
 
 /// That number without those that wait for somebody else.
 pub(crate) fn sleeping_workers(caps: &Caps) -> usize {
-    let processors = available_parallelism().map_or(2, usize::from);
+    let processors = defuse_probe::processors();
     if caps.blocking { (4 * processors).max(16) } else { processors.max(2) }
 }
 

@@ -293,7 +293,7 @@ impl Shared {
     ) -> Result<Self> {
         let negotiated = &dispatcher.negotiated;
         let max = negotiated.max_workers;
-        let processors = std::thread::available_parallelism().map_or(2, usize::from);
+        let processors = defuse_probe::processors();
         // On a single processor the caller could not run meanwhile.
         let spins = processors > 1 && options.policy.owns_descriptors();
         let spin_ns = if spins { options.spin.as_nanos() as u64 } else { 0 };
@@ -594,8 +594,9 @@ fn handshake(
     options: &SessionOptions,
 ) -> std::result::Result<Agreed, StartError> {
     let port = line.port(false);
-    // Until INIT is answered, the kernel wants room for what it would send by default.
-    let limits = DevLimits { max_write: MAX_IO, max_read: 4096, splice: SpliceLimits::NEVER };
+    // Until INIT is answered, the kernel wants room for what it would send by default. A client sends INIT alone.
+    let max_write = if device.is_some() { MAX_IO } else { 0 };
+    let limits = DevLimits { max_write, max_read: 4096, splice: SpliceLimits::NEVER };
     let mut channel = DevChannel::new(Arc::clone(&port), limits);
     loop {
         match channel.receive(false) {

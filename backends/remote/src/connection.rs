@@ -106,7 +106,7 @@ impl ClientConnection {
         timeout: Option<Duration>,
         on_notification: OnNotification,
     ) -> Result<Self> {
-        let may_spin = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
+        let may_spin = defuse_probe::processors() > 1;
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TICK)).map_err(errno)?;
         keep_process_id();
         Ok(ClientConnection {

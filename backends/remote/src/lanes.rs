@@ -53,7 +53,7 @@ impl Lanes {
     pub(super) fn of(fd: OwnedFd) -> Result<Lanes> {
         let memory = Memory::of(fd, BYTES).map_err(errno)?;
         let seat = |index| Mutex::new(Seat { lane: Lane::new(index), reply: Vec::new() });
-        let may_spin = std::thread::available_parallelism().is_ok_and(|n| n.get() > 1);
+        let may_spin = defuse_probe::processors() > 1;
         Ok(Lanes {
             memory,
             seats: (0..LANES).map(seat).collect(),

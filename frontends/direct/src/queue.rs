@@ -103,8 +103,7 @@ impl<T: Send + 'static> Queue<T> {
             return Err(Errno::EINVAL);
         }
         if options.threads == 0 {
-            let processors = std::thread::available_parallelism().map_or(2, |count| count.get());
-            options.threads = (processors * 2).clamp(4, THREADS_MAX);
+            options.threads = (defuse_probe::processors() * 2).clamp(4, THREADS_MAX);
         }
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let eventfd = eventfd(0, flags).map_err(|error| Errno::from_raw(error.raw_os_error()))?;

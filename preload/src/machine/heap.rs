@@ -8,7 +8,7 @@
 
 use std::alloc::{GlobalAlloc, Layout};
 
-use dlmalloc::Dlmalloc;
+use dlmalloc::{Allocator, Dlmalloc};
 
 use crate::machine::{inside::Inside, lock::Lock, sys};
 
@@ -17,7 +17,7 @@ struct Pages;
 
 // SAFETY: what is returned are fresh mappings, page by page, which belong to the heap until it gives
 // them back.
-unsafe impl dlmalloc::Allocator for Pages {
+unsafe impl Allocator for Pages {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         match sys::map(size, libc::PROT_READ | libc::PROT_WRITE, 0) {
             Ok(at) => (at as *mut u8, size, 0),
@@ -56,6 +56,20 @@ unsafe impl dlmalloc::Allocator for Pages {
 
 static HEAP: Lock<Dlmalloc<Pages>> = Lock::new(Dlmalloc::new_with_allocator(Pages));
 
+/// Memory of so many bytes or more is a mapping of its own, of which the kernel provides what is used: the heap writes zeros to
+/// all that it was asked to zero.
+const OWN_MAPPING: usize = 256 << 10;
+
+/// True if memory of this layout has a mapping of its own.
+fn has_mapping(layout: Layout) -> bool {
+    layout.size() >= OWN_MAPPING && layout.align() <= 4096
+}
+
+fn pages(size: usize) -> usize {
+    // The size of a layout is so far from the largest number that this cannot overflow.
+    size.next_multiple_of(4096)
+}
+
 /// The heap, entered as every part of our own code.
 struct Heap;
 
@@ -64,6 +78,9 @@ struct Heap;
 unsafe impl GlobalAlloc for Heap {
     // SAFETY: the trait's own promises.
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if has_mapping(layout) {
+            return Pages.alloc(pages(layout.size())).0;
+        }
         let _inside = Inside::enter();
         // SAFETY: the caller's promises are those that Dlmalloc asks for.
         unsafe { HEAP.lock().malloc(layout.size(), layout.align()) }
@@ -71,6 +88,9 @@ unsafe impl GlobalAlloc for Heap {
 
     // SAFETY: see `alloc`.
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if has_mapping(layout) {
+            return Pages.alloc(pages(layout.size())).0;
+        }
         let _inside = Inside::enter();
         // SAFETY: see `alloc`.
         unsafe { HEAP.lock().calloc(layout.size(), layout.align()) }
@@ -78,6 +98,10 @@ unsafe impl GlobalAlloc for Heap {
 
     // SAFETY: see `alloc`.
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        if has_mapping(layout) {
+            Pages.free(ptr, pages(layout.size()));
+            return;
+        }
         let _inside = Inside::enter();
         // SAFETY: see `alloc`; the memory came from this heap, the only one there is.
         unsafe { HEAP.lock().free(ptr, layout.size(), layout.align()) }
@@ -85,6 +109,23 @@ unsafe impl GlobalAlloc for Heap {
 
     // SAFETY: see `alloc`.
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new: usize) -> *mut u8 {
+        // SAFETY: the caller promises that the new size makes a layout.
+        let after = unsafe { Layout::from_size_align_unchecked(new, layout.align()) };
+        match (has_mapping(layout), has_mapping(after)) {
+            (true, true) => return Pages.remap(ptr, pages(layout.size()), pages(new), true),
+            (false, false) => {}
+            _ => {
+                // SAFETY: as asked for by the caller; both have at least the smaller number of bytes.
+                return unsafe {
+                    let moved = self.alloc(after);
+                    if !moved.is_null() {
+                        moved.copy_from_nonoverlapping(ptr, layout.size().min(new));
+                        self.dealloc(ptr, layout);
+                    }
+                    moved
+                };
+            }
+        }
         let _inside = Inside::enter();
         // SAFETY: see `dealloc`.
         unsafe { HEAP.lock().realloc(ptr, layout.size(), layout.align(), new) }
@@ -121,5 +162,26 @@ mod tests {
         });
         let big = vec![0u64; 1 << 20];
         assert!(big.iter().all(|word| *word == 0));
+    }
+
+    #[test]
+    fn large_memory_has_pages_when_it_is_used() {
+        const LEN: usize = 1 << 20;
+        let big = vec![0u8; LEN];
+        let mut resident = [1u8; LEN / 4096];
+        // SAFETY: the pages are those of `big`, and there is a byte for each.
+        let rc = unsafe { libc::mincore(big.as_ptr() as *mut _, LEN, resident.as_mut_ptr()) };
+        assert_eq!((rc, resident.iter().filter(|page| **page & 1 == 1).count()), (0, 0));
+    }
+
+    #[test]
+    fn memory_keeps_its_bytes_when_it_becomes_large_and_small() {
+        let mut bytes = Vec::new();
+        for len in [10, 100_000, 300_000, 3_000_000, 200_000, 5] {
+            let kept = bytes.len().min(len);
+            bytes.resize(len, 7u8);
+            bytes.shrink_to_fit();
+            assert!(bytes.iter().take(kept).all(|byte| *byte == 7), "{len}");
+        }
     }
 }
