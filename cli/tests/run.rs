@@ -265,6 +265,41 @@ open("mem:/y", "w").write("named"); print(open("mem:/y").read(), os.path.exists(
 
 /// A run uses the results of earlier runs. Damaged or changed cache files do not affect a program.
 #[test]
+fn a_directory_that_becomes_a_link_into_a_mount_is_followed_at_once() {
+    // The shell has looked at the directory just before other programs replace it, in each way that there is.
+    let script = r#"
+        set -e; echo inside > "$2/file"; cd "$1"
+        for by in 'ln -s "$2" dir' 'ln -s "$2" made; mv -T made dir' 'ln -s "$2" made; ln -P made dir'; do
+            mkdir dir; echo outside > dir/file
+            read -r before < dir/file
+            rm -r dir; eval "$by"
+            read -r after < dir/file
+            echo "$before $after"
+            rm -f dir made
+        done
+    "#;
+    let place = Place::new();
+    let target = "/defuse-test";
+    for source in ["memory:".to_owned(), format!("passthrough:{}", place.path("src").display())] {
+        let mut command = Command::new(PROGRAM);
+        command.args([
+            "run",
+            "--mount",
+            &format!("{target}={source}"),
+            "--",
+            "sh",
+            "-c",
+            script,
+            "sh",
+        ]);
+        command.arg(place.path("")).arg(target);
+        let seen = finish(command);
+        let expected = "outside inside\n".repeat(3);
+        assert_eq!((seen.code, &*seen.out, &*seen.err), (Some(0), &*expected, ""), "{source}");
+    }
+}
+
+#[test]
 fn the_cache_of_a_run_may_be_damaged_or_owned_by_another_user() {
     let place = Place::new();
     let (cache, source) = (place.path("cache"), place.path("src"));

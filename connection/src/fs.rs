@@ -78,6 +78,12 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         Err(Errno::ENOSYS)
     }
 
+    /// No message asks for it.
+    fn peek(&self, cx: &Context<'_>, parent: Ino, _: Name<'_>) -> Result<Attr> {
+        self.check(cx, &[parent])?;
+        Err(Errno::ENOSYS)
+    }
+
     /// The client gives back as many as it holds.
     fn forget(&self, ino: Ino, lookups: u64) {
         match self.ledger.forgotten(ino, lookups) {

@@ -159,6 +159,7 @@ fn call(fs: &dyn FileSystem, method: Method, cx: &Context<'_>, file: File) -> Re
         Method::Lookup => fs.lookup(cx, ino, name).map(drop),
         Method::LookupParent => fs.lookup_parent(cx, ino).map(drop),
         Method::Resolve => fs.resolve(cx, ino, name.into()).map(drop),
+        Method::Peek => fs.peek(cx, ino, name).map(drop),
         Method::Mknod => fs.mknod(cx, ino, name, node).map(drop),
         Method::Mkdir => fs.mkdir(cx, ino, name, node).map(drop),
         Method::Symlink => fs.symlink(cx, ino, name, b"target", node).map(drop),
@@ -310,8 +311,8 @@ fn no_method_uses_an_open_file_that_the_client_was_not_given() {
                 | Opendir
         )
     };
-    // resolve is never passed on.
-    let others = |&&method: &&Method| !is_for_all(method) && method != Method::Resolve;
+    let is_never_passed_on = |method| matches!(method, Method::Resolve | Method::Peek);
+    let others = |&&method: &&Method| !is_for_all(method) && !is_never_passed_on(method);
     for &method in Method::ALL.iter().filter(others) {
         let result = call(&connection, method, &context(0), root);
         let expected: &[&str] = if takes_inode(method) { &[method.name()] } else { &[] };
@@ -325,7 +326,7 @@ fn no_method_uses_an_open_file_that_the_client_was_not_given() {
 fn needs_no_permission(method: Method) -> bool {
     use Method::*;
     match method {
-        Readlink | Getattr | Listxattr | Statfs | Syncfs | Poll | Getlk | Resolve => true,
+        Readlink | Getattr | Listxattr | Statfs | Syncfs | Poll | Getlk | Resolve | Peek => true,
         Flush | Release | Fsync | Lseek | Setlk | Readdir | Releasedir | Fsyncdir => true,
         Lookup | LookupParent | Mknod | Mkdir | Symlink | Link | Unlink | Rmdir | Rename => false,
         Setattr | Access | Setxattr | Getxattr | Removexattr | Open | Create | Tmpfile => false,

@@ -119,6 +119,15 @@ pub trait FileSystem: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
+    /// The attributes of `name` in the directory `parent`, without a lookup, for a stat(2) that needs no inode. Fails like
+    /// [`lookup`](FileSystem::lookup). After `ENOSYS`, a frontend looks names up.
+    ///
+    /// The in-process client calls it for the last name of a path, if the answers of lookups may not be cached: a file system
+    /// implements it if an inode costs more than its attributes.
+    fn peek(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Attr> {
+        Err(Errno::ENOSYS)
+    }
+
     /// Returns `lookups` lookups of `ino`. Cannot fail: an excess, which is a bug of the frontend,
     /// is ignored. Never called for the root.
     fn forget(&self, ino: Ino, lookups: u64) {}

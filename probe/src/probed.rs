@@ -170,7 +170,7 @@ impl<F: FileSystem> FileSystem for Probed<F> {
 /// The operation of a method of the contract, by the method's name.
 const fn op_of(method: Method) -> Op {
     match method {
-        Method::Lookup | Method::LookupParent => Op::LOOKUP,
+        Method::Lookup | Method::LookupParent | Method::Peek => Op::LOOKUP,
         Method::Resolve => Op::RESOLVE,
         Method::Mknod => Op::MKNOD,
         Method::Mkdir => Op::MKDIR,

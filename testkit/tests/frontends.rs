@@ -328,6 +328,7 @@ fn operations(method: Method) -> (bool, Vec<Change>) {
         // Neither names nor attributes.
         Method::LookupParent
         | Method::Resolve
+        | Method::Peek
         | Method::Access
         | Method::Getxattr
         | Method::Listxattr

@@ -11,6 +11,7 @@ use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
 use crate::creds::{Owner, as_decided, become_owner, keep_suidgid};
 use crate::inode::Inode;
 use crate::lower::{OrErrno, ProcPath, Stat};
+use crate::open_files::OpenFile;
 use crate::options::Credentials;
 use crate::passthrough::Passthrough;
 use crate::sys;
@@ -43,8 +44,15 @@ impl Passthrough {
         set: &SetAttr,
     ) -> Result<Attr> {
         let inode = self.inodes.get(ino)?;
-        let pinned = self.fd(&inode)?;
-        let fd = pinned.as_fd();
+        let open = fh.and_then(|fh| self.files.get(fh).ok());
+        let pinned;
+        let fd = match &open {
+            Some(open) => open.fd.as_fd(),
+            None => {
+                pinned = self.fd(&inode)?;
+                pinned.as_fd()
+            }
+        };
         let how = self.options.credentials;
         let only_kills = set.kill_suidgid && set.size.is_none();
         if set.uid.is_some() || set.gid.is_some() || only_kills {
@@ -59,7 +67,7 @@ impl Passthrough {
         }
         if let Some(size) = set.size {
             let _guard = keep_suidgid(!set.kill_suidgid, how);
-            self.change_size(&inode, fd, fh, size)?;
+            self.change_size(&inode, fd, open.as_deref(), size)?;
         }
         if let Some(perm) = set.perm {
             // The frontend knows the caller's groups, and has decided whether set-group-id stays.
@@ -82,7 +90,7 @@ impl Passthrough {
         &self,
         inode: &Inode,
         fd: BorrowedFd<'_>,
-        fh: Option<Fh>,
+        open: Option<&OpenFile>,
         size: u64,
     ) -> Result<()> {
         match inode.kind {
@@ -90,7 +98,7 @@ impl Passthrough {
             FileKind::Directory => return Err(Errno::EISDIR),
             _ => return Err(Errno::EINVAL),
         }
-        let by_handle = match fh.and_then(|fh| self.files.get(fh).ok()) {
+        let by_handle = match open {
             Some(open) => rustix::fs::ftruncate(open.fd.as_fd(), size).or_errno(),
             None => Err(Errno::EINVAL),
         };

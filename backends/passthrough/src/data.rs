@@ -13,6 +13,7 @@ use crate::creds::{as_decided, keep_suidgid};
 use crate::inode::Inode;
 use crate::lower::OrErrno;
 use crate::open_files::OpenFile;
+use crate::options::Credentials;
 use crate::passthrough::Passthrough;
 
 /// The caller's flags that are passed to the lower file system. `O_NONBLOCK` is left out: it has no
@@ -137,7 +138,7 @@ impl Passthrough {
         let local = self.mounts.get(mount)?.is_local();
         let backing = || Backing { fd: Arc::clone(&fd), without_fsetid: true };
         let backing = self.options.backing_files.then(backing);
-        if backing.is_some() {
+        if backing.is_some() && self.options.credentials == Credentials::Sticky {
             // A frontend that registers the file with the kernel drops the capability itself. A thread that
             // remembers to lack it spares that frontend two system calls.
             let _ = keep_suidgid(false, self.options.credentials);

@@ -90,6 +90,11 @@ impl FileSystem for Passthrough {
         self.lookup(parent, name)
     }
 
+    fn peek(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Attr> {
+        self.act_as(cx);
+        self.peek(parent, name)
+    }
+
     fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
         self.act_as(cx);
         self.lookup_parent(ino)

@@ -4,8 +4,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use defuse_fs::{
-    Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, OpenFlags, Opened, RenameFlags,
-    Result,
+    Attr, Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, OpenFlags, Opened,
+    RenameFlags, Result,
 };
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 
@@ -23,6 +23,14 @@ impl Passthrough {
         let dir = self.inodes.get(parent)?;
         let fd = self.dir_fd(&dir)?;
         self.lookup_in(&dir, fd.as_fd(), name.as_bytes())
+    }
+
+    /// The attributes of a name. `ENOSYS` where its number is only known from an inode: on a lower mount that was not seen before.
+    pub(crate) fn peek(&self, parent: Ino, name: Name<'_>) -> Result<Attr> {
+        let dir = self.inodes.get(parent)?;
+        let stat = Stat::at(self.dir_fd(&dir)?.as_fd(), name.as_bytes())?;
+        let mount = self.mounts.find(stat.mount_id(), dir.key.mount).ok_or(Errno::ENOSYS)?;
+        stat.attr(mount, self.options.attr_valid_for)
     }
 
     /// The descriptor of a directory, to start from.

@@ -43,8 +43,19 @@ impl Access {
 /// Checks whether `who` has `access` to the inode. Fails with `EROFS`, `EACCES`, or the error of
 /// the file system.
 pub(crate) fn check(mount: &Mount, node: &Node, who: &Credentials, access: Access) -> Result<()> {
+    check_told(mount, (node, None), who, access)
+}
+
+/// Like [`check`], for an inode whose attributes the file system has just told, if it has.
+pub(crate) fn check_told(
+    mount: &Mount,
+    (node, told): (&Node, Option<Attr>),
+    who: &Credentials,
+    access: Access,
+) -> Result<()> {
     let with_acl = |decide: &mut dyn FnMut(&[u8]) -> bool| mount.with_acl(node, who, decide);
-    decide(mount, node.kind(), who, access, || mount.attr(node, who), with_acl)
+    let attr = || told.map_or_else(|| mount.attr(node, who), Ok);
+    decide(mount, node.kind(), who, access, attr, with_acl)
 }
 
 /// Like [`check`], for an inode without a node, whose attributes are `attr`.

@@ -16,7 +16,7 @@ use crate::mount::Mount;
 use crate::resolve::Subject;
 use crate::stop::Result;
 use crate::task::Task;
-use crate::walk::{At, Here};
+use crate::walk::{At, Here, Reached};
 
 /// The attributes of an inode, and of the mount that it is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,7 +83,13 @@ impl Client {
             return Ok(stat);
         }
         let mut walk = self.walk(task, &who, at, path)?;
-        let here = walk.node(follow)?;
+        let here = match walk.attr_or_node(follow)? {
+            Reached::Peeked((mount, attr)) => {
+                let (dev, mount_id) = (mount.device(), mount.id);
+                return Ok(Stat { attr, dev, mount_root: false, mount_id });
+            }
+            Reached::Node(here) => here,
+        };
         match walk.told(&here) {
             Some(attr) => Ok(stat_as(&here.mount, here.node.ino(), attr)),
             None => self.stat_of(&here, None, &who),
@@ -147,7 +153,7 @@ impl Client {
     ) -> Result<()> {
         let own = task.credentials();
         let who = if effective { (*own).clone() } else { own.real() };
-        self.may(&Subject::walked(file.here()), &who, access)
+        self.may(&Subject::open(file), &who, access)
     }
 
     fn may(&self, found: &Subject<'_>, who: &Credentials, access: Access) -> Result<()> {
@@ -191,12 +197,7 @@ impl Client {
     /// Changes the permission bits of an open file, fchmod(2).
     pub fn fchmod(&self, task: &Task, file: &Description, mode: u32) -> Result<()> {
         file.file()?;
-        self.change_mode(
-            &Subject::walked(file.here()),
-            attr_handle(file),
-            mode,
-            &task.credentials(),
-        )
+        self.change_mode(&Subject::open(file), attr_handle(file), mode, &task.credentials())
     }
 
     fn change_mode(
@@ -240,12 +241,7 @@ impl Client {
     /// Changes owner and group of an open file, fchown(2).
     pub fn fchown(&self, task: &Task, file: &Description, owner: Owner) -> Result<()> {
         file.file()?;
-        self.change_owner(
-            &Subject::walked(file.here()),
-            attr_handle(file),
-            owner,
-            &task.credentials(),
-        )
+        self.change_owner(&Subject::open(file), attr_handle(file), owner, &task.credentials())
     }
 
     fn change_owner(
@@ -306,12 +302,7 @@ impl Client {
             return Ok(());
         }
         file.file()?;
-        self.change_times(
-            &Subject::walked(file.here()),
-            attr_handle(file),
-            times,
-            &task.credentials(),
-        )
+        self.change_times(&Subject::open(file), attr_handle(file), times, &task.credentials())
     }
 
     fn change_times(

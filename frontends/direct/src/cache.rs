@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
+use arc_swap::ArcSwapOption;
 use defuse_fs::Ino;
 use hashbrown::HashTable;
 
@@ -12,6 +13,8 @@ use crate::fresh::{Fresh, Lasts, Moment};
 use crate::node::Node;
 
 const SHARDS: usize = 16;
+/// The number of directories that stay known.
+const DIRS: usize = 64;
 
 /// The result of a cached lookup.
 pub(crate) enum Cached {
@@ -51,13 +54,26 @@ pub(crate) struct Names {
     hasher: RandomState,
     per_shard: usize,
     fresh: Fresh,
+    /// Directories that a walk passed lately, by their inodes. Their names are looked up each time, but the file system need not
+    /// begin with a new inode each time.
+    passed: [ArcSwapOption<Node>; DIRS],
 }
 
 impl Names {
     /// Creates a cache of at most `limit` names, which hold as `fresh` says.
     pub(crate) fn new(limit: usize, fresh: Fresh) -> Self {
         let shards = array::from_fn(|_| Shard::default());
-        Names { shards, hasher: RandomState::new(), per_shard: limit.div_ceil(SHARDS), fresh }
+        let passed = array::from_fn(|_| ArcSwapOption::empty());
+        let per_shard = limit.div_ceil(SHARDS);
+        Names { shards, hasher: RandomState::new(), per_shard, fresh, passed }
+    }
+
+    /// Keeps a directory that a walk has passed, in the place of another one.
+    pub(crate) fn passed(&self, dir: &Arc<Node>) {
+        let place = &self.passed[(dir.ino().0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize];
+        if self.per_shard > 0 && place.load().as_ref().is_none_or(|kept| !Arc::ptr_eq(kept, dir)) {
+            place.store(Some(Arc::clone(dir)));
+        }
     }
 
     fn hash(&self, parent: Ino, name: &[u8]) -> u64 {
@@ -147,8 +163,9 @@ impl Names {
         drop(gone);
     }
 
-    /// Removes all names.
+    /// Removes all names, and the directories that were passed.
     pub(crate) fn clear(&self) {
+        self.passed.iter().for_each(|place| place.store(None));
         for shard in &self.shards {
             let mut table = write(shard);
             shard.version.fetch_add(1, Ordering::Release);
@@ -158,8 +175,13 @@ impl Names {
         }
     }
 
-    /// Removes all names that lead to one of `inodes`.
+    /// Removes all names that lead to one of `inodes`, and those of them that were passed.
     pub(crate) fn prune(&self, inodes: &[Ino]) {
+        for place in &self.passed {
+            if place.load().as_ref().is_some_and(|kept| inodes.contains(&kept.ino())) {
+                place.store(None);
+            }
+        }
         for shard in &self.shards {
             let mut table = write(shard);
             shard.version.fetch_add(1, Ordering::Release);

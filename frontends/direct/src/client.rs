@@ -14,6 +14,7 @@ use crate::credentials::{Credentials, cap};
 use crate::description::Arena;
 use crate::mount::{Mount, Settings, Spot};
 use crate::mounts::Mounts;
+use crate::outside::KnownDirs;
 use crate::resolve::Subject;
 use crate::stop::{Result, Stop};
 use crate::task::Task;
@@ -25,6 +26,10 @@ pub struct Options {
     /// Follow symbolic links of the kernel's name space that lead into a mount. This costs one
     /// readlink(2) for every component of a path whose text is outside of all mounts. Default true.
     pub kernel_links: bool,
+    /// Counts what may have put a symbolic link in the place of a directory of the kernel's name space: symlink(2), link(2) and
+    /// rename(2), after the call. Directories are then looked at once a second and after each change, where `None` (the
+    /// default) looks at them for each path.
+    pub link_changes: Option<&'static AtomicU32>,
     /// Memory for the shared state of open files; `None` (the default) uses the heap.
     pub arena: Option<Arc<dyn Arena>>,
     /// The kernel's restrictions on links; `None` (the default) reads them from /proc/sys/fs.
@@ -33,7 +38,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { kernel_links: true, arena: None, protected: None }
+        Options { kernel_links: true, link_changes: None, arena: None, protected: None }
     }
 }
 
@@ -76,6 +81,7 @@ pub struct Client {
     pub(crate) mounts: Mounts,
     pub(crate) protected: Protected,
     pub(crate) options: Options,
+    known_dirs: KnownDirs,
     next_id: AtomicU32,
 }
 
@@ -83,7 +89,13 @@ impl Client {
     /// Creates a client without mounts.
     pub fn new(options: Options) -> Self {
         let protected = options.protected.unwrap_or_else(Protected::of_this_kernel);
-        Client { mounts: Mounts::default(), protected, options, next_id: AtomicU32::new(1) }
+        Client {
+            mounts: Mounts::default(),
+            protected,
+            options,
+            known_dirs: KnownDirs::default(),
+            next_id: AtomicU32::new(1),
+        }
     }
 
     /// Mounts `fs` on `target`. The target is an absolute path or a name with a colon at its end.
@@ -229,6 +241,11 @@ impl Client {
 
     pub(crate) fn follows_kernel_links(&self) -> bool {
         self.options.kernel_links
+    }
+
+    /// Directories that are no links, with the counter of changes; `None` where nobody counts them.
+    pub(crate) fn known_dirs(&self) -> Option<(&KnownDirs, &'static AtomicU32)> {
+        Some((&self.known_dirs, self.options.link_changes?))
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use defuse_fs::locks::LockQueue;
 use defuse_fs::{
-    Attr, Caps, Entry, Errno, FileSystem, Ino, Lifecycle, LockSupport, Name, Notify, Origin,
+    Attr, Caps, Entry, Errno, Fh, FileSystem, Ino, Lifecycle, LockSupport, Name, Notify, Origin,
     PollHandle, Recalled, Result, Versions, Xattr, XattrName,
 };
 use defuse_probe::{Op, Recorder, Snapshot, clock};
@@ -50,6 +50,9 @@ pub struct Mount {
     /// The file system takes data operations only by `submit`.
     pub(crate) lacks_calls: AtomicBool,
     pub(crate) lacks_resolve: AtomicBool,
+    lacks_peek: AtomicBool,
+    /// A lookup had an answer that may be cached.
+    has_cacheable_names: AtomicBool,
     /// Number of mounts on directories of this one.
     pub(crate) covered: AtomicUsize,
     pub(crate) source: String,
@@ -99,6 +102,8 @@ impl Mount {
             lacks_access: AtomicBool::new(false),
             lacks_calls: AtomicBool::new(false),
             lacks_resolve: AtomicBool::new(false),
+            lacks_peek: AtomicBool::new(false),
+            has_cacheable_names: AtomicBool::new(false),
             covered: AtomicUsize::new(0),
             source: settings.source,
             durable: Arc::default(),
@@ -228,6 +233,9 @@ impl Mount {
                 let node = self.adopt(&entry, ticket.moment);
                 let place = (dir.ino(), bytes);
                 if let Some(lasts) = self.lasts(ticket.moment, place, &entry) {
+                    if !self.has_cacheable_names.load(Ordering::Relaxed) {
+                        self.has_cacheable_names.store(true, Ordering::Relaxed);
+                    }
                     self.names.keep(ticket, place, Some(&node), lasts);
                 }
                 Ok((node, Some(entry.attr)))
@@ -238,6 +246,33 @@ impl Mount {
                 }
                 Err(errno)
             }
+        }
+    }
+
+    /// The attributes of a name that leads to no mount, without a lookup. `None` where it has to be looked up. Fails with `ENOENT`.
+    pub(crate) fn peek(
+        &self,
+        dir: &Node,
+        name: Name<'_>,
+        who: &Credentials,
+    ) -> Result<Option<Attr>> {
+        let has = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
+        if has(&self.lacks_peek)
+            || has(&self.has_cacheable_names)
+            || self.core.fresh.is_versioned()
+            || self.covered.load(Ordering::Relaxed) > 0
+        {
+            return Ok(None);
+        }
+        let cx = who.context(self.origin);
+        match self.call(Op::LOOKUP, |fs| fs.peek(&cx, dir.ino(), name)) {
+            Err(Errno::ENOSYS) => {
+                self.lacks_peek.store(true, Ordering::Relaxed);
+                Ok(None)
+            }
+            // The directory is gone. A lookup finds out how.
+            Err(Errno::ESTALE) => Ok(None),
+            result => result.map(Some),
         }
     }
 
@@ -259,6 +294,11 @@ impl Mount {
         if let Some(lasts) = self.core.fresh.name(ticket.moment, place, valid) {
             self.names.keep(ticket, place, None, lasts);
         }
+    }
+
+    /// A walk has passed this directory.
+    pub(crate) fn passed(&self, dir: &Arc<Node>) {
+        self.names.passed(dir);
     }
 
     /// Drops all cached names.
@@ -302,9 +342,14 @@ impl Mount {
     /// Attributes for a permission check, from the cache while they are valid. Size, links and times
     /// may be outdated.
     pub(crate) fn attr(&self, node: &Node, who: &Credentials) -> Result<Attr> {
+        self.attr_of(node, None, who)
+    }
+
+    /// Like [`attr`](Mount::attr), by an open file of the inode.
+    pub(crate) fn attr_of(&self, node: &Node, fh: Option<Fh>, who: &Credentials) -> Result<Attr> {
         match node.cached_rights() {
             Some(attr) => Ok(attr),
-            None => self.fresh_attr(node, None, who),
+            None => self.fresh_attr(node, fh, who),
         }
     }
 
@@ -312,7 +357,7 @@ impl Mount {
     pub(crate) fn fresh_attr(
         &self,
         node: &Node,
-        fh: Option<defuse_fs::Fh>,
+        fh: Option<Fh>,
         who: &Credentials,
     ) -> Result<Attr> {
         let version = node.version();

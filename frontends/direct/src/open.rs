@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use defuse_fs::{Errno, Fh, FileKind, NewNode, OpenArgs, OpenFlags, Opened};
+use defuse_fs::{Attr, Errno, Fh, FileKind, NewNode, OpenArgs, OpenFlags, Opened};
 use defuse_probe::Op;
 
 use crate::access::{self, Access};
@@ -92,7 +92,8 @@ impl Client {
             return opening.create(&mut walk, follow);
         }
         let here = walk.node(follow)?;
-        opening.existing(here)
+        let told = walk.told_lately(&here);
+        opening.existing(here, told)
     }
 }
 
@@ -147,8 +148,8 @@ impl Opening<'_> {
         self.regular(found).map(Some)
     }
 
-    /// Opens an existing file.
-    fn existing(&self, here: Here) -> Result<Arc<Description>> {
+    /// Opens an existing file, whose attributes the walk was told, if it was.
+    fn existing(&self, here: Here, told: Option<Attr>) -> Result<Arc<Description>> {
         let kind = here.node.kind();
         if self.has(OpenFlags::DIRECTORY) && kind != FileKind::Directory {
             return Err(Errno::ENOTDIR.into());
@@ -156,7 +157,7 @@ impl Opening<'_> {
         if self.has(PATH) {
             return self.path_only(here);
         }
-        self.check(&Subject::walked(&here))?;
+        self.check(&Subject::told(&here, told))?;
         match kind {
             FileKind::Directory => self.directory(here),
             FileKind::Regular => self.regular(Subject::walked(&here)),
@@ -303,7 +304,7 @@ impl Opening<'_> {
                     }
                     let subject = Subject::walked(&found);
                     self.client.protected.check_creation(&dir, &subject, self.who)?;
-                    return self.existing(found).map(Some);
+                    return self.existing(found, None).map(Some);
                 }
                 Err(Stop::Errno(Errno::ENOENT)) => {}
                 Err(stop) => return Err(stop),

@@ -1,10 +1,52 @@
 //! The part of a walk in the kernel's name space: finds links that lead into a mount.
 
+use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
 
 use crate::mounts::Table;
+use crate::node::{expiry, now_ns};
+
+/// Directories of the kernel's name space that are known to be no links.
+#[derive(Default)]
+pub(crate) struct KnownDirs(RwLock<Known>);
+
+#[derive(Default)]
+struct Known {
+    paths: HashSet<Box<[u8]>>,
+    /// The number of changes before the first of them was looked at.
+    changes: u32,
+    /// The time after which none of them is known any more.
+    until: u64,
+}
+
+/// How long a directory is known: others may replace it by a link, without being counted.
+const HOLDS: Duration = Duration::from_secs(1);
+/// The most directories that are known. Beyond them, all are forgotten.
+const MOST: usize = 256;
+
+impl KnownDirs {
+    /// True if `path` was no link when `changes` had its present value, a short time ago.
+    fn has(&self, path: &[u8], changes: &AtomicU32) -> bool {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        known.changes == changes.load(Ordering::Acquire)
+            && known.paths.contains(path)
+            && now_ns() < known.until
+    }
+
+    /// Keeps that `path` is no link. `changes` is the number of changes before this was looked at.
+    fn keep(&self, path: &[u8], changes: u32) {
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if known.changes != changes || known.paths.len() >= MOST || now_ns() >= known.until {
+            *known = Known { paths: HashSet::new(), changes, until: expiry(HOLDS) };
+        }
+        known.paths.insert(path.into());
+    }
+}
 
 /// The file at a path of the kernel's name space.
 pub(crate) enum Look {
@@ -21,8 +63,14 @@ pub(crate) fn may_lead_in(table: &Table, path: &[u8], links: bool) -> bool {
     table.has_paths() && (links || table.below(path) || path.is_empty())
 }
 
-/// Looks at `path`. Links of /proc are not followed, because they do not refer to a path.
-pub(crate) fn look(table: &Table, path: &[u8], links: bool) -> Look {
+/// Looks at `path`. Links of /proc are not followed, because they do not refer to a path. `known` has directories
+/// that need not be looked at, with the counter of changes ([`Options::link_changes`](crate::Options::link_changes)).
+pub(crate) fn look(
+    table: &Table,
+    path: &[u8],
+    links: bool,
+    known: Option<(&KnownDirs, &AtomicU32)>,
+) -> Look {
     let below = table.below(path);
     if path == b"/proc" || path == b"/dev/fd" {
         return if below { Look::GoOn } else { Look::HandOver };
@@ -30,11 +78,20 @@ pub(crate) fn look(table: &Table, path: &[u8], links: bool) -> Look {
     if !links {
         return Look::GoOn;
     }
+    if known.is_some_and(|(known, changes)| known.has(path, changes)) {
+        return Look::GoOn;
+    }
+    let before = known.map(|(known, changes)| (known, changes.load(Ordering::Acquire)));
     match std::fs::read_link(Path::new(OsStr::from_bytes(path))) {
         Ok(text) => Look::Link(text.into_os_string().into_vec()),
         Err(error) => match error.raw_os_error() {
             // EINVAL: not a link.
-            Some(22) => Look::GoOn,
+            Some(22) => {
+                if let Some((known, changes)) = before {
+                    known.keep(path, changes);
+                }
+                Look::GoOn
+            }
             // A mount may be at a path that the kernel does not have.
             _ if below => Look::GoOn,
             _ => Look::HandOver,

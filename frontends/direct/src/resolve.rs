@@ -9,13 +9,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use defuse_fs::{Attr, Errno, FileKind, Ino, Name, NormalPath, Resolved, Result};
+use defuse_fs::{Attr, Errno, Fh, FileKind, Ino, Name, NormalPath, Resolved, Result};
 use defuse_probe::Op;
 
 use crate::access::{self, Access};
 use crate::client::Client;
 use crate::credentials::{Credentials, cap};
 use crate::cwd::WorkDir;
+use crate::description::Description;
 use crate::fresh::Moment;
 use crate::mount::Mount;
 use crate::node::Node;
@@ -34,7 +35,14 @@ pub(crate) struct Subject<'a> {
 }
 
 enum Known {
-    Node(Arc<Node>),
+    /// An inode with a node.
+    Node {
+        node: Arc<Node>,
+        /// The attributes, if the file system has just told them.
+        told: Option<Attr>,
+        /// An open file of it.
+        fh: Option<Fh>,
+    },
     /// The attributes, and the moment before the call that they come from.
     Attr(Attr, Moment),
 }
@@ -45,8 +53,26 @@ impl<'a> Subject<'a> {
         Subject::with_node(&here.mount, Arc::clone(&here.node))
     }
 
+    /// An inode with a node, whose attributes the file system has just told, if it has.
+    pub fn told(here: &'a Here, told: Option<Attr>) -> Self {
+        Subject::of(&here.mount, Arc::clone(&here.node), told, None)
+    }
+
+    /// The inode of an open file.
+    pub fn open(file: &'a Description) -> Self {
+        let here = file.here();
+        // The handle of a directory gives no more attributes than its inode.
+        let fh = file.fh().filter(|_| file.kind != FileKind::Directory);
+        Subject::of(&here.mount, Arc::clone(&here.node), None, fh)
+    }
+
     pub fn with_node(mount: &'a Arc<Mount>, node: Arc<Node>) -> Self {
-        Subject { mount, ino: node.ino(), kind: node.kind(), known: Known::Node(node) }
+        Subject::of(mount, node, None, None)
+    }
+
+    fn of(mount: &'a Arc<Mount>, node: Arc<Node>, told: Option<Attr>, fh: Option<Fh>) -> Self {
+        let (ino, kind) = (node.ino(), node.kind());
+        Subject { mount, ino, kind, known: Known::Node { node, told, fh } }
     }
 
     fn resolved(mount: &'a Arc<Mount>, ino: Ino, attr: Attr, moment: Moment) -> Self {
@@ -60,7 +86,7 @@ impl<'a> Subject<'a> {
     /// True if another mount covers the inode.
     pub fn is_mount_point(&self) -> bool {
         match &self.known {
-            Known::Node(node) => node.covers.load(Relaxed) > 0,
+            Known::Node { node, .. } => node.covers.load(Relaxed) > 0,
             Known::Attr(..) => false,
         }
     }
@@ -68,15 +94,17 @@ impl<'a> Subject<'a> {
     /// The attributes for a permission check.
     pub fn attr(&self, who: &Credentials) -> Result<Attr> {
         match &self.known {
-            Known::Node(node) => self.mount.attr(node, who),
-            Known::Attr(attr, _) => Ok(*attr),
+            Known::Node { told: Some(attr), .. } | Known::Attr(attr, _) => Ok(*attr),
+            Known::Node { node, fh, .. } => self.mount.attr_of(node, *fh, who),
         }
     }
 
     /// Checks whether `who` has `access`; see [`access::check`].
     pub fn check(&self, who: &Credentials, access: Access) -> Result<()> {
         match &self.known {
-            Known::Node(node) => access::check(self.mount, node, who, access),
+            Known::Node { node, told, .. } => {
+                access::check_told(self.mount, (node, *told), who, access)
+            }
             Known::Attr(attr, _) => access::check_attr(self.mount, self.ino, attr, who, access),
         }
     }
@@ -89,7 +117,7 @@ impl<'a> Subject<'a> {
     /// Invalidates cached attributes. Call it after the change.
     pub fn changed(&self) {
         match &self.known {
-            Known::Node(node) => node.changed(),
+            Known::Node { node, .. } => node.changed(),
             // A name or an open file may have given the inode a node.
             Known::Attr(..) => self.mount.inode_changed(self.ino),
         }
@@ -97,7 +125,7 @@ impl<'a> Subject<'a> {
 
     /// Keeps the attributes in the answer to a change that began after `moment`.
     pub fn keep_after_change(&self, attr: &Attr, moment: Moment) {
-        if let Known::Node(node) = &self.known {
+        if let Known::Node { node, .. } = &self.known {
             node.keep_after_change(attr, moment);
         }
     }
@@ -106,7 +134,7 @@ impl<'a> Subject<'a> {
     /// file.
     pub fn open_node(self) -> Here {
         let node = match self.known {
-            Known::Node(node) => node,
+            Known::Node { node, .. } => node,
             Known::Attr(attr, moment) => {
                 let node = self.mount.core.node(self.ino, self.kind, 0);
                 node.keep_told(&attr, moment);

@@ -1,6 +1,7 @@
 //! Path walks: from a path to an inode, path_resolution(7).
 
 use std::cell::Cell;
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use defuse_fs::{Attr, Errno, FileKind, Ino};
@@ -72,6 +73,14 @@ pub(crate) enum Last<'a> {
 pub(crate) struct Parent<'a> {
     pub dir: Here,
     pub last: Last<'a>,
+}
+
+/// The end of a walk.
+pub(crate) enum Reached<T> {
+    /// The inode.
+    Node(Here),
+    /// The inode has no node: this is known of it.
+    Peeked(T),
 }
 
 /// A walk in progress.
@@ -183,15 +192,43 @@ impl<'a> Walk<'a> {
     /// Walks to the inode at the end of the path. Follows a link there if `follow` is set, or if a
     /// slash comes after it.
     pub fn node(&mut self, follow: bool) -> Result<Here> {
+        match self.reach::<Infallible>(follow, |_, _| Ok(None))? {
+            Reached::Node(here) => Ok(here),
+            Reached::Peeked(never) => match never {},
+        }
+    }
+
+    /// Walks like [`node`](Walk::node), but makes no node of the inode at the end if its attributes are told without.
+    pub fn attr_or_node(&mut self, follow: bool) -> Result<Reached<(Arc<Mount>, Attr)>> {
+        let who = self.who;
+        self.reach(follow, |dir, component| {
+            if component.part != Part::Name || component.slash {
+                return Ok(None);
+            }
+            let attr = dir.mount.peek(&dir.node, component.name()?, who)?;
+            let attr = attr.filter(|attr| !follow || attr.kind != FileKind::Symlink);
+            Ok(attr.map(|attr| (Arc::clone(&dir.mount), attr)))
+        })
+    }
+
+    /// Walks to the end of the path, unless `peek` is content with a name at the end of a part of it.
+    fn reach<T>(
+        &mut self,
+        follow: bool,
+        peek: impl Fn(&Here, &Component<'_>) -> Result<Option<T>>,
+    ) -> Result<Reached<T>> {
         self.follow_last = follow;
         loop {
             let Parent { dir, last } = self.parent()?;
             let component = match last {
-                Last::Nothing => return Ok(dir),
+                Last::Nothing => return Ok(Reached::Node(dir)),
                 Last::Component(component) => component,
             };
+            if let Some(peeked) = peek(&dir, &component)? {
+                return Ok(Reached::Peeked(peeked));
+            }
             if let Some(here) = self.last_node(dir, &component, follow)? {
-                return Ok(here);
+                return Ok(Reached::Node(here));
             }
         }
     }
@@ -251,7 +288,8 @@ impl<'a> Walk<'a> {
             if !here.node.is_dir() {
                 return Err(Errno::ENOTDIR.into());
             }
-            access::check(&here.mount, &here.node, self.who, Access::EXEC)?;
+            let told = self.told_lately(&here);
+            access::check_told(&here.mount, (&here.node, told), self.who, Access::EXEC)?;
             if component.last {
                 return Ok(Parent { dir: here, last: Last::Component(component) });
             }
@@ -267,7 +305,10 @@ impl<'a> Walk<'a> {
             Part::Name => {
                 let found = self.child(&here, component)?;
                 match found.node.kind() {
-                    FileKind::Directory => self.at = Position::Inside(found),
+                    FileKind::Directory => {
+                        found.mount.passed(&found.node);
+                        self.at = Position::Inside(found);
+                    }
                     FileKind::Symlink => return self.follow(&here, &found, false),
                     _ => return Err(Errno::ENOTDIR.into()),
                 }
@@ -289,6 +330,15 @@ impl<'a> Walk<'a> {
         let (node, attr) = self.told.take()?;
         let is_whole = attr.btime.is_some() || !here.mount.caps().birth_times;
         (is_whole && Arc::ptr_eq(&node, &here.node)).then_some(attr)
+    }
+
+    /// Those attributes of the inode that permission checks use, if the file system told them during the last step of the walk.
+    pub fn told_lately(&self, here: &Here) -> Option<Attr> {
+        let told = self.told.take();
+        let attr = told.as_ref().filter(|(node, _)| Arc::ptr_eq(node, &here.node));
+        let attr = attr.map(|(_, attr)| *attr);
+        self.told.set(told);
+        attr
     }
 
     fn topmost(&self, mut here: Here) -> Result<Here> {
@@ -435,7 +485,10 @@ impl<'a> Walk<'a> {
                     if table.at(&path).is_some() {
                         continue;
                     }
-                    match outside::look(&table, &path, self.client.follows_kernel_links()) {
+                    let links = self.client.follows_kernel_links();
+                    // Each path of a tree of files has another last name.
+                    let known = self.client.known_dirs().filter(|_| !component.last);
+                    match outside::look(&table, &path, links, known) {
                         outside::Look::GoOn => {}
                         outside::Look::HandOver => return Err(left(&path, &self.rest)),
                         // A final link that does not lead into a mount is left to the kernel.

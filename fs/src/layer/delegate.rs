@@ -61,6 +61,8 @@ macro_rules! delegate {
             lookup_parent LookupParent(ino: $crate::Ino) -> $crate::Entry }
         $crate::delegate! { @with $how $skip resolve Resolve(
             from: $crate::Ino, path: $crate::NormalPath<'_>) -> $crate::Resolved }
+        $crate::delegate! { @with $how $skip
+            peek Peek(parent: $crate::Ino, name: $crate::Name<'_>) -> $crate::Attr }
         $crate::delegate! { @with $how $skip mknod Mknod(
             parent: $crate::Ino, name: $crate::Name<'_>, node: &$crate::NewNode<'_>)
             -> $crate::Entry }
@@ -159,8 +161,10 @@ macro_rules! delegate {
     (@with $how:tt [lookup $($s:ident)*] lookup $($sig:tt)*) => {};
     (@with $how:tt [lookup_parent $($s:ident)*] lookup_parent $($sig:tt)*) => {};
     (@with $how:tt [resolve $($s:ident)*] resolve $($sig:tt)*) => {};
-    // A layer with its own lookup has the default of resolve, which would bypass that lookup.
+    (@with $how:tt [peek $($s:ident)*] peek $($sig:tt)*) => {};
+    // A layer with its own lookup has the defaults of resolve and peek, which would bypass that lookup.
     (@with $how:tt [lookup $($s:ident)*] resolve $($sig:tt)*) => {};
+    (@with $how:tt [lookup $($s:ident)*] peek $($sig:tt)*) => {};
     (@with $how:tt [mknod $($s:ident)*] mknod $($sig:tt)*) => {};
     (@with $how:tt [mkdir $($s:ident)*] mkdir $($sig:tt)*) => {};
     (@with $how:tt [symlink $($s:ident)*] symlink $($sig:tt)*) => {};

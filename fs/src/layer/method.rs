@@ -33,6 +33,7 @@ methods! {
     Lookup "lookup" false,
     LookupParent "lookup_parent" false,
     Resolve "resolve" false,
+    Peek "peek" false,
     Mknod "mknod" true,
     Mkdir "mkdir" true,
     Symlink "symlink" true,

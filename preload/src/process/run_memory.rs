@@ -141,6 +141,11 @@ impl RunMemory {
         told.load(Ordering::Relaxed) & bit == 0 && told.fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
 
+    /// Counts calls of all processes that may have put a symbolic link in the place of a directory of the kernel.
+    pub fn link_changes(&self) -> &'static AtomicU32 {
+        &self.words(layout::LINK_CHANGES, 1)[0]
+    }
+
     /// Notes the program with this mark, which is not 0. True if nobody in this run has noted it yet, and
     /// there is room for one more.
     pub fn is_new_program(&self, mark: u64) -> bool {

@@ -1,5 +1,7 @@
 //! Making, removing, renaming and reading names.
 
+use std::sync::atomic::Ordering;
+
 use defuse_fs::{Errno, RenameFlags};
 
 use crate::machine::sys;
@@ -68,7 +70,34 @@ fn both<'a>(call: &Call<'a>, plain: i64, empty: bool) -> Result<[Target<'a>; 2],
     }
 }
 
+/// Has the kernel execute a call here if it is the kernel's, and counts that it may have put a symbolic link in the place
+/// of a directory.
+fn counted(call: &Call<'_>, served: Served) -> Served {
+    let value = match served {
+        Err(Fail::Pass) => call.kernel(),
+        Err(Fail::Outside(outside)) => path::kernel(call, outside).unwrap_or_else(|| call.kernel()),
+        other => return other,
+    };
+    if value >= 0 {
+        // After the change: whoever looked at the directory before it has the former count.
+        call.process.shared.link_changes().fetch_add(1, Ordering::Release);
+    }
+    Ok(value)
+}
+
 pub fn rename(call: &Call<'_>) -> Served {
+    counted(call, rename_inside(call))
+}
+
+pub fn link(call: &Call<'_>) -> Served {
+    counted(call, link_inside(call))
+}
+
+pub fn symlink(call: &Call<'_>) -> Served {
+    counted(call, symlink_inside(call))
+}
+
+fn rename_inside(call: &Call<'_>) -> Served {
     let flags = if call.number as i64 == libc::SYS_renameat2 { call.args[4] as u32 } else { 0 };
     let [from, to] = both(call, libc::SYS_rename, false)?;
     let (from, to) = ((from.at(), from.path), (to.at(), to.path));
@@ -76,7 +105,7 @@ pub fn rename(call: &Call<'_>) -> Served {
     Ok(0)
 }
 
-pub fn link(call: &Call<'_>) -> Served {
+fn link_inside(call: &Call<'_>) -> Served {
     let flags = if call.number as i64 == libc::SYS_linkat { call.int(4) } else { 0 };
     if flags & !(libc::AT_EMPTY_PATH | libc::AT_SYMLINK_FOLLOW) != 0 {
         return Err(Fail::Pass);
@@ -97,7 +126,7 @@ pub fn link(call: &Call<'_>) -> Served {
     Ok(0)
 }
 
-pub fn symlink(call: &Call<'_>) -> Served {
+fn symlink_inside(call: &Call<'_>) -> Served {
     let at = call.number as i64 == libc::SYS_symlinkat;
     let target = if at { call.target(Some(1), 2, false) } else { call.target(None, 1, false) }?;
     let text = sys::string(call.args[0])?;

@@ -119,6 +119,10 @@ pub fn target<'a>(
     if process.client.may_be_inside(path) {
         return cwd(path);
     }
+    if path.is_empty() {
+        // The kernel's descriptor itself.
+        return Err(Fail::Pass);
+    }
     let directory = path_of_descriptor(dir).ok_or(Fail::Pass)?;
     let mut full = directory.clone();
     full.push(b'/');
