@@ -413,9 +413,12 @@ fn each_method_of_the_contract_is_written_and_checked() {
         "release",
         "releasedir",
     ];
+    // Their defaults call other methods, which are those of the layer.
+    let composed = ["resolve_to_open", "create_with"];
+    let names = contract.lines().filter_map(|line| line.strip_prefix("    fn "));
+    let names = names.map(|name| name.split('(').next().unwrap());
     let mut count = 0;
-    for name in contract.lines().filter_map(|line| line.strip_prefix("    fn ")) {
-        let name = name.split('(').next().unwrap();
+    for name in names.filter(|name| !composed.contains(name)) {
         let (_, rest) = layer.split_once(&format!("\n    fn {name}(")).expect(name);
         let body = rest.split("\n    }\n").next().unwrap();
         let checks = ["self.check(", "self.submitted(", "self.check_wait("];

@@ -8,7 +8,7 @@ use crate::{
     Figure, File, Ino, Io, IoOp, IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest,
     LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle,
     ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs,
-    Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    Whence, WriteArgs, WriteBuf, Xattr, XattrName, create_in_calls,
 };
 
 /// A file system: inodes, and operations on them.
@@ -117,6 +117,35 @@ pub trait FileSystem: Send + Sync {
     /// a number again.
     fn resolve(&self, cx: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
         Err(Errno::ENOSYS)
+    }
+
+    /// Resolves a path like [`resolve`](FileSystem::resolve), and opens the regular file at its end, if that takes no further
+    /// call. The frontend opens it by [`open`](FileSystem::open) otherwise, and releases what it may not open after all. `args` have none
+    /// of the flags that change something.
+    ///
+    /// Fails like `resolve`, and not for an open that fails.
+    fn resolve_to_open(
+        &self,
+        cx: &Context<'_>,
+        from: Ino,
+        path: NormalPath<'_>,
+        args: OpenArgs,
+    ) -> Result<(Resolved, Option<Opened>)> {
+        Ok((self.resolve(cx, from, path)?, None))
+    }
+
+    /// Creates a regular file with the contents `data`, and closes it. Adds a lookup. Fails like
+    /// [`create`](FileSystem::create), [`write`](FileSystem::write) and [`flush`](FileSystem::flush); after an error of the last two the file is there, with
+    /// what was written. The default makes these calls.
+    fn create_with(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        data: &[u8],
+    ) -> Result<Entry> {
+        create_in_calls(self, cx, (parent, name), node, data)
     }
 
     /// The attributes of `name` in the directory `parent`, without a lookup, for a stat(2) that needs no inode. Fails like

@@ -17,6 +17,7 @@ mod absent;
 mod buf;
 mod buffer;
 mod context;
+mod creation;
 mod errno;
 mod figures;
 mod file_system;
@@ -44,6 +45,7 @@ pub use buf::{
 };
 pub use buffer::Buffer;
 pub use context::{Caller, Context, Groups, InterruptToken, Interrupted};
+pub use creation::{CREATE_WITH, create_in_calls, fill_new};
 pub use errno::{Errno, Result};
 pub use figures::{Figure, Unit};
 pub use file_system::FileSystem;

@@ -89,6 +89,7 @@ ops! {
     SYNCFS "syncfs(2)",
     TMPFILE "open(2) with `O_TMPFILE`",
     STATX "statx(2)",
+    COMPOUND "Several requests in one, each of which is counted, too",
     RESOLVE "A whole path, in the same process",
     UNKNOWN "Anything else",
 }
@@ -194,7 +195,7 @@ mod tests {
             assert_eq!(Op::parse(&op.name().to_lowercase()), Some(op));
         }
         assert_eq!(Op::parse("LOOK"), None);
-        assert_eq!(Op::COUNT, 52);
+        assert_eq!(Op::COUNT, 53);
     }
 
     #[test]

@@ -33,10 +33,12 @@ pub use dispatch::{ClientHooks, SharedMemory};
 pub use fuzzed::dispatch as fuzz_dispatch;
 pub use groups::OfProcesses;
 #[cfg(fuzzing)]
-pub use handler::{Answer, Handler};
+pub use handler::Handler;
 pub use init::{Decision, InitError, Negotiated, negotiate};
 pub use options::{GroupSource, IoUring, SessionOptions, ThreadPolicy};
 pub use session::{Ended, ResizeError, Session, StartError, Statistics, Workers};
+#[cfg(fuzzing)]
+pub use transport::Answer;
 pub use transport::dev::SpliceLimits;
 pub use transport::{LaneCounts, Line, Lines, Port, ReplyPort};
 

@@ -21,6 +21,7 @@ pub use ext::{Extensions, SecurityContext, SecurityContexts};
 pub use reader::Records;
 
 use crate::abi::{self, InHeader, Opcode};
+use crate::chain::CompoundIn;
 use reader::Reader;
 use zerocopy::FromBytes;
 
@@ -134,6 +135,7 @@ pub enum Body<'a> {
     Tmpfile { args: abi::CreateIn, name: &'a [u8], ext: Extensions<'a> },
     Statx(abi::StatxIn),
     CopyFileRange64(abi::CopyFileRangeIn),
+    Compound { chain: &'a [u8] },
     CuseInit(abi::CuseInitIn),
 }
 
@@ -282,6 +284,10 @@ fn body<'a>(
         Opcode::Tmpfile => Body::Tmpfile { args: r.fixed()?, name: r.name()?, ext },
         Opcode::Statx => Body::Statx(r.fixed()?),
         Opcode::CopyFileRange64 => Body::CopyFileRange64(r.fixed()?),
+        Opcode::Compound => {
+            let args: CompoundIn = r.fixed()?;
+            Body::Compound { chain: r.data(args.len)? }
+        }
         Opcode::CuseInit => Body::CuseInit(r.fixed()?),
     };
     r.finish()?;

@@ -140,6 +140,9 @@ pub const NO_BIRTH_TIMES: u64 = 1 << 63;
 /// [`EXT_CALLER_GROUPS`] to requests for other users if the server agrees.
 pub const CALLER_GROUPS: u64 = 1 << 62;
 
+/// A flag of INIT: the server takes several requests in one message ([`chain`](crate::chain)). Clients offer it.
+pub const COMPOUND: u64 = 1 << 61;
+
 /// The type of an extension of any request without data: all supplementary groups of the caller, in the form of `FUSE_EXT_GROUPS`. A
 /// server believes root only.
 pub const EXT_CALLER_GROUPS: u32 = 1 << 31;

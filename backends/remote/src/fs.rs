@@ -7,7 +7,7 @@ use defuse_fs::{
     Figure, File, FileKind, FileSystem, Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest,
     LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle,
     ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs,
-    Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    Whence, WriteArgs, WriteBuf, Xattr, XattrName, create_in_calls,
 };
 
 use super::{LaneCounts, Remote};
@@ -64,6 +64,28 @@ impl FileSystem for Remote {
 
     fn resolve(&self, cx: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
         self.shared.resolve(cx, from, path)
+    }
+
+    fn resolve_to_open(
+        &self,
+        cx: &Context<'_>,
+        from: Ino,
+        path: NormalPath<'_>,
+        args: OpenArgs,
+    ) -> Result<(Resolved, Option<Opened>)> {
+        self.shared.resolve_to_open(cx, from, path, args)
+    }
+
+    fn create_with(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        data: &[u8],
+    ) -> Result<Entry> {
+        let chained = self.create_chained(cx, parent, name, node, data);
+        chained.unwrap_or_else(|| create_in_calls(self, cx, (parent, name), node, data))
     }
 
     /// The devices of a manager, whose numbers the highest bits of inodes have. Numbers of other servers are small.

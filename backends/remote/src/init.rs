@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::RemoteError;
 use defuse_wire::abi::*;
-use defuse_wire::vendor::{CALLER_GROUPS, NO_BIRTH_TIMES, Names, SOCKET_IO_MAX};
+use defuse_wire::vendor::{CALLER_GROUPS, COMPOUND, NO_BIRTH_TIMES, Names, SOCKET_IO_MAX};
 
 /// The oldest supported minor version. Since 7.12 no structure except INIT's own has changed its
 /// size, and the flags of INIT describe other differences.
@@ -44,7 +44,8 @@ const OFFERED: u64 = FUSE_ASYNC_READ
     | FUSE_HAS_EXPIRE_ONLY
     | FUSE_NO_EXPORT_SUPPORT
     | NO_BIRTH_TIMES
-    | CALLER_GROUPS;
+    | CALLER_GROUPS
+    | COMPOUND;
 
 /// The INIT of the client.
 pub(super) fn init_in(names: Names) -> InitIn {

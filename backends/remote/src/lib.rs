@@ -8,6 +8,7 @@
 //! Replies are not trusted: an invalid reply results in `EIO`, and a server that does not speak
 //! FUSE is disconnected.
 
+mod chained;
 mod connection;
 mod data;
 mod dir;

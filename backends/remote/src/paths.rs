@@ -144,7 +144,7 @@ impl Paths {
     }
 
     /// Call it before a request whose answer is kept.
-    fn before(&self, versions: &dyn Versions) -> Before {
+    pub(super) fn before(&self, versions: &dyn Versions) -> Before {
         Before { all: versions.all(), reads: self.reads.load(Ordering::Acquire) }
     }
 
@@ -220,9 +220,9 @@ impl Told {
 
 /// The state before a request.
 #[derive(Clone, Copy)]
-struct Before {
+pub(super) struct Before {
     /// The version of everything.
-    all: Option<u64>,
+    pub(super) all: Option<u64>,
     /// The count of reads.
     reads: u64,
 }
@@ -241,6 +241,19 @@ impl Shared {
         from: Ino,
         path: NormalPath<'_>,
     ) -> Result<Resolved> {
+        self.resolve_by::<()>(from, path, |versions, dir, rest| {
+            self.ask_for_path(cx, versions, dir, rest).map(|resolved| (resolved, None))
+        })
+        .map(|(resolved, _)| resolved)
+    }
+
+    /// Resolves a path. `ask` asks for what is not known of it, and may tell more of the inode at its end.
+    pub(super) fn resolve_by<T>(
+        &self,
+        from: Ino,
+        path: NormalPath<'_>,
+        ask: impl Fn(&dyn Versions, Ino, NormalPath<'_>) -> Result<(Resolved, Option<T>)>,
+    ) -> Result<(Resolved, Option<T>)> {
         let versions = self.paths.versions.get().ok_or(Errno::ENOSYS)?;
         if self.paths.lacks.load(Ordering::Relaxed) {
             return Err(Errno::ENOSYS);
@@ -249,16 +262,16 @@ impl Shared {
             return Err(Errno::ENOTCONN);
         }
         let (dir, at, open_to_all) = match self.paths.walk(&**versions, from, path) {
-            Walked::Known(resolved) => return Ok(resolved),
+            Walked::Known(resolved) => return Ok((resolved, None)),
             Walked::From { dir, at, open_to_all } => (dir, at, open_to_all),
         };
         let rest = NormalPath::new(&path.as_bytes()[at..]).ok_or(Errno::EIO)?;
-        match self.ask_for_path(cx, &**versions, dir, rest) {
-            Ok(resolved) => Ok(with(resolved, open_to_all)),
+        match ask(&**versions, dir, rest) {
+            Ok((resolved, more)) => Ok((with(resolved, open_to_all), more)),
             // The server has forgotten that it told of the directory, or it is gone.
             Err(Errno::ESTALE) if at > 0 => {
                 self.paths.forget();
-                self.ask_for_path(cx, &**versions, from, path)
+                ask(&**versions, from, path)
             }
             Err(Errno::ENOSYS | Errno::ENOTTY) => {
                 self.paths.lacks.store(true, Ordering::Relaxed);
@@ -277,7 +290,18 @@ impl Shared {
     ) -> Result<Resolved> {
         let before = self.paths.before(versions);
         let output = self.ask_about(cx, from, RESOLVE, path.as_bytes())?;
-        let (steps, mut rest) = Steps::read_from_prefix(&output).map_err(|_| Errno::EIO)?;
+        self.told_of_path(cx, (versions, before), (from, path), &output)
+    }
+
+    /// Keeps the answer to a question for a path, of which `before` was the state.
+    pub(super) fn told_of_path(
+        &self,
+        cx: &Context<'_>,
+        (versions, before): (&dyn Versions, Before),
+        (from, path): (Ino, NormalPath<'_>),
+        output: &[u8],
+    ) -> Result<Resolved> {
+        let (steps, mut rest) = Steps::read_from_prefix(output).map_err(|_| Errno::EIO)?;
         let mut told = Vec::new();
         let (mut dir, mut open_to_all, mut last) = (from, true, None);
         let mut names = path.names();

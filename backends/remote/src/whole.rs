@@ -53,7 +53,7 @@ impl WholeFiles {
     }
 
     /// True if an open with these flags asks for bytes.
-    fn wants(&self, flags: OpenFlags) -> bool {
+    pub(super) fn wants(&self, flags: OpenFlags) -> bool {
         let others = OpenFlags::DIRECT | OpenFlags::TRUNC | OpenFlags::DIRECTORY;
         let is_read = flags.access() == AccessMode::Read && flags.0 & others == 0;
         if !is_read || self.read().len() >= MOST {

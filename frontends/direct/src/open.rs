@@ -77,8 +77,12 @@ impl Client {
         let opening = Opening { client: self, task, who: &who, flags, mode: how.mode };
         if opening.may_resolve() && how.resolve == Resolve::default() {
             let follow = flags & OpenFlags::NOFOLLOW == 0;
+            // What changes something waits for the permission.
+            let open = (flags & OpenFlags::TRUNC == 0)
+                .then_some(OpenArgs { flags: OpenFlags(flags & !CREATION), kill_suidgid: false });
             let run = |found: Subject<'_>| opening.resolved(found);
-            if let Some(file) = self.resolve(task, &who, (at, path), follow, run)? {
+            let found = self.resolve_to_open(task, &who, (at, path), (follow, open), run)?;
+            if let Some(file) = found {
                 return Ok(file);
             }
         }
@@ -94,6 +98,54 @@ impl Client {
         let here = walk.node(follow)?;
         let told = walk.told_lately(&here);
         opening.existing(here, told)
+    }
+}
+
+impl Client {
+    /// Creates a file with the contents `data`: open(2) with `O_CREAT`, `O_EXCL` and `O_WRONLY`, write(2) and close(2) in one call. A file
+    /// system in another process takes one message for it, if `data` is short (96 KiB). `mode` has the permission bits, before
+    /// the umask is applied.
+    ///
+    /// The errors are those of the three calls. After one of write(2) the file is there, with a part of the data.
+    pub fn create_with(
+        &self,
+        task: &Task,
+        at: At<'_>,
+        path: &[u8],
+        mode: u32,
+        data: &[u8],
+    ) -> Result<()> {
+        let who = task.credentials();
+        if data.len() as u64 > task.raw_file_size_limit() {
+            return Err(Errno::EFBIG.into());
+        }
+        let flags = OpenFlags::CREAT | OpenFlags::EXCL | OpenFlags::WRONLY;
+        let opening = Opening { client: self, task, who: &who, flags, mode };
+        let mut walk = self.walk(task, &who, at, path)?;
+        let Parent { dir, last } = walk.parent()?;
+        match last {
+            Last::Component(component) if component.part == Part::Name => {
+                if component.slash {
+                    return Err(Errno::EISDIR.into());
+                }
+                let mut exists = |dir: &Here| match walk.last_node(dir.clone(), &component, false) {
+                    Err(Stop::Errno(Errno::ENOENT)) => Ok(()),
+                    found => found.and(Err(Errno::EEXIST.into())),
+                };
+                // Only a file system of our own is trusted to leave an existing file alone.
+                if !dir.mount.core.fresh.is_versioned() {
+                    exists(&dir)?;
+                }
+                match opening.make_with(&dir, &component, data) {
+                    // An existing name comes before a missing permission.
+                    Err(stop @ Stop::Errno(Errno::EACCES | Errno::EROFS)) => {
+                        exists(&dir).and(Err(stop))
+                    }
+                    made => made,
+                }
+            }
+            _ => Err(Errno::EEXIST.into()),
+        }
     }
 }
 
@@ -197,7 +249,7 @@ impl Opening<'_> {
         self.describe(here, Some(opened))
     }
 
-    fn regular(&self, found: Subject<'_>) -> Result<Arc<Description>> {
+    fn regular(&self, mut found: Subject<'_>) -> Result<Arc<Description>> {
         let cx = self.who.context(found.mount.origin);
         let truncates = self.has(OpenFlags::TRUNC);
         let by_open = truncates && found.mount.caps().open_truncates;
@@ -206,7 +258,10 @@ impl Opening<'_> {
             flags: OpenFlags(self.flags & !left_out),
             kill_suidgid: truncates && !self.task.keeps_suid(),
         };
-        let opened = found.mount.call(Op::OPEN, |fs| fs.open(&cx, found.ino, args))?;
+        let opened = match found.take_opened() {
+            Some(opened) => opened,
+            None => found.mount.call(Op::OPEN, |fs| fs.open(&cx, found.ino, args))?,
+        };
         let file = self.describe(found.open_node(), Some(opened))?;
         if truncates {
             file.here().node.changed();
@@ -302,8 +357,11 @@ impl Opening<'_> {
                         walk.follow_found(&dir, &found)?;
                         return Ok(None);
                     }
-                    let subject = Subject::walked(&found);
-                    self.client.protected.check_creation(&dir, &subject, self.who)?;
+                    self.client.protected.check_creation(
+                        &dir,
+                        &Subject::walked(&found),
+                        self.who,
+                    )?;
                     return self.existing(found, None).map(Some);
                 }
                 Err(Stop::Errno(Errno::ENOENT)) => {}
@@ -343,6 +401,19 @@ impl Opening<'_> {
             Ok(Some(file)) => Ok(Look::Opened(file)),
             Err(stop) => Err(stop),
         }
+    }
+
+    /// Creates `component` in `dir` with these contents.
+    fn make_with(&self, dir: &Here, component: &Component<'_>, data: &[u8]) -> Result<()> {
+        let name = component.name()?;
+        access::check(&dir.mount, &dir.node, self.who, Access::MODIFY_DIR)?;
+        let node = self.client.new_node(dir, FileKind::Regular, self.mode, self.task, self.who)?;
+        let (cx, moment) = (self.who.context(dir.mount.origin), dir.mount.moment());
+        let parent = dir.node.ino();
+        let made = dir.mount.call(Op::CREATE, |fs| fs.create_with(&cx, parent, name, &node, data));
+        let entry = made.inspect_err(|_| dir.mount.name_changed(&dir.node, component.bytes()))?;
+        drop(dir.mount.name_made(&dir.node, component.bytes(), (&entry, moment)));
+        Ok(())
     }
 
     /// Creates a file whose lookup has just failed.

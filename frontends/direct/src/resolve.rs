@@ -9,7 +9,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use defuse_fs::{Attr, Errno, Fh, FileKind, Ino, Name, NormalPath, Resolved, Result};
+use defuse_fs::{
+    Attr, Caller, Context, Errno, Fh, File, FileKind, Ino, Name, NormalPath, OpenArgs, OpenFlags,
+    Opened, ReleaseArgs, Resolved, Result,
+};
 use defuse_probe::Op;
 
 use crate::access::{self, Access};
@@ -32,6 +35,27 @@ pub(crate) struct Subject<'a> {
     pub ino: Ino,
     pub kind: FileKind,
     known: Known,
+    /// The file, if it was opened together with its path.
+    opened: Option<OpenedAhead<'a>>,
+}
+
+/// A file that was opened before the permission to do so was checked. It is released unless it is taken.
+struct OpenedAhead<'a> {
+    mount: &'a Arc<Mount>,
+    caller: Caller,
+    ino: Ino,
+    flags: OpenFlags,
+    opened: Option<Opened>,
+}
+
+impl Drop for OpenedAhead<'_> {
+    fn drop(&mut self) {
+        let Some(opened) = self.opened.take() else { return };
+        let cx = Context::new(self.caller).from_origin(self.mount.origin);
+        let file = File { ino: self.ino, fh: opened.fh };
+        let args = ReleaseArgs { flags: self.flags, flock_owner: None };
+        let _ = self.mount.call(Op::RELEASE, |fs| fs.release(&cx, file, args));
+    }
 }
 
 enum Known {
@@ -72,11 +96,16 @@ impl<'a> Subject<'a> {
 
     fn of(mount: &'a Arc<Mount>, node: Arc<Node>, told: Option<Attr>, fh: Option<Fh>) -> Self {
         let (ino, kind) = (node.ino(), node.kind());
-        Subject { mount, ino, kind, known: Known::Node { node, told, fh } }
+        Subject { mount, ino, kind, known: Known::Node { node, told, fh }, opened: None }
     }
 
     fn resolved(mount: &'a Arc<Mount>, ino: Ino, attr: Attr, moment: Moment) -> Self {
-        Subject { mount, ino, kind: attr.kind, known: Known::Attr(attr, moment) }
+        Subject { mount, ino, kind: attr.kind, known: Known::Attr(attr, moment), opened: None }
+    }
+
+    /// Takes the open file, if there is one already.
+    pub fn take_opened(&mut self) -> Option<Opened> {
+        self.opened.take()?.opened.take()
     }
 
     pub fn is_dir(&self) -> bool {
@@ -156,15 +185,37 @@ impl Client {
         &self,
         task: &Task,
         who: &Credentials,
-        (at, path): (At<'_>, &[u8]),
+        path: (At<'_>, &[u8]),
         follow: bool,
+        run: impl FnOnce(Subject<'_>) -> stop::Result<Option<T>>,
+    ) -> stop::Result<Option<T>> {
+        self.resolve_to_open(task, who, path, (follow, None), run)
+    }
+
+    /// Like [`resolve`](Client::resolve). With `open` the file may be open already when `run` is called, which
+    /// takes it ([`Subject::take_opened`]) if the caller may open it.
+    pub(crate) fn resolve_to_open<T>(
+        &self,
+        task: &Task,
+        who: &Credentials,
+        (at, path): (At<'_>, &[u8]),
+        (follow, open): (bool, Option<OpenArgs>),
         run: impl FnOnce(Subject<'_>) -> stop::Result<Option<T>>,
     ) -> stop::Result<Option<T>> {
         let done = self.start(task, (at, path), |mount, from, path| {
             let (cx, moment) = (who.context(mount.origin), mount.moment());
-            let answer = match mount.resolve(&cx, from, path)? {
-                Some(answer) => answer,
-                None => return Ok(None),
+            let answer = match open {
+                Some(args) => mount.resolve_to_open(&cx, from, path, args)?,
+                None => mount.resolve(&cx, from, path)?.map(|answer| (answer, None)),
+            };
+            let Some((answer, opened)) = answer else { return Ok(None) };
+            let opened = match (&answer, opened) {
+                (Resolved::Inode { ino, .. }, Some(opened)) => {
+                    let flags = open.map_or(OpenFlags(0), |args| args.flags);
+                    let (caller, ino, opened) = (cx.caller, *ino, Some(opened));
+                    Some(OpenedAhead { mount, caller, ino, flags, opened })
+                }
+                _ => None,
             };
             let searches = |open_to_all| open_to_all || may_search_all(who);
             match answer {
@@ -172,7 +223,7 @@ impl Client {
                     if attr.kind == FileKind::Symlink && follow {
                         return Ok(None);
                     }
-                    run(Subject::resolved(mount, ino, attr, moment))
+                    run(Subject { opened, ..Subject::resolved(mount, ino, attr, moment) })
                 }
                 Resolved::Missing { open_to_all } if searches(open_to_all) => {
                     Err(Errno::ENOENT.into())
@@ -239,7 +290,22 @@ impl Mount {
         from: Ino,
         path: NormalPath<'_>,
     ) -> Result<Option<Resolved>> {
-        match self.call(Op::RESOLVE, |fs| fs.resolve(cx, from, path)) {
+        self.resolved(self.call(Op::RESOLVE, |fs| fs.resolve(cx, from, path)))
+    }
+
+    fn resolve_to_open(
+        &self,
+        cx: &Context<'_>,
+        from: Ino,
+        path: NormalPath<'_>,
+        args: OpenArgs,
+    ) -> Result<Option<(Resolved, Option<Opened>)>> {
+        self.resolved(self.call(Op::RESOLVE, |fs| fs.resolve_to_open(cx, from, path, args)))
+    }
+
+    /// An answer for a path; `None` if there is none, and the caller must walk.
+    fn resolved<T>(&self, answer: Result<T>) -> Result<Option<T>> {
+        match answer {
             Err(Errno::ENOSYS) => {
                 self.lacks_resolve.store(true, Relaxed);
                 Ok(None)

@@ -266,6 +266,9 @@ mod tests {
         let (table, _) = include_str!("delegate.rs").split_once("// ---- what the layer").unwrap();
         let methods = contract.lines().filter_map(|line| line.strip_prefix("    fn "));
         let names = methods.map(|line| line.split('(').next().unwrap());
+        // Their defaults call other methods, which are those of the layer.
+        const COMPOSED: [&str; 2] = ["resolve_to_open", "create_with"];
+        let names = names.filter(|name| !COMPOSED.contains(name));
         let mut count = 0;
         for name in names {
             let forwarded = [format!(" {name}("), format!(" {name} ")];

@@ -11,7 +11,10 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use defuse_compose::{IN_PROCESS, Opened, Registry, Settings};
 use defuse_direct::MountArgs;
 use defuse_fs::source::{Frontend, Locks, Sharing, Threads};
-use defuse_fs::{Caller, Context, Errno, File, FileSystem, Ino, delegate};
+use defuse_fs::{
+    Caller, Context, Errno, File, FileSystem, Ino, NormalPath, OpenArgs, Opened as OpenedFile,
+    Resolved, delegate,
+};
 use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
 
@@ -57,6 +60,16 @@ pub struct Relay {
 
 impl FileSystem for Relay {
     delegate!(to inner);
+
+    fn resolve_to_open(
+        &self,
+        cx: &Context<'_>,
+        from: Ino,
+        path: NormalPath<'_>,
+        args: OpenArgs,
+    ) -> defuse_fs::Result<(Resolved, Option<OpenedFile>)> {
+        self.inner.resolve_to_open(cx, from, path, args)
+    }
 }
 
 /// The connection of this process.

@@ -4,6 +4,7 @@
 //! kernel does not take an answer that gave something away (the caller was killed meanwhile), it is
 //! taken back: the lookup forgotten, the handle released.
 
+mod compound;
 pub(crate) mod data;
 mod deferred;
 mod files;
@@ -225,12 +226,7 @@ impl Dispatcher {
             ino: Ino(request.nodeid),
             started,
         };
-        let result = catch_unwind(AssertUnwindSafe(|| self.run(&call, &request.body, reply)));
-        let result = result.unwrap_or_else(|_| {
-            log::error!("{}: the file system panicked; answering EIO", request.opcode.name());
-            Err(Errno::EIO)
-        });
-        match result {
+        match self.attempt(&call, &request.body, reply) {
             Ok(Done::Sent) => Outcome { ok: true, ..Outcome::default() },
             Ok(Done::Moved(count)) => Outcome { ok: true, bytes: count as u64, deferred: false },
             Ok(Done::Deferred) => Outcome { ok: true, bytes: 0, deferred: true },
@@ -240,6 +236,20 @@ impl Dispatcher {
                 Outcome::default()
             }
         }
+    }
+
+    /// Runs a handler. A panic of the file system is `EIO`.
+    fn attempt(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        body: &Body<'_>,
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        let result = catch_unwind(AssertUnwindSafe(|| self.run(call, body, reply)));
+        result.unwrap_or_else(|_| {
+            log::error!("{}: the file system panicked; answering EIO", call.opcode.name());
+            Err(Errno::EIO)
+        })
     }
 
     fn run(
@@ -305,6 +315,7 @@ impl Dispatcher {
             Body::Destroy => done(Ok(()), reply),
             // A second INIT: the session has its agreement.
             Body::Init(_) => Err(Errno::EIO),
+            Body::Compound { chain } => self.compound(call, chain, reply),
             // This is not a character device.
             Body::CuseInit(_) => Err(Errno::ENOSYS),
             Body::Setupmapping(args) => self.setupmapping(call, args, reply),

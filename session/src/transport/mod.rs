@@ -2,6 +2,7 @@
 //! only the request and a [`Reply`], so that the device ([`dev`]) and rings ([`uring`]) take each
 //! other's place without a change above.
 
+mod answer;
 mod buffer;
 pub(crate) mod dev;
 mod splice;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 
 use defuse_fs::{Errno, ReadSink, Result, WriteSource};
 
+pub use answer::Answer;
 pub(crate) use buffer::AlignedBuf;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 

@@ -21,12 +21,18 @@ pub fn request(opcode: u32, number: u64, ino: u64, uid: u32, body: &[u8]) -> Vec
 
 /// A connection on which INIT was sent, and nothing received.
 pub fn begun(path: &Path, uid: u32) -> OwnedFd {
+    begun_with(path, uid, 0)
+}
+
+/// As [`begun`], with the upper half of the flags of INIT.
+pub fn begun_with(path: &Path, uid: u32, flags2: u32) -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     let seqpacket = SocketType::SEQPACKET;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, seqpacket, flags, None).unwrap();
     rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
     let numbers = [7u32, 45, 0, u32::MAX].map(u32::to_ne_bytes).concat();
-    let init = request(INIT, 2, 0, uid, &[numbers, vec![0; 48]].concat());
+    let init =
+        request(INIT, 2, 0, uid, &[numbers, flags2.to_ne_bytes().to_vec(), vec![0; 44]].concat());
     rustix::net::send(&socket, &init, SendFlags::empty()).unwrap();
     socket
 }

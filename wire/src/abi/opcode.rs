@@ -145,6 +145,8 @@ opcodes! {
     Statx = 52, "STATX", true;
     /// `copy_file_range(2)`, replying with 64 bits.
     CopyFileRange64 = 53, "COPY_FILE_RANGE_64", true;
+    /// Several requests in one ([`chain`](crate::chain)). No kernel sends it yet; the number is the next free one.
+    Compound = 54, "COMPOUND", true;
     /// Negotiate a character device.
     CuseInit = 4096, "CUSE_INIT", true;
 }
@@ -209,9 +211,9 @@ mod tests {
                 opcode.name().chars().all(|c| c.is_ascii_uppercase() || "_0123456789".contains(c))
             );
         }
-        // 1..=53 without the two unassigned numbers, and CUSE_INIT.
-        assert_eq!(Opcode::COUNT, 53 - 2 + 1);
-        for unknown in [0, 7, 19, 54, 4095, 4097, u32::MAX] {
+        // 1..=54 without the two unassigned numbers, and CUSE_INIT.
+        assert_eq!(Opcode::COUNT, 54 - 2 + 1);
+        for unknown in [0, 7, 19, 55, 4095, 4097, u32::MAX] {
             assert_eq!(Opcode::from_u32(unknown), None);
         }
         assert_eq!(Opcode::Lookup.name(), "LOOKUP");

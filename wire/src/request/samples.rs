@@ -1,6 +1,7 @@
 //! One request of each opcode, for tests and as seeds for fuzzing.
 
 use crate::abi::*;
+use crate::chain::{Chain, CompoundIn, Link};
 use zerocopy::IntoBytes;
 
 /// A request in parts.
@@ -68,6 +69,11 @@ pub fn samples() -> Vec<Sample> {
     let forgets = [ForgetOne { nodeid: 5, nlookup: 1 }, ForgetOne { nodeid: 6, nlookup: 2 }];
     let mapping = RemovemappingOne { moffset: 0, len: 4096 };
     let create = CreateIn { flags: 0o102, mode: 0o100644, umask: 0o22, open_flags: 0 };
+    let mut chain = Chain::default();
+    chain.add(Link::default(), &[&bare(Opcode::Lookup, b"name\0").bytes()]);
+    let open = sample(Opcode::Open, &OpenIn::default(), b"").bytes();
+    chain.add(Link { uses: Link::INODE, of: 0 }, &[&open]);
+    let compound = CompoundIn { len: chain.as_bytes().len() as u32, reserved: 0 };
     let mut samples = vec![
         bare(Opcode::Lookup, b"name\0"),
         sample(Opcode::Forget, &ForgetIn { nlookup: 3 }, b""),
@@ -120,6 +126,7 @@ pub fn samples() -> Vec<Sample> {
         sample(Opcode::Tmpfile, &create, b"/\0"),
         sample(Opcode::Statx, &StatxIn { sx_mask: 0xfff, ..Default::default() }, b""),
         sample(Opcode::CopyFileRange64, &CopyFileRangeIn::default(), b""),
+        sample(Opcode::Compound, &compound, chain.as_bytes()),
         sample(Opcode::CuseInit, &CuseInitIn { major: 7, ..Default::default() }, b""),
     ];
     for s in &mut samples {

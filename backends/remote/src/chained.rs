@@ -1,0 +1,244 @@
+//! Several requests in one message, to servers that take them: a path is resolved and opened, and a file is created, written and closed.
+
+use std::sync::atomic::Ordering;
+
+use defuse_fs::{
+    CREATE_WITH, Caller, Context, Entry, Errno, File, FileKind, FileSystem, Ino, Name, NewNode,
+    NormalPath, OpenArgs, OpenFlags, Opened, Resolved, Result, Versions, fill_new,
+};
+use defuse_wire::abi::{self, Opcode};
+use defuse_wire::chain::{self, Chain, CompoundIn, Link};
+use defuse_wire::decode;
+use defuse_wire::encode::{self, Request};
+use defuse_wire::vendor::{COMPOUND, OPEN_WANTS_BYTES, RESOLVE};
+use zerocopy::FromBytes;
+
+use super::fs::owner;
+use super::{Remote, Shared};
+
+/// Room for the inodes on the way of a path, in bytes: more are resolved by a request of their own.
+const STEPS: usize = 32 << 10;
+/// The longest data that goes along with a creation, in bytes.
+const DATA: usize = 96 << 10;
+/// The flags of a file that is created with its contents.
+const FLAGS: u32 = CREATE_WITH.flags.0;
+
+/// The inode and the file of the first link.
+const OF_FIRST: Link = Link { uses: Link::INODE | Link::FILE, of: 0 };
+
+impl Shared {
+    fn takes_chains(&self) -> bool {
+        self.agreement.uses(COMPOUND)
+    }
+
+    /// Sends a chain that begins at `ino`. `decode` gets the answers to its first links, at least one, the last of which may be an error.
+    fn ask_chain<T>(
+        &self,
+        cx: &Context<'_>,
+        (caller, ino): (Caller, Ino),
+        (links, count): (&Chain, usize),
+        decode: impl FnOnce(&[(i32, &[u8])]) -> Result<T>,
+    ) -> Result<T> {
+        let head = CompoundIn { len: links.as_bytes().len() as u32, reserved: 0 };
+        let request = Request::for_caller(Opcode::Compound, caller, ino)
+            .with(&head)
+            .with_bytes(links.as_bytes());
+        self.ask(cx, request, |body| {
+            let answers = chain::answers(body, count).filter(|answers| !answers.is_empty());
+            decode(&answers.ok_or(Errno::EIO)?)
+        })
+    }
+
+    /// Resolves a path as [`resolve`](Shared::resolve), and opens what it leads to if it has to be asked for.
+    pub(super) fn resolve_to_open(
+        &self,
+        cx: &Context<'_>,
+        from: Ino,
+        path: NormalPath<'_>,
+        args: OpenArgs,
+    ) -> Result<(Resolved, Option<Opened>)> {
+        if !self.takes_chains() || self.lacks(Opcode::Open) {
+            return Ok((self.resolve(cx, from, path)?, None));
+        }
+        self.resolve_by(from, path, |versions, dir, rest| {
+            self.ask_to_open(cx, versions, (dir, rest), args)
+        })
+    }
+
+    fn ask_to_open(
+        &self,
+        cx: &Context<'_>,
+        versions: &dyn Versions,
+        (dir, path): (Ino, NormalPath<'_>),
+        args: OpenArgs,
+    ) -> Result<(Resolved, Option<Opened>)> {
+        let before = self.paths.before(versions);
+        let wants_bytes = before.all.is_some() && self.whole.wants(args.flags);
+        let ioctl = abi::IoctlIn {
+            cmd: RESOLVE,
+            in_size: path.as_bytes().len() as u32,
+            out_size: STEPS.min(self.agreement.max_read) as u32,
+            ..abi::IoctlIn::default()
+        };
+        let open_flags = if wants_bytes { OPEN_WANTS_BYTES } else { 0 };
+        let open = abi::OpenIn { flags: args.flags.0, open_flags };
+        let mut links = Chain::default();
+        let mut resolve = Request::new(Opcode::Ioctl, cx, dir).with(&ioctl);
+        links.add(Link::default(), &[resolve.finish(path.as_bytes().len()), path.as_bytes()]);
+        let mut opening = Request::new(Opcode::Open, cx, Ino(0)).with(&open);
+        links.add(Link { uses: Link::INODE, of: 0 }, &[opening.finish(0)]);
+        let (output, opened) = self.ask_chain(cx, (cx.caller, dir), (&links, 2), |answers| {
+            let (error, body) = answers[0];
+            if error != 0 {
+                return Err(Errno::from_raw(-error));
+            }
+            let (out, output) = abi::IoctlOut::read_from_prefix(body).map_err(|_| Errno::EIO)?;
+            if out.flags & abi::FUSE_IOCTL_RETRY != 0 || out.result != 0 {
+                return Err(Errno::EIO);
+            }
+            // An open that has failed fails again, when it is tried alone.
+            let opened = answers.get(1).filter(|(error, _)| *error == 0);
+            let opened = opened.map(|(_, body)| decode::open_out_with_bytes(body)).transpose()?;
+            let owned = |of: decode::OpenBytes<'_>| (of.bytes.to_vec(), of.read_is_due);
+            let opened = opened.map(|(opened, bytes)| (opened, bytes.map(owned)));
+            Ok((output.to_vec(), opened))
+        })?;
+        let resolved = self.told_of_path(cx, (versions, before), (dir, path), &output);
+        let Some((opened, bytes)) = opened else { return Ok((resolved?, None)) };
+        match resolved {
+            Ok(Resolved::Inode { ino, attr, .. }) if attr.kind == FileKind::Regular => {
+                let file = File { ino, fh: opened.fh };
+                // The bytes are of this version if nothing has changed meanwhile.
+                if let Some((bytes, read_is_due)) = bytes
+                    && let Some(version) = versions.attributes(ino)
+                    && versions.all() == before.all
+                {
+                    let bytes = decode::OpenBytes { bytes: &bytes, read_is_due };
+                    self.keep_whole(version, file, bytes);
+                }
+                Ok((resolved?, Some(opened)))
+            }
+            // Not what can be opened this way.
+            Ok(Resolved::Inode { ino, .. }) => {
+                self.release_new(cx, File { ino, fh: opened.fh }, args.flags);
+                Ok((resolved?, None))
+            }
+            // The server has opened something and does not say what.
+            Ok(_) => Err(Errno::EIO),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn release_new(&self, cx: &Context<'_>, file: File, flags: OpenFlags) {
+        let args = abi::ReleaseIn { fh: file.fh.0, flags: flags.0, ..abi::ReleaseIn::default() };
+        let _ = self.release(cx, (Opcode::Release, Opcode::Open), file.ino, &args);
+    }
+}
+
+impl Remote {
+    /// Creates a file with these contents, and closes it, by one message. `None` where it takes several.
+    pub(super) fn create_chained(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        data: &[u8],
+    ) -> Option<Result<Entry>> {
+        let shared = &self.shared;
+        let is_short = data.len() <= DATA.min(shared.agreement.max_write);
+        if !shared.takes_chains() || shared.lacks(Opcode::Create) || !is_short {
+            return None;
+        }
+        let flushes = !shared.lacks(Opcode::Flush);
+        let caller = owner(cx, node);
+        let agreed = shared.agreement.flags;
+        let create = abi::CreateIn {
+            flags: FLAGS,
+            mode: encode::mode_of(node, agreed),
+            umask: node.umask,
+            open_flags: 0,
+        };
+        let mut links = Chain::default();
+        let mut count = 0;
+        let mut add = |link, parts: &[&[u8]]| {
+            links.add(link, parts);
+            count += 1;
+        };
+        let mut creation = Request::for_caller(Opcode::Create, caller, parent)
+            .with(&create)
+            .with_text(name.as_bytes())
+            .with_extensions(node, agreed);
+        add(Link::default(), &[creation.finish(0)]);
+        if !data.is_empty() {
+            let size = data.len() as u32;
+            let write = abi::WriteIn { size, flags: FLAGS, ..abi::WriteIn::default() };
+            let mut write = Request::for_caller(Opcode::Write, caller, Ino(0)).with(&write);
+            add(OF_FIRST, &[write.finish(data.len()), data]);
+        }
+        if flushes {
+            let flush = abi::FlushIn::default();
+            let mut flush = Request::for_caller(Opcode::Flush, caller, Ino(0)).with(&flush);
+            add(OF_FIRST, &[flush.finish(0)]);
+        }
+        let release = abi::ReleaseIn { flags: FLAGS, ..abi::ReleaseIn::default() };
+        let mut release = Request::for_caller(Opcode::Release, caller, Ino(0)).with(&release);
+        add(OF_FIRST, &[release.finish(0)]);
+        let made = shared.ask_chain(cx, (caller, parent), (&links, count), |answers| {
+            let (error, body) = answers[0];
+            if error != 0 {
+                return Err(Errno::from_raw(-error));
+            }
+            let (entry, opened) = decode::create_out(body)?;
+            let mut written = 0;
+            if !data.is_empty()
+                && let Some((0, body)) = answers.get(1)
+            {
+                written = decode::whole::<abi::WriteOut>(body)?.size as usize;
+            }
+            let failed = answers.last().filter(|(error, _)| *error != 0);
+            let error = failed.map(|(error, _)| Errno::from_raw(-error));
+            let is_closed = answers.len() == count && error.is_none();
+            Ok(Made { entry, opened, written: written.min(data.len()), error, is_closed })
+        });
+        Some(made.and_then(|made| self.finish_creation(cx, made, data)))
+    }
+
+    /// Does the rest of a creation whose chain has stopped early, or has written a part.
+    fn finish_creation(&self, cx: &Context<'_>, made: Made, data: &[u8]) -> Result<Entry> {
+        let Made { entry, opened, written, error, mut is_closed } = made;
+        let mut file = File { ino: entry.ino, fh: opened.fh };
+        let lacks_flush = error == Some(Errno::ENOSYS) && written == data.len();
+        if lacks_flush {
+            self.shared.missing.fetch_or(1 << Opcode::Flush as u32, Ordering::Relaxed);
+        }
+        let result = match error {
+            Some(errno) if !lacks_flush && errno != Errno::EOPNOTSUPP => Err(errno),
+            _ if written == data.len() && (is_closed || lacks_flush) => Ok(()),
+            _ => {
+                let open = OpenArgs { flags: OpenFlags(OpenFlags::WRONLY), kill_suidgid: false };
+                let opened = if is_closed { self.open(cx, entry.ino, open) } else { Ok(opened) };
+                opened.and_then(|opened| {
+                    file.fh = opened.fh;
+                    is_closed = false;
+                    fill_new(self, cx, (file, opened.no_flush), data, written)
+                })
+            }
+        };
+        if !is_closed {
+            self.shared.release_new(cx, file, CREATE_WITH.flags);
+        }
+        result.inspect_err(|_| self.forget(entry.ino, 1))?;
+        Ok(entry)
+    }
+}
+
+/// The state of a creation after its chain.
+struct Made {
+    entry: Entry,
+    opened: Opened,
+    written: usize,
+    /// The error with which the chain has stopped.
+    error: Option<Errno>,
+    is_closed: bool,
+}

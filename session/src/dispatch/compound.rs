@@ -1,0 +1,211 @@
+//! COMPOUND: the requests of a chain, one after the other, and their answers in one.
+
+use std::sync::Arc;
+
+use defuse_fs::{Errno, Ino, Result};
+use defuse_probe::clock;
+use defuse_wire::abi::{self, Opcode};
+use defuse_wire::chain::{self, Link, Received};
+use defuse_wire::op::op_of;
+use defuse_wire::reply::CreateOut;
+use defuse_wire::request::{Body, Request};
+use defuse_wire::vendor::{self, COMPOUND, OPEN_BYTES_MAX, SOCKET_IO_MAX, Step, Steps};
+use zerocopy::FromBytes;
+
+use super::{Call, Dispatcher, Done};
+use crate::transport::{Answer, Reply};
+
+/// The inode and the handle that an answer tells to later links.
+#[derive(Clone, Copy, Default)]
+struct Told {
+    inode: Option<u64>,
+    handle: Option<u64>,
+}
+
+impl Dispatcher {
+    /// Handles the links until one fails. All of them act for the caller of the chain.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSYS` for the kernel and for clients that have not agreed on it, `EINVAL` for what is no chain. Errors of links are in the
+    /// answer.
+    pub(super) fn compound(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        links: &[u8],
+        reply: &mut dyn Reply,
+    ) -> Result<Done> {
+        if self.is_kernel || !self.negotiated.uses(COMPOUND) {
+            return Err(Errno::ENOSYS);
+        }
+        let links = chain::links(links).ok_or(Errno::EINVAL)?;
+        let mut told = Vec::with_capacity(links.len());
+        let mut out = Vec::new();
+        for received in &links {
+            // One message over a socket, or in a lane.
+            let most = self.negotiated.max_read.min(SOCKET_IO_MAX);
+            let room = most.saturating_sub(out.len());
+            match self.handle_link(call, received, &told, room) {
+                Ok(body) => {
+                    told.push(told_by(received.opcode, &body));
+                    chain::add_answer(&mut out, 0, &body);
+                }
+                Err(errno) => {
+                    chain::add_answer(&mut out, -errno.raw(), &[]);
+                    break;
+                }
+            }
+        }
+        // A client that does not take the answer has ended, and all that it holds is released.
+        let _ = reply.send(&[&out]);
+        Ok(Done::Sent)
+    }
+
+    /// Handles one link, whose answer has at most `room` bytes.
+    fn handle_link(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        received: &Received<'_>,
+        told: &[Told],
+        room: usize,
+    ) -> Result<Vec<u8>> {
+        let Received { link, opcode, request } = *received;
+        let mut request = request.to_vec();
+        if link.uses != 0 {
+            let of = told.get(link.of as usize).copied().unwrap_or_default();
+            let lacks = |flag, value: Option<u64>| link.uses & flag != 0 && value.is_none();
+            if lacks(Link::INODE, of.inode) || lacks(Link::FILE, of.handle) {
+                return Err(Errno::ENOENT);
+            }
+            let takes_file = link.uses & Link::FILE == 0 || begins_with_handle(opcode);
+            let (inode, handle) = (of.inode.unwrap_or_default(), of.handle.unwrap_or_default());
+            if !takes_file {
+                return Err(Errno::EINVAL);
+            }
+            chain::complete(&mut request, link, inode, handle);
+        }
+        let request = Request::parse(&request, &self.negotiated.decode_options());
+        let request = request.map_err(|_| Errno::EINVAL)?;
+        let most = most_bytes(&request.body).ok_or(Errno::EOPNOTSUPP)?;
+        if most > room {
+            return Err(Errno::E2BIG);
+        }
+        if self.may_submit && is_submitted(opcode) {
+            // Its answer would come later.
+            return Err(Errno::EOPNOTSUPP);
+        }
+        let (ino, started) = (Ino(request.nodeid), clock::now());
+        let call = Call { cx: call.cx, unique: call.unique, opcode, ino, started };
+        let mut answer = Answer::default();
+        let result = self.attempt(&call, &request.body, &mut answer);
+        self.recorder.with_cells(|cells| {
+            cells.record(op_of(opcode), started.elapsed_ns(), result.is_ok());
+            if let Ok(Done::Moved(count)) = &result {
+                cells.add_bytes(op_of(opcode), *count as u64);
+            }
+        });
+        result?;
+        match answer.errno {
+            Some(errno) if errno != 0 => Err(Errno::from_raw(errno)),
+            _ => Ok(answer.bytes),
+        }
+    }
+}
+
+/// The most bytes of the answer to a request that may be a link; `None` for others: those that nobody answers, that are answered later, and
+/// those with a descriptor.
+fn most_bytes(body: &Body<'_>) -> Option<usize> {
+    /// More than any structure.
+    const STRUCTURES: usize = 1024;
+    Some(match body {
+        Body::Read(args) | Body::Readdir(args) | Body::Readdirplus(args) => args.size as usize,
+        Body::Ioctl { args, .. } => STRUCTURES + args.out_size as usize,
+        Body::Getxattr { args, .. } | Body::Listxattr(args) => STRUCTURES + args.size as usize,
+        Body::Open(args) if args.open_flags & vendor::OPEN_WANTS_BYTES != 0 => {
+            STRUCTURES + OPEN_BYTES_MAX
+        }
+        Body::Readlink => 4096,
+        Body::Lookup { .. }
+        | Body::Getattr(_)
+        | Body::Statx(_)
+        | Body::Setattr(_)
+        | Body::Symlink { .. }
+        | Body::Mknod { .. }
+        | Body::Mkdir { .. }
+        | Body::Unlink { .. }
+        | Body::Rmdir { .. }
+        | Body::Rename { .. }
+        | Body::Rename2 { .. }
+        | Body::Link { .. }
+        | Body::Open(_)
+        | Body::Create { .. }
+        | Body::Tmpfile { .. }
+        | Body::Write { .. }
+        | Body::Release(_)
+        | Body::Fsync(_)
+        | Body::Flush(_)
+        | Body::Setxattr { .. }
+        | Body::Removexattr { .. }
+        | Body::Opendir(_)
+        | Body::Releasedir(_)
+        | Body::Fsyncdir(_)
+        | Body::Access(_)
+        | Body::Fallocate(_)
+        | Body::Lseek(_) => STRUCTURES,
+        _ => return None,
+    })
+}
+
+/// True for operations that a file system may finish later.
+fn is_submitted(opcode: Opcode) -> bool {
+    matches!(opcode, Opcode::Read | Opcode::Write | Opcode::Fsync | Opcode::Fsyncdir)
+}
+
+/// True if the structure of the request begins with a handle.
+fn begins_with_handle(opcode: Opcode) -> bool {
+    use Opcode::*;
+    matches!(
+        opcode,
+        Read | Write
+            | Release
+            | Fsync
+            | Flush
+            | Readdir
+            | Readdirplus
+            | Releasedir
+            | Fsyncdir
+            | Fallocate
+            | Lseek
+            | Ioctl
+    )
+}
+
+fn told_by(opcode: Opcode, body: &[u8]) -> Told {
+    use Opcode::*;
+    let inode_of = |entry: &abi::EntryOut| (entry.nodeid != 0).then_some(entry.nodeid);
+    match opcode {
+        Lookup | Mknod | Mkdir | Symlink | Link => {
+            let entry = abi::EntryOut::read_from_prefix(body).ok();
+            Told { inode: entry.and_then(|(entry, _)| inode_of(&entry)), handle: None }
+        }
+        Create | Tmpfile => match CreateOut::read_from_prefix(body) {
+            Ok((out, _)) => Told { inode: inode_of(&out.entry), handle: Some(out.open.fh) },
+            Err(_) => Told::default(),
+        },
+        Open | Opendir => {
+            let open = abi::OpenOut::read_from_prefix(body).ok();
+            Told { inode: None, handle: open.map(|(open, _)| open.fh) }
+        }
+        Ioctl => Told { inode: end_of_path(body), handle: None },
+        _ => Told::default(),
+    }
+}
+
+/// The inode at the end of a path, from the answer to [`vendor::RESOLVE`].
+fn end_of_path(body: &[u8]) -> Option<u64> {
+    let (_, output) = abi::IoctlOut::read_from_prefix(body).ok()?;
+    let (steps, all) = Steps::read_from_prefix(output).ok()?;
+    let (_, last) = Step::read_from_suffix(all).ok()?;
+    let is_whole = steps.end == Steps::FOUND && all.len().is_multiple_of(size_of::<Step>());
+    is_whole.then_some(last.ino)
+}

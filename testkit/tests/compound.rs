@@ -1,0 +1,394 @@
+//! Several requests in one message: a path that is not known is opened by one, and a file is created with its contents by one.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use defuse_connection::VersionSource;
+use defuse_direct::{
+    At, Client, Credentials, How, MountArgs, Options as ClientOptions, Stop, Task, WorkDir,
+};
+use defuse_fs::Errno;
+use defuse_memory::{Memory, Options};
+use defuse_remote::{LaneUse, Remote, RemoteOptions};
+use defuse_shared::Versioned;
+use defuse_socket::{Server, ServerOptions};
+use rustix::net::{RecvFlags, SendFlags};
+use tempfile::TempDir;
+
+mod raw;
+
+const RDWR: u32 = 0o2;
+
+/// A server of files in memory, with versions, on a new socket. It is stopped when dropped.
+struct Served {
+    server: Arc<Server>,
+    path: PathBuf,
+    thread: Option<JoinHandle<bool>>,
+    _dir: TempDir,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.server.shut_down();
+        let clean = self.thread.take().unwrap().join().unwrap();
+        assert!(clean || std::thread::panicking(), "connections did not end");
+    }
+}
+
+fn served_with(options: Options) -> Served {
+    let fs = Versioned::over(Arc::new(Memory::new(options))).unwrap();
+    let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
+    let dir = TempDir::with_prefix("defuse-compound-").unwrap();
+    let path = dir.path().join("socket");
+    let options = ServerOptions { versions, ..ServerOptions::default() };
+    let server = Arc::new(Server::bind(&path, fs, options).unwrap());
+    let running = Arc::clone(&server);
+    let thread = Some(std::thread::spawn(move || running.run()));
+    Served { server, path, thread, _dir: dir }
+}
+
+fn served() -> Served {
+    served_with(Options::default())
+}
+
+/// A program with a connection of its own.
+struct Program {
+    client: Client,
+}
+
+impl Program {
+    fn new(served: &Served) -> Program {
+        let options = RemoteOptions { lanes: LaneUse::IfOffered, ..RemoteOptions::default() };
+        let client = Client::new(ClientOptions { kernel_links: false, ..ClientOptions::default() });
+        client
+            .mount(
+                b"a:",
+                Arc::new(Remote::connect(&served.path, options).unwrap()),
+                &MountArgs::default(),
+            )
+            .unwrap();
+        Program { client }
+    }
+}
+
+fn task(uid: u32) -> Task {
+    Task::new(Credentials::user(uid, uid, &[]), WorkDir::Outside(b"/".to_vec()))
+}
+
+/// The requests on files that the server has counted, by their kinds, links of chains among them.
+fn counted(served: &Served) -> BTreeMap<&'static str, u64> {
+    let of_files = |name: &&str| !matches!(*name, "SETUPMAPPING" | "DESTROY" | "INIT");
+    let ops = served.server.snapshot().ops;
+    let all = ops.iter().map(|op| (op.op.name(), op.latency.count));
+    all.filter(|(name, count)| of_files(name) && *count > 0).collect()
+}
+
+/// The requests that the server has handled so far: it counts them soon after the answers.
+fn handled(served: &Served) -> BTreeMap<&'static str, u64> {
+    let mut last = counted(served);
+    loop {
+        std::thread::sleep(Duration::from_millis(50));
+        let now = counted(served);
+        if now == last {
+            return now;
+        }
+        last = now;
+    }
+}
+
+/// Waits until the server has handled `expected` since it had handled `before`: it counts a request after the answer. Nothing else may come.
+fn handles(
+    served: &Served,
+    before: &BTreeMap<&'static str, u64>,
+    expected: &[(&'static str, u64)],
+) {
+    let since = || {
+        let all = counted(served).into_iter();
+        let all = all.map(|(op, count)| (op, count - before.get(op).copied().unwrap_or(0)));
+        all.filter(|(_, count)| *count > 0).collect::<Vec<_>>()
+    };
+    let begun = Instant::now();
+    while since() != expected && begun.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(since(), expected);
+}
+
+fn errno<T>(result: Result<T, Stop>) -> Errno {
+    match result {
+        Err(Stop::Errno(errno)) => errno,
+        Err(Stop::Outside(_)) => panic!("led out of the mount"),
+        Ok(_) => panic!("no error"),
+    }
+}
+
+#[test]
+fn an_unknown_path_is_opened_and_read_by_one_message() {
+    let served = served();
+    let root = task(0);
+    let maker = Program::new(&served);
+    maker.client.mkdir(&root, At::Cwd, b"a:/d", 0o755).unwrap();
+    maker.client.mkdir(&root, At::Cwd, b"a:/d/e", 0o755).unwrap();
+    maker.client.create_with(&root, At::Cwd, b"a:/d/e/file", 0o644, b"contents").unwrap();
+    let program = Program::new(&served);
+    let before = handled(&served);
+    let file = program.client.open(&root, At::Cwd, b"a:/d/e/file", How::default()).unwrap();
+    let mut bytes = [0; 20];
+    assert_eq!(program.client.pread(&root, &file, &mut bytes, 0), Ok(8));
+    assert_eq!(&bytes[..8], b"contents");
+    // One message with two requests.
+    handles(&served, &before, &[("COMPOUND", 1), ("IOCTL", 1), ("OPEN", 1)]);
+    // What is missing is not opened. The server is told of the read before, which has changed an access time.
+    let before = handled(&served);
+    let open = program.client.open(&root, At::Cwd, b"a:/d/none", How::default());
+    assert_eq!(errno(open), Errno::ENOENT);
+    handles(&served, &before, &[("COMPOUND", 1), ("IOCTL", 1), ("READ", 1)]);
+}
+
+#[test]
+fn a_changed_file_is_read_anew_after_an_open_by_a_chain() {
+    let served = served();
+    let root = task(0);
+    let (writer, reader) = (Program::new(&served), Program::new(&served));
+    writer.client.create_with(&root, At::Cwd, b"a:/file", 0o644, b"before").unwrap();
+    let file = reader.client.open(&root, At::Cwd, b"a:/file", How::default()).unwrap();
+    let how = How { flags: RDWR, ..How::default() };
+    let other = writer.client.open(&root, At::Cwd, b"a:/file", how).unwrap();
+    let mut bytes = [0; 6];
+    reader.client.pread(&root, &file, &mut bytes, 0).unwrap();
+    assert_eq!(&bytes, b"before");
+    writer.client.pwrite(&root, &other, b"behind", 0).unwrap();
+    reader.client.pread(&root, &file, &mut bytes, 0).unwrap();
+    assert_eq!(&bytes, b"behind");
+}
+
+#[test]
+fn a_file_that_the_caller_may_not_open_is_released() {
+    let served = served();
+    let maker = Program::new(&served);
+    maker.client.create_with(&task(0), At::Cwd, b"a:/secret", 0o600, b"secret").unwrap();
+    maker.client.symlink(&task(0), b"secret", At::Cwd, b"a:/link").unwrap();
+    maker.client.mkdir(&task(0), At::Cwd, b"a:/dir", 0o755).unwrap();
+    // The process is root, for the server, and its task is not.
+    let program = Program::new(&served);
+    let before = handled(&served);
+    let open = program.client.open(&task(1000), At::Cwd, b"a:/secret", How::default());
+    assert_eq!(errno(open), Errno::EACCES);
+    handles(&served, &before, &[("COMPOUND", 1), ("IOCTL", 1), ("OPEN", 1), ("RELEASE", 1)]);
+    // Directories and links are opened in their own ways.
+    for path in [&b"a:/dir"[..], b"a:/link"] {
+        program.client.open(&task(0), At::Cwd, path, How::default()).unwrap();
+    }
+    drop((program, maker));
+}
+
+#[test]
+fn a_file_is_created_with_its_contents_by_one_message() {
+    let served = served();
+    let root = task(0);
+    let program = Program::new(&served);
+    for (path, data) in [(&b"a:/empty"[..], &b""[..]), (b"a:/file", b"contents")] {
+        let create = |client: &Client| client.create_with(&root, At::Cwd, path, 0o640, data);
+        let before = handled(&served);
+        create(&program.client).unwrap();
+        let all = [("COMPOUND", 1), ("CREATE", 1), ("FLUSH", 1), ("RELEASE", 1), ("WRITE", 1)];
+        handles(&served, &before, &all[..if data.is_empty() { 4 } else { 5 }]);
+        assert_eq!(errno(create(&program.client)), Errno::EEXIST);
+        let stat = program.client.stat(&root, At::Cwd, path, true).unwrap();
+        assert_eq!((stat.attr.size, stat.attr.perm), (data.len() as u64, 0o640));
+    }
+    let long: Vec<u8> = (0..1_000_000u32).map(|at| at as u8).collect();
+    program.client.create_with(&root, At::Cwd, b"a:/long", 0o644, &long).unwrap();
+    let file = program.client.open(&root, At::Cwd, b"a:/long", How::default()).unwrap();
+    let mut bytes = vec![0; long.len() + 1];
+    assert_eq!(program.client.pread(&root, &file, &mut bytes, 0), Ok(long.len()));
+    assert!(bytes[..long.len()] == long);
+    for (path, error) in [(&b"a:/none/file"[..], Errno::ENOENT), (b"a:/file/", Errno::EISDIR)] {
+        let made = program.client.create_with(&root, At::Cwd, path, 0o644, b"x");
+        assert_eq!(errno(made), error);
+    }
+    program.client.chmod(&root, At::Cwd, b"a:/", 0o755, true).unwrap();
+    let denied = program.client.create_with(&task(1000), At::Cwd, b"a:/other", 0o644, b"x");
+    assert_eq!(errno(denied), Errno::EACCES);
+    drop(file);
+}
+
+#[test]
+fn a_creation_on_a_full_file_system_says_so_and_closes_the_file() {
+    let served = served_with(Options { size: Some(1 << 20), ..Options::default() });
+    let root = task(0);
+    let program = Program::new(&served);
+    let some = vec![7; 60_000];
+    let mut made = 0;
+    let error = loop {
+        let path = format!("a:/{made}");
+        match program.client.create_with(&root, At::Cwd, path.as_bytes(), 0o644, &some) {
+            Ok(()) => made += 1,
+            Err(stop) => break errno(Err::<(), _>(stop)),
+        }
+        assert!(made < 100);
+    };
+    assert_eq!(error, Errno::ENOSPC);
+    drop(program);
+    // What was written in part was opened once more, for the rest.
+    let all = handled(&served);
+    let count = |op| all.get(op).copied().unwrap_or(0);
+    assert_eq!(count("RELEASE"), count("CREATE") + count("OPEN"));
+}
+
+/// Opcodes, FUSE.
+const LOOKUP: u32 = 1;
+const FORGET: u32 = 2;
+const OPEN: u32 = 14;
+const WRITE: u32 = 16;
+const INIT: u32 = 26;
+const READDIR: u32 = 28;
+const SETLKW: u32 = 33;
+const CREATE: u32 = 35;
+const DESTROY: u32 = 38;
+const POLL: u32 = 40;
+const SETUPMAPPING: u32 = 48;
+const COMPOUND: u32 = 54;
+/// The parts of an answer that a link uses.
+const INODE: u32 = 1;
+const FILE: u32 = 2;
+
+/// A request that is a link, by a process that says it is root.
+fn request(opcode: u32, ino: u64, body: &[u8]) -> Vec<u8> {
+    raw::request(opcode, 9, ino, 0, body)
+}
+
+/// The body of COMPOUND with these links: what they use, of which link, and their requests.
+fn chain(links: &[((u32, u32), &[u8])]) -> Vec<u8> {
+    let mut all = Vec::new();
+    for ((uses, of), request) in links {
+        all.extend([*uses, *of].map(u32::to_ne_bytes).concat());
+        all.extend(*request);
+        all.resize(all.len().next_multiple_of(8), 0);
+    }
+    of_bytes(&all)
+}
+
+/// The body of COMPOUND with these bytes for links.
+fn of_bytes(links: &[u8]) -> Vec<u8> {
+    [&[links.len() as u32, 0].map(u32::to_ne_bytes).concat(), links].concat()
+}
+
+/// Sends a request for the user `uid`, and returns the error and the body of the answer.
+fn ask(socket: &OwnedFd, uid: u32, opcode: u32, body: &[u8]) -> (i32, Vec<u8>) {
+    const NUMBER: u64 = 4;
+    let message = raw::request(opcode, NUMBER, 1, uid, body);
+    rustix::net::send(socket, &message, SendFlags::empty()).unwrap();
+    let mut room = vec![0; 1 << 18];
+    loop {
+        let (_, len) = rustix::net::recv(socket, &mut room[..], RecvFlags::empty()).unwrap();
+        if room[8..16] == NUMBER.to_ne_bytes() {
+            let error = i32::from_ne_bytes(room[4..8].try_into().unwrap());
+            return (-error, room[16..len].to_vec());
+        }
+    }
+}
+
+/// The errors in the answers to the links of a chain.
+fn errors(socket: &OwnedFd, links: &[((u32, u32), &[u8])]) -> Vec<i32> {
+    let (error, body) = ask(socket, 0, COMPOUND, &chain(links));
+    assert_eq!(error, 0);
+    let (mut rest, mut all) = (&body[..], Vec::new());
+    while !rest.is_empty() {
+        let word = |at: usize| u32::from_ne_bytes(rest[at..at + 4].try_into().unwrap());
+        all.push(-(word(4) as i32));
+        rest = &rest[(word(0) as usize).next_multiple_of(8)..];
+    }
+    all
+}
+
+/// A connection that has agreed on everything.
+fn agreed(served: &Served) -> OwnedFd {
+    let socket = raw::begun_with(&served.path, 0, u32::MAX);
+    let mut room = [0; 4096];
+    rustix::net::recv(&socket, &mut room[..], RecvFlags::empty()).unwrap();
+    socket
+}
+
+#[test]
+fn hostile_chains_are_refused_and_do_nothing() {
+    let served = served();
+    let lookup = request(LOOKUP, 1, b"none\0");
+    let plain = ((0, 0), &lookup[..]);
+    // Who has not agreed on chains, like a kernel, has none.
+    let stranger = raw::begun(&served.path, 0);
+    assert_eq!(ask(&stranger, 0, COMPOUND, &chain(&[plain])).0, Errno::ENOSYS.raw());
+    let socket = agreed(&served);
+    assert_eq!(errors(&socket, &[plain]), [Errno::ENOENT.raw()]);
+    // Not as a part of another one: chains, and what has no answer, or one at another time or with a descriptor.
+    for (opcode, body) in [
+        (COMPOUND, chain(&[plain])),
+        (INIT, vec![0; 64]),
+        (DESTROY, vec![]),
+        (FORGET, vec![0; 8]),
+        (SETLKW, vec![0; 48]),
+        (POLL, vec![0; 24]),
+        (SETUPMAPPING, vec![0; 40]),
+    ] {
+        let link = request(opcode, 1, &body);
+        let found = errors(&socket, &[((0, 0), &link), plain]);
+        assert_eq!(found, [Errno::EOPNOTSUPP.raw()], "{opcode}");
+    }
+    // A link that uses what an earlier one has not told, or that has no place for it.
+    let root = request(LOOKUP, 1, b"file\0");
+    let (open, write) = (request(OPEN, 0, &[0; 8]), request(WRITE, 0, &[0; 40]));
+    let program = Program::new(&served);
+    program.client.create_with(&task(0), At::Cwd, b"a:/file", 0o644, b"contents").unwrap();
+    let none = Errno::ENOENT.raw();
+    assert_eq!(errors(&socket, &[((0, 0), &root), ((INODE | FILE, 0), &write)]), [0, none]);
+    let links = [((0, 0), &root[..]), ((INODE, 0), &open), ((FILE, 1), &open)];
+    assert_eq!(errors(&socket, &links), [0, 0, Errno::EINVAL.raw()]);
+    let links = [((0, 0), &root[..]), ((INODE, 0), &open), ((INODE, 1), &open)];
+    assert_eq!(errors(&socket, &links), [0, 0, none]);
+    // A handle is of this connection and this inode, wherever it comes from.
+    let links = [((0, 0), &root[..]), ((INODE, 0), &open), ((FILE, 1), &write)];
+    assert_eq!(errors(&socket, &links), [0, 0, Errno::ESTALE.raw()]);
+    // An answer that one message cannot have.
+    let readdir =
+        request(READDIR, 1, &[[0u64, 0].map(u64::to_ne_bytes).concat(), vec![0xff; 24]].concat());
+    assert_eq!(errors(&socket, &[((0, 0), &readdir)]), [Errno::E2BIG.raw()]);
+    // What is no chain at all.
+    let many: Vec<_> = (0..9).map(|_| plain).collect();
+    let itself = chain(&[((INODE, 0), &open)]);
+    let later = chain(&[((INODE, 1), &open), plain]);
+    let cut = chain(&[plain]);
+    for body in [
+        of_bytes(&[]),
+        of_bytes(&[0; 7]),
+        of_bytes(&[0xff; 64]),
+        of_bytes(&cut[8..cut.len() - 8]),
+        chain(&many),
+        itself,
+        later,
+    ] {
+        assert_eq!(ask(&socket, 0, COMPOUND, &body).0, Errno::EINVAL.raw());
+    }
+    // The server serves on.
+    let stat = program.client.stat(&task(0), At::Cwd, b"a:/file", true).unwrap();
+    assert_eq!(stat.attr.size, 8);
+}
+
+#[test]
+fn links_act_for_the_caller_of_the_chain_whatever_they_say() {
+    let served = served();
+    let program = Program::new(&served);
+    program.client.chmod(&task(0), At::Cwd, b"a:/", 0o777, true).unwrap();
+    let create = request(
+        CREATE,
+        1,
+        &[&[1, 0o100644, 0, 0].map(u32::to_ne_bytes).concat()[..], b"new\0"].concat(),
+    );
+    let (error, body) = ask(&agreed(&served), 1000, COMPOUND, &chain(&[((0, 0), &create)]));
+    assert_eq!((error, &body[4..8]), (0, &[0; 4][..]));
+    let stat = program.client.stat(&task(0), At::Cwd, b"a:/new", true).unwrap();
+    assert_eq!((stat.attr.uid, stat.attr.gid), (1000, 1000));
+}
