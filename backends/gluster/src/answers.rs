@@ -83,6 +83,8 @@ struct Kept<R> {
 
 struct File<R> {
     stat: libc::stat,
+    /// The directory whose listing told of it.
+    listed_in: Option<Gfid>,
     asked: Asked,
     until: Instant,
     _reference: R,
@@ -152,10 +154,11 @@ impl<R> Answers<R> {
         self.has_name(dir, name, child, now).then_some(child.gfid)
     }
 
-    /// Keeps attributes until `until`.
+    /// Keeps attributes until `until`. Those of a listing hold only until another client changes the directory: it may have begun to
+    /// before, and they may be those of another inode.
     pub fn keep_attributes(
         &self,
-        (gfid, stat): (Gfid, &libc::stat),
+        (gfid, stat, listed_in): (Gfid, &libc::stat, Option<Gfid>),
         asked: &Asked,
         until: Instant,
         reference: R,
@@ -163,7 +166,8 @@ impl<R> Answers<R> {
         let mut kept = self.lock();
         let room = kept.files.len() < FILES || kept.files.contains_key(&gfid);
         let old = if room { None } else { self.make_room(&mut kept) };
-        let file = File { stat: *stat, asked: asked.clone(), until, _reference: reference };
+        let (stat, asked) = (*stat, asked.clone());
+        let file = File { stat, listed_in, asked, until, _reference: reference };
         let replaced = kept.files.insert(gfid, file);
         drop(kept);
         // Outside of the lock, because they call libgfapi.
@@ -255,6 +259,7 @@ impl<R> Answers<R> {
     fn has_attributes(&self, gfid: Gfid, file: &File<R>, now: Instant) -> bool {
         now < file.until
             && !self.inbox.told_since(gfid, file.asked.since)
+            && !file.listed_in.is_some_and(|dir| self.inbox.told_since(dir, file.asked.since))
             && !file.asked.since.is_before(self.place(Thing::Attributes(gfid)))
     }
 
@@ -363,7 +368,7 @@ mod tests {
         if answers.looked_at(D, now) {
             answers.keep_dir(D, now, ());
         }
-        answers.keep_attributes((F, &no_stat()), asked, now + LONG, ());
+        answers.keep_attributes((F, &no_stat(), None), asked, now + LONG, ());
         answers.keep_name((D, b"f"), Some(F), asked, now + LONG);
     }
 
@@ -416,6 +421,19 @@ mod tests {
     }
 
     #[test]
+    fn attributes_of_a_listing_hold_until_another_client_changes_the_directory() {
+        let (answers, asked) = answers();
+        let now = Instant::now();
+        answers.inbox.put([7; 16], 0);
+        assert_eq!(has(&answers), (true, true));
+        answers.keep_attributes((F, &no_stat(), Some([7; 16])), &asked, now + LONG, ());
+        assert_eq!(has(&answers), (false, false));
+        let asked = Asked { since: answers.inbox.now(), ..asked };
+        answers.keep_attributes((F, &no_stat(), Some([7; 16])), &asked, now + LONG, ());
+        assert_eq!(has(&answers), (true, true));
+    }
+
+    #[test]
     fn an_answer_is_for_the_user_and_the_groups_who_asked() {
         let (answers, _) = answers();
         let now = Instant::now();
@@ -456,7 +474,7 @@ mod tests {
         let now = Instant::now();
         let gfid = |number: usize| (number as u128 + 9).to_ne_bytes();
         for number in 0..2 * FILES {
-            answers.keep_attributes((gfid(number), &no_stat()), &asked, now + LONG, ());
+            answers.keep_attributes((gfid(number), &no_stat(), None), &asked, now + LONG, ());
         }
         for number in 0..2 * NAMES {
             let name = number.to_ne_bytes();

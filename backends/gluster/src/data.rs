@@ -59,7 +59,8 @@ impl Gluster {
             // The end of the owner's handle was a flush.
             file.writes.take_unflushed();
         }
-        if file.writes.take_unflushed() {
+        // Without `write-behind`, the servers have all writes that were acknowledged.
+        if file.writes.take_unflushed() && self.watch.holds_writes() {
             // The end of another handle is the only flush that libgfapi has.
             file.handle.duplicate()?.close()?;
         }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use defuse_fs::posix::without_set_id;
 use defuse_fs::{Attr, Context, Entry, Errno, Fh, Figure, FileKind, Ino, Name, OpenFlags, Result};
@@ -19,7 +19,7 @@ use crate::locks::Locks;
 use crate::nodes::{Nodes, Reference};
 use crate::recent::Recent;
 use crate::transfer::{AnswerOn, Pool};
-use crate::upcalls::{self, Asks, Child, Teller, Watch};
+use crate::upcalls::{self, Asks, CHANGES, Child, Teller, Watch};
 use crate::volume::{Gfid, Kept, Object, Volume};
 use crate::writes::Writes;
 use crate::{Options, connect};
@@ -72,6 +72,16 @@ pub(crate) struct Settings {
     pub submits: bool,
     /// The servers keep access lists.
     pub posix_acl: bool,
+}
+
+/// The place where an inode was found.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub dir: Gfid,
+    /// Its name; without one, that of the entry is not kept.
+    pub name: Option<Name<'a>>,
+    /// A listing told of it, with its attributes.
+    pub is_listed: bool,
 }
 
 /// An open file or directory.
@@ -242,34 +252,38 @@ impl Gluster {
     pub(crate) fn entry(
         &self,
         (object, stat): (&Object<'_>, &libc::stat),
-        (parent, name): (Gfid, Name<'_>),
+        (dir, name): (Gfid, Name<'_>),
         asked: &Asked,
     ) -> Result<Entry> {
-        self.entry_of((object.gfid()?, stat), (parent, Some(name)), asked)
+        let place = Place { dir, name: Some(name), is_listed: false };
+        self.entry_of((object.gfid()?, stat), place, asked)
     }
 
-    /// The answer of a lookup, which counts, of an identity. Without a name, that of the entry is not kept.
+    /// The answer of a lookup, which counts, of an identity.
     pub(crate) fn entry_of(
         &self,
         (gfid, stat): (Gfid, &libc::stat),
-        (parent, name): (Gfid, Option<Name<'_>>),
+        place: Place<'_>,
         asked: &Asked,
     ) -> Result<Entry> {
         let mut attr = attr(stat, Duration::ZERO)?;
-        let ino = self.nodes.look_up(gfid, Some(parent));
+        let Place { dir, name, is_listed } = place;
+        let ino = self.nodes.look_up(gfid, Some(dir));
         let is_told = self.listen(ino, || self.refer(gfid));
         attr.valid_for = self.attributes_valid(gfid, &attr, (is_told, asked));
-        self.keep_answer((gfid, stat), name.map(|name| (parent, name.as_bytes())), asked, || {
-            self.volume.keep(gfid).ok()
-        });
+        self.keep_answer((gfid, stat), Some(place), asked, || self.volume.keep(gfid).ok());
         let is_dir = attr.kind == FileKind::Directory;
-        let child = Child { ino, gfid, is_single: attr.nlink == 1 || is_dir, is_dir };
+        let child = Child { ino, gfid, is_single: attr.nlink == 1 || is_dir, is_dir, is_listed };
         let valid_for = match name {
-            Some(name) if is_told && self.hears_of(parent) => {
-                self.watch.name(parent, name.as_bytes(), &child, asked.since)
+            Some(name) if is_told && self.hears_of(dir) => {
+                self.watch.name(dir, name.as_bytes(), &child, asked.since)
             }
             _ => self.watch.short(),
         };
+        if is_listed {
+            // They are taken back with the name.
+            attr.valid_for = attr.valid_for.min(valid_for);
+        }
         Ok(Entry { ino, generation: 0, attr, valid_for })
     }
 
@@ -292,7 +306,7 @@ impl Gluster {
     pub(crate) fn keep_answer(
         &self,
         (gfid, stat): (Gfid, &libc::stat),
-        named: Option<(Gfid, &[u8])>,
+        place: Option<Place<'_>>,
         asked: &Asked,
         refer: impl FnOnce() -> Option<Kept>,
     ) {
@@ -305,13 +319,16 @@ impl Gluster {
         let now = Instant::now();
         let is_dir = stat.st_mode & libc::S_IFMT == libc::S_IFDIR;
         let holds = if is_dir { long.min(DIRECTORIES_HOLD) } else { long };
-        answers.keep_attributes((gfid, stat), asked, now + holds, reference);
+        let listed_in = place.filter(|place| place.is_listed).map(|place| place.dir);
+        answers.keep_attributes((gfid, stat, listed_in), asked, now + holds, reference);
         if is_dir && answers.looked_at(gfid, now) {
             self.volume.keep(gfid).into_iter().for_each(|it| answers.keep_dir(gfid, now, it));
         }
-        let Some((dir, name)) = named else { return };
+        let Some(Place { dir, name: Some(name), is_listed }) = place else { return };
+        let name = name.as_bytes();
         // Frontends do not keep it, so that no number is needed.
-        let child = Child { ino: Ino(0), gfid, is_single: is_dir || stat.st_nlink == 1, is_dir };
+        let is_single = is_dir || stat.st_nlink == 1;
+        let child = Child { ino: Ino(0), gfid, is_single, is_dir, is_listed };
         let valid = self.watch.name(dir, name, &child, asked.since);
         answers.keep_name((dir, name), Some(gfid), asked, now + name_holds(valid, long));
     }
@@ -319,7 +336,8 @@ impl Gluster {
     /// Keeps here that a name is missing, for a renaming to it.
     pub(crate) fn keep_missing(&self, (dir, name): (Gfid, Name<'_>), asked: &Asked) {
         let Some((answers, long)) = self.answers.as_ref().zip(self.watch.long()) else { return };
-        let none = Child { ino: Ino(0), gfid: dir, is_single: true, is_dir: false };
+        let (gfid, ino) = (dir, Ino(0));
+        let none = Child { ino, gfid, is_single: true, is_dir: false, is_listed: false };
         let valid = self.watch.name(dir, name.as_bytes(), &none, asked.since);
         let until = Instant::now() + name_holds(valid, long);
         answers.keep_name((dir, name.as_bytes()), None, asked, until);
@@ -343,7 +361,7 @@ impl Gluster {
             Found::Inode(gfid, stat) => (gfid, stat),
             Found::Unknown => return None,
             Found::LookAtDirectory => {
-                self.look_at(dir, acting).ok()?;
+                self.look_at(dir, &acting.asked).ok()?;
                 let Found::Inode(gfid, stat) = find() else { return None };
                 (gfid, stat)
             }
@@ -364,12 +382,21 @@ impl Gluster {
     }
 
     /// Asks for the attributes of a directory, to notice changes of which servers do not tell.
-    pub(crate) fn look_at(&self, dir: Gfid, acting: &Acting<'_>) -> Result<()> {
+    pub(crate) fn look_at(&self, dir: Gfid, asked: &Asked) -> Result<libc::stat> {
         let stat = self.volume.stat(&self.directory(dir)?)?;
         let changed = (stat.st_ctime, stat.st_ctime_nsec);
-        self.watch.directory(dir, changed, acting.asked.since);
-        self.keep_answer((dir, &stat), None, &acting.asked, || self.volume.keep(dir).ok());
-        Ok(())
+        self.watch.directory(dir, changed, asked.since);
+        self.keep_answer((dir, &stat), None, asked, || self.volume.keep(dir).ok());
+        Ok(stat)
+    }
+
+    /// True if no other client has changed a directory lately. Where the servers do not tell, the change time of the directory decides,
+    /// which has the clock of the client that changed it.
+    pub(crate) fn is_quiet(&self, dir: Gfid, asked: &Asked) -> bool {
+        self.watch.is_quiet(&self.volume, dir).unwrap_or_else(|| {
+            let Ok(stat) = self.look_at(dir, asked) else { return false };
+            is_past(stat.st_ctime, SystemTime::now())
+        })
     }
 
     /// Numbers of answers that are kept here.
@@ -502,24 +529,14 @@ impl Gluster {
         }
     }
 
-    /// Opens a known inode. Tries again a little later if it seems to be gone: while another client changes an inode, the bricks of a
-    /// replicated volume differ for a moment, and the frontend asks only once more.
+    /// Opens a known inode, or asks for its attributes.
     pub(crate) fn open_known<T>(
         &self,
         ino: Ino,
         open: impl Fn(&Object<'_>) -> Result<T>,
     ) -> Result<T> {
-        const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(10)];
         let gfid = self.nodes.gfid(ino)?;
-        let try_once = || self.volume.object(gfid).and_then(|object| open(&object));
-        let mut opened = try_once();
-        for pause in PAUSES {
-            if !matches!(opened, Err(Errno::ENOENT | Errno::ESTALE)) {
-                break;
-            }
-            std::thread::sleep(pause);
-            opened = try_once();
-        }
+        let opened = try_again(&|| self.volume.object(gfid).and_then(|object| open(&object)));
         opened.map_err(|errno| self.gone(ino, errno))
     }
 
@@ -539,6 +556,21 @@ impl Gluster {
     }
 }
 
+/// Tries again a little later if an inode seems to be gone: while another client changes an inode, the bricks of a replicated volume
+/// differ for a moment, and that of a renamed directory has no path. The frontend asks only once more.
+pub(crate) fn try_again<T>(once: &dyn Fn() -> Result<T>) -> Result<T> {
+    const PAUSES_MS: [u64; 4] = [2, 10, 40, 100];
+    let mut done = once();
+    for pause in PAUSES_MS {
+        if !matches!(done, Err(Errno::ENOENT | Errno::ESTALE)) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(pause));
+        done = once();
+    }
+    done
+}
+
 /// The time for which a name is kept here that a frontend could keep for `valid`: for `long`, or for a short time. An answer that
 /// a message has overtaken does not hold anyway.
 fn name_holds(valid: Duration, long: Duration) -> Duration {
@@ -549,6 +581,13 @@ impl Drop for Gluster {
     fn drop(&mut self) {
         self.watch.inbox.end();
     }
+}
+
+/// True if a change at `seconds` of the clock has ended on all servers at `now`. A change in the future has not: the clock of another
+/// client is ahead.
+fn is_past(seconds: i64, now: SystemTime) -> bool {
+    let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs() as i64;
+    now.saturating_sub(seconds) > CHANGES.as_secs() as i64
 }
 
 /// A thread that acts as a user.
@@ -570,6 +609,28 @@ impl Drop for Acting<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_inode_that_seems_to_be_gone_is_tried_again() {
+        let count = std::cell::Cell::new(0);
+        let after = |tries, errno| {
+            count.set(0);
+            try_again(&|| {
+                count.set(count.get() + 1);
+                if count.get() < tries { Err(errno) } else { Ok(count.get()) }
+            })
+        };
+        assert_eq!(after(3, Errno::ESTALE), Ok(3));
+        assert_eq!((after(9, Errno::ENOENT), count.get()), (Err(Errno::ENOENT), 5));
+        assert_eq!((after(2, Errno::EIO), count.get()), (Err(Errno::EIO), 1));
+    }
+
+    #[test]
+    fn a_change_is_past_after_some_seconds_and_not_before_its_time() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
+        let past = [990, 994, 995, 1000, 1001, i64::MAX, i64::MIN].map(|at| is_past(at, now));
+        assert_eq!(past, [true, true, false, false, false, false, true]);
+    }
 
     #[test]
     fn a_mode_without_set_user_id_is_known_until_this_client_changes_a_mode() {

@@ -1,12 +1,13 @@
 //! Open directories, and listing them.
 
+use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
 
 use defuse_fs::{Context, DirBuf, DirItem, Entry, Errno, FileKind, Ino, Name, Push, Result};
 
 use crate::answers::Asked;
 use crate::file::{Handle, Listed};
-use crate::gluster::{Gluster, Opened};
+use crate::gluster::{Gluster, Opened, Place};
 use crate::volume::{Gfid, c_name};
 
 /// An open directory.
@@ -16,14 +17,28 @@ pub(crate) struct Listing {
     at: Mutex<At>,
 }
 
+/// Maximum number of entries that are taken from libgfapi at a time.
+const BATCH: usize = 128;
+
 /// The place of a listing.
 struct At {
     /// The position of the next entry.
     position: u64,
-    /// The next entry, which did not fit into the last answer, and whether it was asked with attributes.
-    pending: Option<(Listed, bool)>,
+    /// The next entries.
+    batch: VecDeque<Listed>,
+    /// They were asked with attributes.
+    with: bool,
+    /// Their inodes and attributes are those of their names: nobody else was changing them.
+    is_believed: bool,
     /// libgfapi asked for the entries after this.
     asked: Asked,
+}
+
+impl At {
+    fn new(position: u64, asked: &Asked) -> At {
+        let asked = asked.clone();
+        At { position, batch: VecDeque::new(), with: false, is_believed: false, asked }
+    }
 }
 
 impl Gluster {
@@ -31,7 +46,7 @@ impl Gluster {
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
         let handle = self.open_known(ino, |object| self.volume.open_dir(object))?;
-        let at = At { position: 0, pending: None, asked: acting.asked.clone() }.into();
+        let at = At::new(0, &acting.asked).into();
         let fh = self.add_open(Opened::Dir(Listing { gfid, handle, at }.into()));
         Ok(defuse_fs::Opened::new(fh))
     }
@@ -45,19 +60,15 @@ impl Gluster {
         let keeps = self.keeps_listings();
         let plus = out.wants_entries() || keeps;
         let mut at = dir.at.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = at.pending.as_ref().is_none_or(|(_, with)| *with == plus);
-        if at.position != from || !known {
+        if at.position != from || (at.with != plus && !at.batch.is_empty()) {
             dir.handle.seek_dir(from);
-            *at = At { position: from, pending: None, asked: now.clone() };
+            *at = At::new(from, now);
         }
         loop {
-            let mut listed = match at.pending.take() {
-                Some((listed, _)) => listed,
-                None => match dir.handle.next_entry(plus, plus && self.watch.is_on())? {
-                    Some(listed) => listed,
-                    None => return Ok(()),
-                },
-            };
+            if at.batch.is_empty() {
+                self.take_entries(dir, (&mut at, plus), now)?;
+            }
+            let Some(mut listed) = at.batch.pop_front() else { return Ok(()) };
             let is_there = is_name(&listed.name) && self.complete(dir, &mut listed, plus);
             if !is_there {
                 at.position = listed.next;
@@ -68,18 +79,37 @@ impl Gluster {
             let mut entered = false;
             let enter = || {
                 entered = true;
-                self.listed_entry((dir, &at.asked), &listed)
+                if at.is_believed { self.listed_entry((dir, &at.asked), &listed) } else { None }
             };
             let pushed = out.push_with(item, enter);
-            if keeps && !entered && pushed != Push::Full {
-                self.keep_listed((dir, &at.asked), &listed);
-            }
             if pushed == Push::Full {
-                at.pending = Some((listed, plus));
+                at.batch.push_front(listed);
                 return Ok(());
+            }
+            if keeps && !entered && at.is_believed {
+                self.keep_listed((dir, &at.asked), &listed);
             }
             at.position = listed.next;
         }
+    }
+
+    /// Takes the next entries from libgfapi, none at the end. A server that is carrying out a change may list a name with the inode
+    /// of the former file and the attributes of the new one. In a directory that another client has changed lately, inodes and
+    /// attributes of names are therefore not told, and frontends look the names up that they need.
+    fn take_entries(&self, dir: &Listing, (at, plus): (&mut At, bool), now: &Asked) -> Result<()> {
+        at.with = plus;
+        while at.batch.len() < BATCH {
+            match dir.handle.next_entry(plus, plus && self.watch.is_on()) {
+                Ok(Some(listed)) => at.batch.push_back(listed),
+                Ok(None) => break,
+                // After the entries before it.
+                Err(_) if !at.batch.is_empty() => break,
+                Err(errno) => return Err(errno),
+            }
+        }
+        // After the servers have listed them.
+        at.is_believed = plus && !at.batch.is_empty() && self.is_quiet(dir.gfid, now);
+        Ok(())
     }
 
     /// Looks a listed name up if the server sent no attributes, as for some directories, and for a name that another client is
@@ -113,7 +143,8 @@ impl Gluster {
         // Until the entry has a reference of its own.
         let _kept = listed.kept.take();
         let (gfid, stat) = listed.found.as_ref()?;
-        self.entry_of((*gfid, stat), (dir.gfid, Some(name)), asked).ok()
+        let place = Place { dir: dir.gfid, name: Some(name), is_listed: true };
+        self.entry_of((*gfid, stat), place, asked).ok()
     }
 
     /// Keeps the attributes of a listed name here, for which the frontend did not ask.
@@ -121,9 +152,10 @@ impl Gluster {
         if let Some((gfid, stat)) = &listed.found
             && listed.name != b"."
             && listed.name != b".."
+            && let Ok(name) = Name::new(&listed.name)
         {
-            let named = Some((dir.gfid, &listed.name[..]));
-            self.keep_answer((*gfid, stat), named, asked, || listed.kept.take());
+            let place = Place { dir: dir.gfid, name: Some(name), is_listed: true };
+            self.keep_answer((*gfid, stat), Some(place), asked, || listed.kept.take());
         }
     }
 

@@ -3,12 +3,13 @@
 use std::ffi::{CStr, CString};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use defuse_fs::{Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, Opened, Result};
 
 use crate::answers::{Asked, Thing};
 use crate::data::open_flags;
-use crate::gluster::{Gluster, OpenFile, PlainMode};
+use crate::gluster::{Gluster, OpenFile, Place, PlainMode, try_again};
 use crate::volume::{Gfid, Object, c_name};
 
 /// A name, and the directory that has it.
@@ -29,7 +30,7 @@ impl Gluster {
         let dir = self.directory(gfid)?;
         if self.watch.needs_asking(gfid) {
             // Then nothing is kept.
-            let _ = self.look_at(gfid, &acting);
+            let _ = self.look_at(gfid, &acting.asked);
         }
         let found = self.volume.look_up(Some(&dir), &c_name(name)?);
         if let Err(Errno::ENOENT) = found {
@@ -51,7 +52,8 @@ impl Gluster {
         let stat = self.volume.stat(&object)?;
         let above = self.nodes.ino(parent).and_then(|ino| self.nodes.parent(ino).ok().flatten());
         let above = above.unwrap_or(root);
-        self.entry_of((object.gfid()?, &stat), (above, None), &acting.asked)
+        let place = Place { dir: above, name: None, is_listed: false };
+        self.entry_of((object.gfid()?, &stat), place, &acting.asked)
     }
 
     pub(crate) fn make(
@@ -113,8 +115,10 @@ impl Gluster {
         let changes = self.mode_changes.load(Ordering::Acquire);
         let new = c_name(name)?;
         let make = || self.volume.create(&dir, &new, flags, perm);
+        let asked = Instant::now();
         let (object, stat, handle) = self.make_missing((&dir, &new), make)?;
         let entry = self.entry((&object, &stat), (gfid, name), &acting.asked)?;
+        self.nodes.made(entry.ino, asked);
         let file = OpenFile {
             ino: entry.ino,
             flags: args.flags,
@@ -245,7 +249,9 @@ impl Gluster {
     /// Attributes, also of a file without a name.
     pub(crate) fn attributes(&self, ino: Ino, asked: &Asked) -> Result<defuse_fs::Attr> {
         let is_told = self.listen_to(ino);
-        let stat = self.reach(ino, |object| self.volume.stat(object), |file| file.handle.stat())?;
+        let by_file = |file: &OpenFile| file.handle.stat();
+        let ask = || self.reach(ino, |object| self.volume.stat(object), by_file);
+        let stat = try_again(&ask)?;
         self.attr_of(ino, &stat, (is_told, asked))
     }
 }

@@ -54,12 +54,15 @@ struct Node {
     kept: Option<Kept>,
     /// Its open files, by which it is reached after its last name was removed.
     open: Vec<Fh>,
+    /// The time when this client made it, without attributes since.
+    made: Option<Instant>,
 }
 
 impl Nodes {
     /// Only the root is known.
     pub fn new(root: Gfid) -> Nodes {
-        let node = Node { gfid: root, lookups: 0, parent: None, kept: None, open: Vec::new() };
+        let node =
+            Node { gfid: root, lookups: 0, parent: None, kept: None, open: Vec::new(), made: None };
         let by_number = HashMap::from([(Ino::ROOT.0, node)]);
         let by_gfid = HashMap::from([(root, Ino::ROOT.0)]);
         Nodes {
@@ -81,7 +84,7 @@ impl Nodes {
         if number == next {
             inner.next += 1;
         }
-        let new = Node { gfid, lookups: 0, parent: None, kept: None, open: Vec::new() };
+        let new = Node { gfid, lookups: 0, parent: None, kept: None, open: Vec::new(), made: None };
         let node = inner.by_number.entry(number).or_insert(new);
         if number != Ino::ROOT.0 {
             node.lookups += 1;
@@ -194,6 +197,22 @@ impl Nodes {
         !old.is_empty()
     }
 
+    /// This client has made an inode at `now`.
+    pub fn made(&self, ino: Ino, now: Instant) {
+        let _ = self.with(ino, |node| node.made = Some(now));
+    }
+
+    /// This client may have given an inode extended attributes.
+    pub fn has_attributes(&self, ino: Ino) {
+        let _ = self.with(ino, |node| node.made = None);
+    }
+
+    /// True if this client has made an inode less than `time` before `now`, and has given it no extended attributes.
+    pub fn is_new(&self, ino: Ino, time: Duration, now: Instant) -> bool {
+        let is_early = |made: Instant| now.saturating_duration_since(made) < time;
+        self.with(ino, |node| node.made.is_some_and(is_early)).unwrap_or(false)
+    }
+
     /// Notes an open file.
     pub fn opened(&self, ino: Ino, fh: Fh) {
         let _ = self.with(ino, |node| node.open.push(fh));
@@ -276,6 +295,19 @@ mod tests {
         assert_eq!(nodes.look_up([1; 16], Some([9; 16])), Ino::ROOT);
         nodes.forget(Ino::ROOT, 5);
         assert_eq!((nodes.gfid(Ino::ROOT), nodes.parent(Ino::ROOT)), (Ok([1; 16]), Ok(None)));
+    }
+
+    #[test]
+    fn an_inode_is_new_for_a_time_and_until_it_has_attributes() {
+        let nodes = Nodes::new([1; 16]);
+        let (ino, other) = (nodes.look_up([2; 16], None), nodes.look_up([3; 16], None));
+        let (now, time) = (Instant::now(), Duration::from_secs(1));
+        nodes.made(ino, now);
+        nodes.made(other, now);
+        assert!(nodes.is_new(ino, time, now) && !nodes.is_new(ino, time, now + time));
+        nodes.has_attributes(ino);
+        assert!(!nodes.is_new(ino, time, now) && nodes.is_new(other, time, now));
+        assert!(!nodes.is_new(Ino::ROOT, time, now));
     }
 
     #[test]

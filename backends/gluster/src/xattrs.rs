@@ -1,6 +1,7 @@
 //! Extended attributes.
 
 use std::ffi::CStr;
+use std::time::Instant;
 
 use defuse_fs::{Context, Errno, Ino, Result, SetXattrFlags, Xattr, XattrName};
 
@@ -47,6 +48,11 @@ impl Gluster {
         room: usize,
     ) -> Result<Xattr> {
         served(name)?;
+        // The kernel asks for it before the first write to a file.
+        let is_capability = name.as_bytes() == b"security.capability";
+        if is_capability && self.nodes.is_new(ino, self.watch.short(), Instant::now()) {
+            return Err(Errno::ENODATA);
+        }
         let _acting = self.act(cx);
         let name = c_xattr(name)?;
         Xattr::answer(self.whole(ino, Some(&name))?, room)
@@ -105,6 +111,7 @@ impl Gluster {
         served(name)?;
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
+        self.nodes.has_attributes(ino);
         let _change = self.watch.changing(&[gfid]);
         let _own = self.own_change(&[Thing::Attributes(gfid), Thing::Rights(gfid)]);
         let name = c_xattr(name)?;

@@ -61,30 +61,40 @@ impl World {
         }
     }
 
-    /// The answer to `list` for a directory: its names. A server may tell of a former file by a name that was replaced.
+    /// The answer to `list` for a directory: its names, with inodes that they have had. A server that answers a look while it
+    /// carries a change out may list the name with the inode of the former file and the kind of the new one, also to GlusterFS's own
+    /// client, until somebody looks at the name again.
     pub fn check_list(&self, dir: usize, look: Look, answer: &Answer) -> Result<(), String> {
         let words = answer.as_ref().map_err(|errno| format!("errno {errno}"))?;
+        // Then a name may be in it twice: bricks order the names of a directory by the times of renamings.
+        let is_changing = (dir * NAMES..(dir + 1) * NAMES)
+            .any(|at| self.names[at].seen(look.at_once()).count() > 1);
         let mut listed = [false; NAMES];
         for word in words {
-            let name = word.split(':').next().unwrap();
+            let mut parts = word.split(':');
+            let [name, ino, kind] = [(); 3].map(|()| parts.next().unwrap());
             let number = name.strip_prefix('n').and_then(|number| number.parse::<usize>().ok());
             let number = number.filter(|number| *number < NAMES);
             let number = number.ok_or_else(|| format!("{name} is in the listing {words:?}"))?;
-            // A name that was removed and made during the listing may be in it twice.
-            let changes = self.names[dir * NAMES + number].seen(look.at_once()).count();
-            if listed[number] && changes < 2 {
+            let at = dir * NAMES + number;
+            if listed[number] && !is_changing {
                 return Err(format!("{name} is twice in the listing {words:?}"));
             }
             listed[number] = true;
+            if !self.names[at].seen(look).any(Option::is_some) {
+                return Err(format!("{name} is missing, yet in the listing {words:?}"));
+            }
+            let known = || self.names[at].until(look).flatten().map(|&node| &self.nodes[node]);
+            if !known().any(|node| node.ino.to_string() == ino) {
+                return Err(format!("{name} has never had this inode: the listing {words:?}"));
+            }
+            if !known().any(|node| kind.chars().eq([node.kind])) {
+                return Err(format!("{name} has never had this kind: the listing {words:?}"));
+            }
         }
-        for (number, is_listed) in listed.into_iter().enumerate() {
-            let at = dir * NAMES + number;
-            let checked = match is_listed {
-                true if self.names[at].seen(look).any(Option::is_some) => Ok(()),
-                true => Err("it is missing".to_owned()),
-                false => self.check_missing(at, look).map(drop),
-            };
-            checked.map_err(|error| format!("n{number} in the listing {words:?}: {error}"))?;
+        for (number, _) in listed.into_iter().enumerate().filter(|(_, is_listed)| !is_listed) {
+            let missing = self.check_missing(dir * NAMES + number, look);
+            missing.map_err(|error| format!("n{number} in the listing {words:?}: {error}"))?;
         }
         Ok(())
     }

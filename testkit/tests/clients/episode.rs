@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::checks::Answer;
 use super::client::Client;
 use super::history::Look;
-use super::world::{At, Change, DIRS, World, names};
+use super::world::{At, Change, DIRS, NAMES, World, names};
 
 /// Numbers of operations of all episodes.
 #[derive(Debug, Default)]
@@ -210,6 +210,7 @@ impl<'a> Episode<'a> {
             match random.u32(..10) {
                 0..3 => self.read(client, at)?,
                 3 => self.read_held(random.usize(..10))?,
+                4 | 5 => self.list_all(client, at / NAMES)?,
                 _ => self.look_at(client, at).map(drop)?,
             }
             std::thread::sleep(Duration::from_millis(random.u64(..20)));
@@ -235,7 +236,6 @@ impl<'a> Episode<'a> {
                 _ => {}
             }
         }
-        // Not while clients make changes: for a moment, servers then list names with the inodes of former files.
         (0..DIRS.len()).try_for_each(|dir| self.list(client, dir))?;
         let count = self.held.lock().unwrap().len();
         (0..count).try_for_each(|number| self.read_held(number))
@@ -268,6 +268,12 @@ impl<'a> Episode<'a> {
         })
     }
 
+    /// Lists a directory, and looks at each name, of which the client may have learned from the listing.
+    fn list_all(&self, client: usize, dir: usize) -> Result<(), String> {
+        self.list(client, dir)?;
+        (dir * NAMES..(dir + 1) * NAMES).try_for_each(|at| self.look_at(client, at).map(drop))
+    }
+
     fn read_held(&self, number: usize) -> Result<(), String> {
         // No other thread closes it meanwhile.
         let held = self.held.lock().unwrap();
@@ -295,7 +301,11 @@ impl<'a> Episode<'a> {
             let promise = self.clients[client].promise(begun);
             let look = Look { by: client, begun, ended, promise };
             let world = self.lock_after_change();
-            let wrong = |error| format!("{} {words}: {error}", self.clients[client].name);
+            let wrong = |error| {
+                let error = format!("{} {words}: {error}", self.clients[client].name);
+                self.note(format!("WRONG, asked {:?} ago: {error}", begun.elapsed()));
+                error
+            };
             check(&world, look, &answer).map_err(wrong)
         };
         let mut checked = once();

@@ -68,6 +68,14 @@ impl<T: PartialEq> History<T> {
         self.0.iter().filter(is_seen).map(|version| &version.value)
     }
 
+    /// All values until the end of a look.
+    pub fn until(&self, look: Look) -> impl Iterator<Item = &T> {
+        self.0
+            .iter()
+            .filter(move |version| version.from <= look.ended)
+            .map(|version| &version.value)
+    }
+
     /// True if a look may have found `value`.
     pub fn has(&self, look: Look, value: &T) -> bool {
         self.seen(look).any(|seen| seen == value)

@@ -25,6 +25,7 @@ use crate::volume::{Gfid, Volume};
 use events::NAME_CHANGED;
 pub(crate) use events::{receive, take, take_if_due};
 pub use inbox::{Inbox, Mark};
+pub(crate) use names::CHANGES;
 use names::{Names, Place};
 pub(crate) use teller::{Asks, Teller};
 
@@ -40,6 +41,8 @@ pub(crate) struct Watch {
     /// Frontends keep nothing for long, and are not told: the answers are kept here.
     keeps_here: bool,
     attached: AtomicBool,
+    /// A translator of the client acknowledges writes before the servers have them, or may do so as far as is known.
+    holds_writes: AtomicBool,
 }
 
 /// A child in a directory, as far as its name matters.
@@ -49,6 +52,8 @@ pub(crate) struct Child {
     /// It has one name only, as far as is known.
     pub is_single: bool,
     pub is_dir: bool,
+    /// A listing told of it: with the attributes of another inode, if another client was just changing its name.
+    pub is_listed: bool,
 }
 
 impl Watch {
@@ -62,6 +67,7 @@ impl Watch {
             frontends: Mutex::default(),
             keeps_here,
             attached: AtomicBool::new(false),
+            holds_writes: AtomicBool::new(true),
         }
     }
 
@@ -84,6 +90,16 @@ impl Watch {
         let single = lock(&self.frontends).len() <= 1;
         let long = if single && long > self.short { long.as_millis() as u64 } else { 0 };
         self.long_ms.store(long, Ordering::SeqCst);
+    }
+
+    /// The configuration says if a translator of the client may acknowledge writes before the servers have them.
+    pub fn note_writes(&self, are_held: bool) {
+        self.holds_writes.store(are_held, Ordering::Release);
+    }
+
+    /// True if writes that libgfapi has acknowledged may not be on the servers.
+    pub fn holds_writes(&self) -> bool {
+        self.holds_writes.load(Ordering::Acquire)
     }
 
     /// The time for which everything else is kept.
@@ -130,7 +146,7 @@ impl Watch {
         let mut names = lock(&self.names);
         // Of a file with several names, nobody tells that one of them was replaced.
         let is_sure = child.is_single && !names.has_moved(dir, since);
-        if !is_sure || !names.hold(dir, name, (child.ino, child.is_dir), (now, long)) {
+        if !is_sure || !names.hold(dir, name, child, (now, long)) {
             return self.short;
         }
         drop(names);
@@ -153,6 +169,18 @@ impl Watch {
         let (child, is_dir) = lock(&self.names).child(dir, name, Instant::now())?;
         let is_behind = |gfid| self.inbox.is_behind(gfid);
         (!is_behind(dir) && !is_behind(nodes.gfid(child).ok()?)).then_some(is_dir)
+    }
+
+    /// True if no other client has changed a directory lately, false if one has, as far as servers tell; `None` if nobody knows.
+    pub fn is_quiet(&self, volume: &Volume, dir: Gfid) -> Option<bool> {
+        let long = self.long()?;
+        take_if_due(volume, &self.inbox);
+        let (now, is_behind) = (Instant::now(), self.inbox.is_behind(dir));
+        let names = lock(&self.names);
+        if is_behind || names.was_changed(dir, now) {
+            return Some(false);
+        }
+        names.is_asked(dir, long, now).then_some(true)
     }
 
     /// True if names are kept for long, but servers may soon not tell of changes of `dir` any more: it must be
@@ -275,7 +303,7 @@ mod tests {
     #[test]
     fn an_answer_that_a_message_has_overtaken_is_not_kept() {
         let (watch, nodes, ino) = watch();
-        let child = Child { ino, gfid: F, is_single: true, is_dir: false };
+        let child = Child { ino, gfid: F, is_single: true, is_dir: false, is_listed: false };
         let since = watch.inbox.now();
         assert!(watch.listen(&nodes, ino, || Some(Box::new(()))));
         assert_eq!(watch.attributes(F, since), LONG);
@@ -290,7 +318,7 @@ mod tests {
     fn directories_and_files_with_several_names_are_kept_for_a_short_time() {
         let (watch, _, ino) = watch();
         assert_eq!(watch.directory(D, (1, 1), watch.inbox.now()), SHORT);
-        let child = Child { ino, gfid: F, is_single: false, is_dir: false };
+        let child = Child { ino, gfid: F, is_single: false, is_dir: false, is_listed: false };
         assert_eq!(watch.name(D, b"f", &child, watch.inbox.now()), SHORT);
     }
 
@@ -306,7 +334,7 @@ mod tests {
     #[test]
     fn a_directory_that_changes_by_itself_is_reported() {
         let (watch, _, ino) = watch();
-        let child = Child { ino, gfid: F, is_single: true, is_dir: false };
+        let child = Child { ino, gfid: F, is_single: true, is_dir: false, is_listed: false };
         assert_eq!(watch.name(D, b"f", &child, watch.inbox.now()), LONG);
         drop(watch.changing(&[D]));
         watch.directory(D, (2, 2), watch.inbox.now());

@@ -7,15 +7,20 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::Ino;
 
-use super::Mark;
+use super::{Child, Mark};
 use crate::volume::Gfid;
 
 /// Maximum number of names, and of directories. Without room, frontends keep a name for a short time.
 const NAMES: usize = 1 << 18;
 const DIRS: usize = 1 << 16;
 
-/// Time for which the names of a directory that another client has changed are kept for a short time only.
+/// Time for which the names of a directory that another client has changed are kept for a short time only, and listings of it are
+/// not believed. A server that answers a look while it carries the change out may list the name with the former inode, until the
+/// next look at the name.
 const RESTLESS: Duration = Duration::from_secs(30);
+
+/// Time after which all servers have carried out a change, and have told of it.
+pub const CHANGES: Duration = Duration::from_secs(5);
 
 /// Time between two searches for names that are no longer kept.
 const SEARCH_EVERY: Duration = Duration::from_secs(5);
@@ -57,6 +62,8 @@ struct Held {
     until: Instant,
     child: Ino,
     is_dir: bool,
+    /// The time when a listing told of the inode, and of its attributes.
+    listed: Option<Instant>,
 }
 
 impl Names {
@@ -89,16 +96,16 @@ impl Names {
         &mut self,
         dir: Gfid,
         name: &[u8],
-        (child, is_dir): (Ino, bool),
+        child: &Child,
         (now, long): (Instant, Duration),
     ) -> bool {
         let has_room = self.has_room(now);
         let Some(dir) = self.dirs.get_mut(&dir) else { return false };
-        let is_restless = dir.told.is_some_and(|told| now.duration_since(told) < RESTLESS);
-        if is_restless || !dir.is_asked(long, now) {
+        if dir.is_restless(now) || !dir.is_asked(long, now) {
             return false;
         }
-        let held = Held { until: now + long, child, is_dir };
+        let listed = child.is_listed.then_some(now);
+        let held = Held { until: now + long, child: child.ino, is_dir: child.is_dir, listed };
         match dir.names.get_mut(name) {
             Some(known) => *known = held,
             None if has_room => {
@@ -114,6 +121,11 @@ impl Names {
     pub fn child(&self, dir: Gfid, name: &[u8], now: Instant) -> Option<(Ino, bool)> {
         let held = self.dirs.get(&dir)?.names.get(name)?;
         (held.until > now).then_some((held.child, held.is_dir))
+    }
+
+    /// True if another client has changed the directory lately, as far as is known.
+    pub fn was_changed(&self, dir: Gfid, now: Instant) -> bool {
+        self.dirs.get(&dir).is_some_and(|dir| dir.is_restless(now))
     }
 
     /// True if the servers were asked for the directory in the last `time`.
@@ -150,12 +162,14 @@ impl Names {
         self.dirs.get(&dir).and_then(|dir| dir.moved).is_some_and(|moved| moved > since)
     }
 
-    /// Another client has changed a directory: takes all names back.
-    pub fn take(&mut self, dir: Gfid, now: Instant) -> Vec<Text> {
+    /// Another client has changed a directory: takes all names back. Each has its inode if its attributes came by a listing lately.
+    pub fn take(&mut self, dir: Gfid, now: Instant) -> Vec<(Text, Option<Ino>)> {
         let Some(dir) = self.dirs.get_mut(&dir) else { return Vec::new() };
         dir.told = Some(now);
         self.count -= dir.names.len();
-        dir.names.drain().map(|(name, _)| name).collect()
+        let is_late = |listed: Instant| now.duration_since(listed) < CHANGES;
+        let child = |held: Held| held.listed.is_some_and(is_late).then_some(held.child);
+        dir.names.drain().map(|(name, held)| (name, child(held))).collect()
     }
 
     /// Takes the names of `child` back.
@@ -191,6 +205,10 @@ impl Names {
 }
 
 impl Dir {
+    fn is_restless(&self, now: Instant) -> bool {
+        self.told.is_some_and(|told| now.duration_since(told) < RESTLESS)
+    }
+
     fn is_asked(&self, time: Duration, now: Instant) -> bool {
         self.asked.is_some_and(|asked| now.duration_since(asked) <= time)
     }
@@ -204,15 +222,19 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
     const D: Gfid = [1; 16];
 
+    fn child(ino: u64, is_dir: bool) -> Child {
+        Child { ino: Ino(ino), gfid: D, is_single: true, is_dir, is_listed: false }
+    }
+
     fn with_names(now: Instant) -> Names {
         let mut names = Names::default();
         assert!(
-            !names.hold(D, b"a", (Ino(2), false), (now, LONG)),
+            !names.hold(D, b"a", &child(2, false), (now, LONG)),
             "nobody asked for the directory"
         );
         assert!(!names.asked(D, ((1, 1), Mark::default()), now));
-        assert!(names.hold(D, b"a", (Ino(2), false), (now, LONG)));
-        assert!(names.hold(D, b"b", (Ino(3), false), (now, LONG)));
+        assert!(names.hold(D, b"a", &child(2, false), (now, LONG)));
+        assert!(names.hold(D, b"b", &child(3, false), (now, LONG)));
         names
     }
 
@@ -236,7 +258,7 @@ mod tests {
             None,
             "it was not kept, and b is replaced"
         );
-        assert!(names.hold(D, b"a", (Ino(4), false), (now, LONG)));
+        assert!(names.hold(D, b"a", &child(4, false), (now, LONG)));
         assert_eq!(names.moved((D, b"a"), (E, b"a"), at), None, "nobody asked for the directory");
         assert_eq!((names.take(D, now).len(), names.count), (0, 0));
     }
@@ -247,10 +269,26 @@ mod tests {
         let mut names = with_names(now);
         let mut taken = names.take(D, now);
         taken.sort();
-        assert_eq!(taken, [Text::from(*b"a"), Text::from(*b"b")]);
+        assert_eq!(taken, [(Text::from(*b"a"), None), (Text::from(*b"b"), None)]);
         assert_eq!((names.take(D, now).len(), names.count), (0, 0));
-        assert!(!names.hold(D, b"a", (Ino(2), false), (now + RESTLESS / 2, LONG)));
-        assert!(names.hold(D, b"a", (Ino(2), false), (now + RESTLESS, LONG)));
+        assert!(!names.hold(D, b"a", &child(2, false), (now + RESTLESS / 2, LONG)));
+        assert!(names.hold(D, b"a", &child(2, false), (now + RESTLESS, LONG)));
+    }
+
+    /// The attributes of one file were kept for minutes as those of another, which a listing had mixed up.
+    #[test]
+    fn attributes_of_a_listing_are_taken_back_with_its_names() {
+        let now = Instant::now();
+        let mut names = with_names(now);
+        let listed = Child { is_listed: true, ..child(3, false) };
+        assert!(names.hold(D, b"c", &listed, (now, LONG)));
+        assert!(names.hold(D, b"d", &listed, (now - CHANGES, LONG)));
+        assert!(!names.was_changed(D, now));
+        let mut taken = names.take(D, now);
+        taken.sort();
+        let listed: Vec<_> = taken.into_iter().map(|(_, listed)| listed).collect();
+        assert_eq!(listed, [None, None, Some(Ino(3)), None]);
+        assert!(names.was_changed(D, now) && !names.was_changed(D, now + RESTLESS));
     }
 
     #[test]
@@ -259,10 +297,10 @@ mod tests {
         let mut names = with_names(now);
         let late = now + LONG + Duration::from_secs(1);
         assert!(
-            !names.hold(D, b"c", (Ino(4), false), (late, LONG)) && !names.is_asked(D, LONG, late)
+            !names.hold(D, b"c", &child(4, false), (late, LONG)) && !names.is_asked(D, LONG, late)
         );
         names.asked(D, ((1, 1), Mark::default()), late);
-        assert!(names.hold(D, b"c", (Ino(4), false), (late, LONG)));
+        assert!(names.hold(D, b"c", &child(4, false), (late, LONG)));
     }
 
     #[test]
@@ -310,14 +348,14 @@ mod tests {
         let mut names = Names::default();
         names.asked(D, ((1, 1), Mark::default()), now);
         for number in 0..NAMES {
-            assert!(names.hold(D, &number.to_ne_bytes(), (Ino(2), false), (now, LONG)));
+            assert!(names.hold(D, &number.to_ne_bytes(), &child(2, false), (now, LONG)));
         }
-        assert!(!names.hold(D, b"more", (Ino(2), false), (now, LONG)));
+        assert!(!names.hold(D, b"more", &child(2, false), (now, LONG)));
         let late = now + LONG;
         names.asked(D, ((1, 1), Mark::default()), late);
         // All were old, so that the directory was given up, too.
-        assert!(!names.hold(D, b"more", (Ino(2), false), (late, LONG)) && names.count == 0);
+        assert!(!names.hold(D, b"more", &child(2, false), (late, LONG)) && names.count == 0);
         names.asked(D, ((1, 1), Mark::default()), late);
-        assert!(names.hold(D, b"more", (Ino(2), false), (late, LONG)));
+        assert!(names.hold(D, b"more", &child(2, false), (late, LONG)));
     }
 }

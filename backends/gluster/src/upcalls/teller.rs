@@ -140,6 +140,7 @@ impl Teller {
             let next = repeats.first().map(|(at, _)| at.saturating_duration_since(Instant::now()));
             let taken = self.watch.inbox.take(next.unwrap_or(LOOK_EVERY).min(LOOK_EVERY));
             if taken.ended {
+                self.watch.note_writes(true);
                 self.watch.keep_for(Duration::ZERO);
                 return;
             }
@@ -178,7 +179,11 @@ impl Teller {
         if is_name {
             self.nodes.take_kept(ino);
         }
-        notices.extend(of_dir.into_iter().map(|name| Notice::Name(ino, name)));
+        for (name, listed) in of_dir {
+            notices.push(Notice::Name(ino, name));
+            let listed = listed.filter(|&listed| self.nodes.take_attributes(listed));
+            notices.extend(listed.map(Notice::Attributes));
+        }
         if is_name
             && let Ok(Some(parent)) = self.nodes.parent(ino)
             && let Some(parent_ino) = self.nodes.ino(parent)
@@ -215,6 +220,8 @@ impl Teller {
         }
         let had_some = !seen.bricks.is_empty();
         *seen = now;
+        let text = String::from_utf8_lossy(&seen.text);
+        self.watch.note_writes(!seen.are_up || volfile::holds_writes(&text));
         // In this order: what is asked for from now on is told of.
         self.watch.keep_for(if seen.are_up { self.long } else { Duration::ZERO });
         if had_some {

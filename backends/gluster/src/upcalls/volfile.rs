@@ -56,6 +56,12 @@ pub fn bricks(text: &str) -> Vec<Brick> {
         .collect()
 }
 
+/// True if the client of a volume with this configuration may acknowledge writes before the servers have them.
+pub fn holds_writes(text: &str) -> bool {
+    let is_held = parts(text).any(|part| part.kind == "performance/write-behind");
+    is_held || bricks(text).is_empty()
+}
+
 /// The time for which the brick with this configuration tells a client of changes, after the client has asked
 /// for a file. `None` if it does not.
 pub fn tells_for(text: &str) -> Option<Duration> {
@@ -208,6 +214,13 @@ mod tests {
         assert_eq!(tells_for(&brick(" option cache-invalidation off\n")), None);
         assert_eq!(tells_for(&brick("")), None);
         assert_eq!(tells_for(CLIENT), None);
+    }
+
+    #[test]
+    fn writes_are_held_by_one_translator_and_by_an_unknown_client() {
+        let behind = "volume b\n type performance/write-behind\nend-volume\n";
+        assert!(holds_writes(&format!("{CLIENT}{behind}")) && holds_writes(behind));
+        assert!(holds_writes("") && !holds_writes(CLIENT));
     }
 
     fn reply(result: i32, text: &[u8]) -> Vec<u8> {
