@@ -52,6 +52,7 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
     }
     timed("two clients", || two_clients_see_each_other(&servers));
     timed("set-user-id", || a_write_for_another_user_drops_set_user_id(&servers));
+    timed("close", || a_file_that_is_closed_answers_its_writes_in_flight(&servers));
     timed("kept answers", || changes_are_seen_although_answers_are_kept(&servers));
     timed("listings", || a_listing_brings_answers_that_are_kept(&servers));
     timed("several frontends", || answers_are_kept_for_several_frontends(&servers));
@@ -71,7 +72,7 @@ fn suites_of_others_fail_on_volumes_only_for_known_reasons() {
         return;
     }
     let mounts: Vec<_> = suites::VOLUMES.iter().filter(|it| !it.name.starts_with("run-")).collect();
-    for suite in [Suite::Pjdfstest, Suite::Fsx, Suite::File, Suite::Tree] {
+    for suite in [Suite::Pjdfstest, Suite::Fsx, Suite::File, Suite::Tree, Suite::Programs] {
         if let Err(error) = suite.install() {
             println!("skipped: {}: {error:#}", suite.name());
             continue;
@@ -310,6 +311,38 @@ fn a_write_for_another_user_drops_set_user_id(servers: &Servers) {
         fs.release(&root, file, ReleaseArgs::default()).unwrap();
     }
     fs.unlink(&root, Ino::ROOT, name).unwrap();
+}
+
+/// libgfapi calls nobody back if a file is closed while an operation is in flight.
+fn a_file_that_is_closed_answers_its_writes_in_flight(servers: &Servers) {
+    const WRITES: usize = 64;
+    servers.enter().unwrap();
+    let options = defuse_gluster::Options { in_application: true, ..Default::default() };
+    let fs = defuse_gluster::Gluster::connect(&format!("//{HOST}/dist"), &options).unwrap();
+    let root = Context::new(Caller { uid: 0, gid: 0, pid: 0 });
+    let node = NewNode::new(FileKind::Regular, 0o600, root.caller);
+    let name = Name::new(b"closed").unwrap();
+    let flags = OpenFlags(OpenFlags::RDWR);
+    for _ in 0..20 {
+        let args = OpenArgs { flags, kill_suidgid: false };
+        let (entry, opened) = fs.create(&root, Ino::ROOT, name, &node, args).unwrap();
+        let file = File { ino: entry.ino, fh: opened.fh };
+        let (send, answers) = std::sync::mpsc::channel();
+        for offset in 0..WRITES as u64 {
+            let args = WriteArgs { flags, offset, ..WriteArgs::default() };
+            let send = send.clone();
+            let done = Box::new(Written { source: SliceSource::new(b"x"), send });
+            let op = IoOp::Write { file, args, len: 1 };
+            fs.submit(Io::new(op, root.caller, 1, Arc::default(), done));
+        }
+        fs.release(&root, file, ReleaseArgs::default()).unwrap();
+        for _ in 0..WRITES {
+            let answer = answers.recv_timeout(Duration::from_secs(60));
+            assert_eq!(answer.expect("an answer"), Ok(1));
+        }
+        assert_eq!(fs.getattr(&root, entry.ino, None).unwrap().size, WRITES as u64);
+        fs.unlink(&root, Ino::ROOT, name).unwrap();
+    }
 }
 
 /// A function that writes to an open file for a caller, with or without a request to drop set-user-id.

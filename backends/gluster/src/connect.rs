@@ -143,6 +143,8 @@ fn translators(
         ("*-quick-read", "max-file-size", "0"),
         ("*-io-cache", "cache-timeout", "0"),
         ("*-md-cache", "md-cache-timeout", "0"),
+        // Calls have threads, and transfers need none: another thread between would only have to be woken.
+        ("*-io-threads", "pass-through", "on"),
         // Servers tell of changed access lists only if somebody says that they matter.
         ("*-md-cache", "cache-invalidation", if is_told { "on" } else { "off" }),
         ("*-md-cache", "cache-posix-acl", if is_told { "on" } else { "off" }),

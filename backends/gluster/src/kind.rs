@@ -50,6 +50,8 @@ const OPTIONS: &[Opt<Options>] = &[
         "reach the servers by TCP (default), or the one of this machine by its socket"),
     Opt::new("port", Number(1, 65535, |o, n| o.port = n as u16),
         "port of the servers (default 24007)"),
+    Opt::new("volfile-server-port", Number(1, 65535, |o, n| o.port = n as u16),
+        "the same as port, as GlusterFS's own client has it"),
     Opt::new("valid", Seconds(|o, time| o.valid_for = time),
         "changes of other clients are seen after at most this time (default 1)"),
     Opt::new("upcalls", Seconds(|o, time| o.told_for = time),
@@ -100,6 +102,7 @@ mod tests {
             ..Options::default()
         };
         assert_eq!(set, expected);
+        assert_eq!(with(&["volfile-server-port=7"]).map(|set| set.port), Ok(7));
         let of = |frontend: Frontend| KIND.settings(&frontend, &[] as &[&str]).unwrap();
         let server = Frontend { locks: Locks::FileSystem, ..Frontend::default() };
         let of_server = of(server.clone());

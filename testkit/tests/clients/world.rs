@@ -36,6 +36,8 @@ pub struct Node {
     bytes: Vec<u8>,
     /// Number of open files.
     held: usize,
+    /// Names of it that a renaming has replaced. The servers refuse to link it there again.
+    replaced: Vec<At>,
 }
 
 /// A change.
@@ -106,6 +108,7 @@ impl World {
             let node = self.node(at).map(|node| &self.nodes[node]);
             let other = self.node(to).map(|node| &self.nodes[node]);
             let size = node.map_or(0, |node| node.bytes.len());
+            let was_replaced = node.is_some_and(|node| node.replaced.contains(&to));
             return match (random.u32(..12), node.map(|node| node.kind)) {
                 (0..6, None) => Change::Create { at, len: len(random), seed },
                 (6, None) => Change::Symlink { at, text: format!("text-{seed}") },
@@ -127,7 +130,9 @@ impl World {
                     Some(other) if (kind == 'd') != (other.kind == 'd') => continue,
                     _ => Change::Rename { from: at, to },
                 },
-                (10 | 11, Some('f')) if other.is_none() => Change::Link { from: at, to },
+                (10 | 11, Some('f')) if other.is_none() && !was_replaced => {
+                    Change::Link { from: at, to }
+                }
                 _ => continue,
             };
         }
@@ -211,6 +216,7 @@ impl World {
             Change::Rename { from, to } => {
                 if let Some(replaced) = self.node(*to) {
                     self.silent[*to] = self.nodes[replaced].held > 0;
+                    self.nodes[replaced].replaced.push(*to);
                     self.leave(*to, now);
                 }
                 let node = self.node(*from).unwrap();
@@ -269,6 +275,7 @@ impl World {
             data: History::new(sum(&[]), now),
             bytes: Vec::new(),
             held: 0,
+            replaced: Vec::new(),
         };
         self.names[at].begin(Some(self.nodes.len()), now);
         self.nodes.push(node);
