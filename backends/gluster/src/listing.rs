@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use defuse_fs::{Context, DirBuf, DirItem, Entry, Errno, FileKind, Ino, Name, Push, Result};
 
@@ -20,6 +21,9 @@ pub(crate) struct Listing {
 /// Maximum number of entries that are taken from libgfapi at a time.
 const BATCH: usize = 128;
 
+/// Longest time between two answers of a listing, so that its entries are not older than answers may be.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// The place of a listing.
 struct At {
     /// The position of the next entry.
@@ -30,14 +34,28 @@ struct At {
     with: bool,
     /// Their inodes and attributes are those of their names: nobody else was changing them.
     is_believed: bool,
+    /// The time of the last answer.
+    answered: Instant,
+    /// The listing has paused, and libgfapi may have asked for the next entries before.
+    has_paused: bool,
     /// libgfapi asked for the entries after this.
     asked: Asked,
 }
 
 impl At {
     fn new(position: u64, asked: &Asked) -> At {
-        let asked = asked.clone();
-        At { position, batch: VecDeque::new(), with: false, is_believed: false, asked }
+        let (asked, batch) = (asked.clone(), VecDeque::new());
+        let (with, is_believed, has_paused) = (false, false, false);
+        let answered = Instant::now();
+        At { position, batch, with, is_believed, answered, has_paused, asked }
+    }
+
+    /// The listing goes on at `now`.
+    fn resume(&mut self, now: Instant) {
+        if self.position != 0 && now.duration_since(self.answered) > PAUSE {
+            (self.has_paused, self.is_believed) = (true, false);
+        }
+        self.answered = now;
     }
 }
 
@@ -64,6 +82,7 @@ impl Gluster {
             dir.handle.seek_dir(from);
             *at = At::new(from, now);
         }
+        at.resume(Instant::now());
         loop {
             if at.batch.is_empty() {
                 self.take_entries(dir, (&mut at, plus), now)?;
@@ -108,7 +127,8 @@ impl Gluster {
             }
         }
         // After the servers have listed them.
-        at.is_believed = plus && !at.batch.is_empty() && self.is_quiet(dir.gfid, now);
+        at.is_believed =
+            plus && !at.has_paused && !at.batch.is_empty() && self.is_quiet(dir.gfid, now);
         Ok(())
     }
 
@@ -186,6 +206,22 @@ fn kind(listed: &Listed) -> FileKind {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::answers::Who;
+    use crate::upcalls::Inbox;
+
+    #[test]
+    fn entries_are_not_believed_after_a_pause() {
+        let asked = Asked { since: Inbox::default().now(), who: Who::default() };
+        let after = |position, pause| {
+            let mut at = At { is_believed: true, ..At::new(position, &asked) };
+            at.resume(at.answered + pause);
+            at.resume(at.answered + PAUSE);
+            (at.is_believed, at.has_paused)
+        };
+        assert_eq!(after(7, PAUSE), (true, false));
+        assert_eq!(after(7, 2 * PAUSE), (false, true));
+        assert_eq!(after(0, 2 * PAUSE), (true, false), "nothing was asked for before");
+    }
 
     #[test]
     fn names_that_no_directory_can_have_are_left_out() {
