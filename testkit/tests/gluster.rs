@@ -477,6 +477,18 @@ fn a_listing_brings_answers_that_are_kept(servers: &Servers) {
         // The directories are asked for once a second.
         asked < 30
     });
+    // A server may mix up names that somebody is changing.
+    fs::write(there.path().join("many/changed"), "x").unwrap();
+    until("a listing brings no answers after a change", || {
+        // After the message, and after names that were kept before.
+        std::thread::sleep(Duration::from_millis(1200));
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), names.len() + 1);
+        let listed = requests(&here, &["LOOKUP"]);
+        names.iter().for_each(|name| assert!(fs::metadata(dir.join(name)).is_ok()));
+        let asked = requests(&here, &["LOOKUP"]) - listed;
+        println!("{asked} lookups of {} files after a change and a listing", names.len());
+        asked >= names.len() as u64
+    });
     fs::remove_dir_all(there.path().join("many")).unwrap();
     here.end().unwrap();
     there.end().unwrap();

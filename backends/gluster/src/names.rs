@@ -32,11 +32,16 @@ impl Gluster {
             // Then nothing is kept.
             let _ = self.look_at(gfid, &acting.asked);
         }
-        let found = self.volume.look_up(Some(&dir), &c_name(name)?);
-        if let Err(Errno::ENOENT) = found {
+        let text = c_name(name)?;
+        // A directory that another client is renaming is stale for a moment.
+        let found = try_again(&|| match self.volume.look_up(Some(&dir), &text) {
+            Err(Errno::ENOENT) => Ok(None),
+            found => found.map(Some),
+        })?;
+        if found.is_none() {
             self.keep_missing((gfid, name), &acting.asked);
         }
-        let (object, stat) = found?;
+        let (object, stat) = found.ok_or(Errno::ENOENT)?;
         self.entry((&object, &stat), (gfid, name), &acting.asked)
     }
 
