@@ -1,6 +1,6 @@
 //! One operation at a time, for whoever has nothing else to do: making, checking and dumping images.
 
-use crate::{Device, Done, Errno, Op, OpKind, Queue, RawBuf, Result, Segments};
+use crate::{Device, Done, Errno, Facts, Op, OpKind, Queue, RawBuf, Result, Segments};
 
 /// A queue whose operations are waited for.
 pub struct Blocking {
@@ -16,10 +16,14 @@ impl Blocking {
     ///
     /// Those of [`Device::queue`].
     pub fn new(device: &dyn Device) -> Result<Self> {
-        let facts = device.facts();
+        Ok(Blocking::of(device.queue(1)?, device.facts()))
+    }
+
+    /// A line by way of `queue`, which belongs to a device of these facts.
+    pub fn of(queue: Box<dyn Queue>, facts: &Facts) -> Self {
         let block_size = facts.block_size as usize;
         let largest = (facts.max_transfer as usize / block_size).max(1) * block_size;
-        Ok(Blocking { queue: device.queue(1)?, block_size, largest })
+        Blocking { queue, block_size, largest }
     }
 
     /// Reads whole blocks from `block` on.

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::{Clock, Device, Done, Facts, Op, OpKind, Purpose, Queue, Region, Result, Waker};
+use crate::{
+    Clock, Device, Done, Facts, Op, OpKind, Priority, Purpose, Queue, Region, Result, Waker,
+};
 
 /// A device that counts the operations of all its queues.
 pub struct Counted {
@@ -60,6 +62,11 @@ impl Counted {
         Counted { inner, counts: Arc::default() }
     }
 
+    fn counted(&self, inner: Box<dyn Queue>) -> Box<dyn Queue> {
+        let block_size = u64::from(self.facts().block_size);
+        Box::new(CountedQueue { inner, counts: Arc::clone(&self.counts), block_size })
+    }
+
     /// The counts so far.
     pub fn counters(&self) -> Counters {
         let Counts { reads, read_bytes, writes, written_bytes, fua_writes, flushes, .. } =
@@ -98,9 +105,11 @@ impl Device for Counted {
     }
 
     fn queue_for(&self, purpose: Purpose, depth: u32) -> Result<Box<dyn Queue>> {
-        let inner = self.inner.queue_for(purpose, depth)?;
-        let block_size = u64::from(self.facts().block_size);
-        Ok(Box::new(CountedQueue { inner, counts: Arc::clone(&self.counts), block_size }))
+        Ok(self.counted(self.inner.queue_for(purpose, depth)?))
+    }
+
+    fn queue_with(&self, priority: Priority, depth: u32) -> Result<Box<dyn Queue>> {
+        Ok(self.counted(self.inner.queue_with(priority, depth)?))
     }
 
     fn clock(&self) -> Arc<dyn Clock> {

@@ -63,6 +63,18 @@ pub enum Purpose {
     Reclaim,
 }
 
+/// The claim of a queue to a device that is busy. Devices that do not tell queues apart ignore it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Priority {
+    /// Before others.
+    High,
+    /// In turn.
+    #[default]
+    Medium,
+    /// After others, but not never.
+    Low,
+}
+
 /// A block device.
 ///
 /// # Order and durability
@@ -102,6 +114,15 @@ pub trait Device: Send + Sync {
     ///
     /// Those of [`queue`](Device::queue).
     fn queue_for(&self, _: Purpose, depth: u32) -> Result<Box<dyn Queue>> {
+        self.queue(depth)
+    }
+
+    /// A queue with a priority. Most devices serve all alike.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`queue`](Device::queue).
+    fn queue_with(&self, _: Priority, depth: u32) -> Result<Box<dyn Queue>> {
         self.queue(depth)
     }
 

@@ -41,7 +41,7 @@ pub mod worker;
 pub use blocking::Blocking;
 pub use clock::{Clock, Monotonic};
 pub use counted::{Counted, Counters};
-pub use device::{Device, Facts, Purpose, Queue};
+pub use device::{Device, Facts, Priority, Purpose, Queue};
 pub use driver::{Driver, Opened, add_driver, driver_of};
 pub use file::{Access, File, OpenError, OpenFile};
 pub use memory::{Memory, OwnedBuf, RawBuf, Segments};

@@ -1,6 +1,7 @@
 //! `defuse nvme`.
 
 use std::fmt::Write as _;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,6 +38,10 @@ enum Command {
     Identify(AskArgs),
     /// Show the state of health of a controller; user space must have it
     Smart(AskArgs),
+    /// Compare blocks with a file, in the controller; user space must have it
+    ///
+    /// The exit code is 0 where they are equal, and 1 where they differ.
+    Compare(CompareArgs),
     /// Measure random reads of 4 KiB: CPU time and operations per second
     Bench(BenchArgs),
 }
@@ -67,6 +72,20 @@ struct AskArgs {
 }
 
 #[derive(clap::Args)]
+struct CompareArgs {
+    #[command(flatten)]
+    which: AddressArgs,
+    /// The namespace
+    #[arg(long, default_value_t = 1)]
+    namespace: u32,
+    /// The file, which has whole blocks
+    file: PathBuf,
+    /// The first block
+    #[arg(long, default_value_t = 0)]
+    block: u64,
+}
+
+#[derive(clap::Args)]
 struct BenchArgs {
     /// The address of a controller that user space has
     #[arg(value_parser = address)]
@@ -86,6 +105,9 @@ struct BenchArgs {
     #[command(flatten)]
     json: JsonArgs,
 }
+
+/// Bytes that `defuse nvme compare` compares at a time.
+const COMPARED: usize = 1 << 20;
 
 /// A row of `defuse nvme list`.
 #[derive(Serialize)]
@@ -125,8 +147,9 @@ pub fn run(args: &NvmeArgs) -> Result {
         Command::List(json) => list(&host, json),
         Command::Bind(args) => host.bind(&args.address).map_err(Failure::failed),
         Command::Unbind(args) => host.unbind(&args.address).map_err(Failure::failed),
-        Command::Identify(args) => identify(&open(&host, args)?, args),
-        Command::Smart(args) => smart(&open(&host, args)?, args),
+        Command::Identify(args) => identify(&open(&host, &args.which, args.namespace)?, args),
+        Command::Smart(args) => smart(&open(&host, &args.which, args.namespace)?, args),
+        Command::Compare(args) => compare(&host, args),
         Command::Bench(args) => bench(&host, args),
     }
 }
@@ -167,10 +190,48 @@ fn list(host: &Host, args: &JsonArgs) -> Result {
     print(&text)
 }
 
-fn open(host: &Host, args: &AskArgs) -> Result<Nvme> {
-    let options = Options { namespace: args.namespace, ..Options::default() };
-    let vfio = Vfio::open(host, &args.which.address).map_err(Failure::failed)?;
+fn open(host: &Host, which: &AddressArgs, namespace: u32) -> Result<Nvme> {
+    let options = Options { namespace, ..Options::default() };
+    let vfio = Vfio::open(host, &which.address).map_err(Failure::failed)?;
     Nvme::open(vfio, &options).map_err(Failure::failed)
+}
+
+fn compare(host: &Host, args: &CompareArgs) -> Result {
+    let path = args.file.display();
+    let failed = |error| Failure::Failed(format!("cannot read {path}: {error}"));
+    let mut file = std::fs::File::open(&args.file).map_err(failed)?;
+    let disk = open(host, &args.which, args.namespace)?;
+    let size = disk.facts().block_size as usize;
+    let mut part = vec![0; COMPARED.next_multiple_of(size)];
+    let mut block = args.block;
+    loop {
+        let len = fill(&mut file, &mut part).map_err(failed)?;
+        if len % size != 0 {
+            let why = format!("{path} has no whole number of blocks of {size} bytes: pad it");
+            return Err(Failure::Failed(why));
+        }
+        if len == 0 {
+            return Ok(());
+        }
+        if !disk.compare(block, &part[..len]).map_err(Failure::failed)? {
+            let end = block + (len / size) as u64;
+            let why = format!("the blocks from {block} to before {end} differ from {path}");
+            return Err(Failure::Failed(why));
+        }
+        block += (len / size) as u64;
+    }
+}
+
+/// Reads until `out` is full or the file ends.
+fn fill(file: &mut std::fs::File, out: &mut [u8]) -> std::io::Result<usize> {
+    let mut len = 0;
+    while len < out.len() {
+        match file.read(&mut out[len..])? {
+            0 => break,
+            more => len += more,
+        }
+    }
+    Ok(len)
 }
 
 fn identify(disk: &Nvme, args: &AskArgs) -> Result {
@@ -187,7 +248,9 @@ fn identify(disk: &Nvme, args: &AskArgs) -> Result {
         ("volatile_cache", facts.volatile_cache.to_string()),
         ("deallocates", controller.deallocates.to_string()),
         ("writes_zeroes", controller.writes_zeroes.to_string()),
+        ("compares", controller.compares.to_string()),
         ("queues", facts.max_queues.to_string()),
+        ("priorities_of_queues", disk.has_priorities().to_string()),
     ];
     pairs(&rows, args.json.json)
 }

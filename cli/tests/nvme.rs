@@ -38,8 +38,10 @@ fn controllers_are_listed_and_one_in_use_is_not_bound() {
     let bind = nvme(&["bind", "01:00.0"]);
     assert_eq!(bind.code, Some(1), "{}", bind.out);
     assert!(bind.err.contains("in use: nvme0n1 is mounted"), "{}", bind.err);
-    for command in ["identify", "smart"] {
-        let said = nvme(&[command, "01:00.0"]);
+    for command in
+        [&["identify", "01:00.0"][..], &["smart", "01:00.0"], &["compare", "01:00.0", "/dev/null"]]
+    {
+        let said = nvme(command);
         assert!(
             said.code == Some(1) && said.err.contains("nvme bind 0000:01:00.0"),
             "{}",

@@ -4,11 +4,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use defuse_block::{Device, Errno, Facts, Queue, Region, Result};
+use defuse_block::{Blocking, Device, Errno, Facts, Priority, Purpose, Queue, Region, Result};
 
 use crate::Transport;
 use crate::controller::{Controller, Event, Failure};
-use crate::queue::{LIST, MAX_DEPTH, NvmeQueue, Regions};
+use crate::queue::{LIST, MAX_DEPTH, NvmeQueue, Regions, Use};
 use crate::spec::{ControllerFacts, ErrorEntry, NamespaceFacts, PAGE, Smart, Unusable, u32_at};
 
 /// Blocks of a range of a command at most.
@@ -181,6 +181,46 @@ impl Nvme {
         self.controller.resets()
     }
 
+    /// True where queues have priorities ([`queue_with`](Device::queue_with)).
+    pub fn has_priorities(&self) -> bool {
+        self.controller.capabilities.has_priorities()
+    }
+
+    /// Compares the blocks from `block` on with `data`, a whole number of blocks, in the controller: none of them is
+    /// transferred to memory. True where they are equal. It takes a queue for the time of the call.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::System`] with `EOPNOTSUPP` where the controller has no Compare command, `EINVAL` outside of the namespace, and those
+    /// of reading.
+    pub fn compare(&self, block: u64, data: &[u8]) -> Result<bool, Error> {
+        let failed = |errno| {
+            let name = self.space.facts.name.clone();
+            Error::System { name, action: "compare blocks", errno }
+        };
+        if !self.facts.compares {
+            return Err(failed(Errno::OPNOTSUPP));
+        }
+        let compares = Use { compares: true, ..Use::default() };
+        let queue = self.queue_of(1, compares).map_err(failed)?;
+        let mut line = Blocking::of(queue, &self.space.facts);
+        match line.write(block, data) {
+            Ok(()) => Ok(true),
+            Err(Errno::ILSEQ) => Ok(false),
+            Err(errno) => Err(failed(errno)),
+        }
+    }
+
+    fn queue_of(&self, depth: u32, use_: Use) -> Result<Box<dyn Queue>> {
+        let depth = depth.clamp(1, self.space.facts.max_depth) as u16;
+        let known = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
+        let regions = Regions(known.iter().map(|(region, bus)| (region.id(), *bus)).collect());
+        drop(known);
+        let number = self.controller.take_number().ok_or(Errno::BUSY)?;
+        let queue = NvmeQueue::new(&self.controller, &self.space, regions, (number, depth), use_)?;
+        Ok(Box::new(queue))
+    }
+
     fn failed(&self, action: &'static str, failure: Failure) -> Error {
         Error::Command { name: self.controller.transport.name(), action, failure }
     }
@@ -254,16 +294,19 @@ impl Device for Nvme {
     }
 
     fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
-        let depth = depth.clamp(1, self.space.facts.max_depth) as u16;
-        let known = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
-        let regions = Regions(known.iter().map(|(region, bus)| (region.id(), *bus)).collect());
-        drop(known);
-        let number = self.controller.take_number().ok_or(Errno::BUSY)?;
-        let queue = NvmeQueue::new(&self.controller, &self.space, regions, number, depth);
-        match queue {
-            Ok(queue) => Ok(Box::new(queue)),
-            Err(errno) => Err(errno),
-        }
+        self.queue_with(Priority::Medium, depth)
+    }
+
+    fn queue_for(&self, purpose: Purpose, depth: u32) -> Result<Box<dyn Queue>> {
+        let priority = match purpose {
+            Purpose::Caller => Priority::Medium,
+            Purpose::Behind | Purpose::Reclaim => Priority::Low,
+        };
+        self.queue_with(priority, depth)
+    }
+
+    fn queue_with(&self, priority: Priority, depth: u32) -> Result<Box<dyn Queue>> {
+        self.queue_of(depth, Use { priority, compares: false })
     }
 }
 

@@ -7,7 +7,7 @@
 //! once. A command without an answer is aborted; then the controller is reset and what was innocent is sent again.
 //! Memory goes back to its owner when its command is complete, or when the controller was stopped or cut off.
 //!
-//! The crate has no management of namespaces, no fused commands, no metadata or protection information, and no priorities of queues.
+//! The crate has no management of namespaces, no fused commands, and no metadata or protection information.
 //!
 //! ```
 //! use defuse_block::{Blocking, Ram};

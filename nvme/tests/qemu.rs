@@ -86,6 +86,10 @@ fn operations_at_depth_reach_the_file_below_another_controller() {
         let must = &expected[tag as usize * 7 * 4096..][..run.len()];
         assert!(result == Ok(()) && run[..] == *must, "read {tag}");
     }
+    let (first, second) = (&expected[..40 * 4096], &expected[4096..41 * 4096]);
+    assert!(disk.compare(0, first).unwrap() && disk.compare(1, second).unwrap());
+    assert!(!disk.compare(1, first).unwrap(), "other blocks");
+    assert!(!disk.has_priorities(), "the controller of QEMU has none");
     assert_eq!(disk.resets(), 0);
 }
 

@@ -1,6 +1,6 @@
 //! Classes of operations.
 
-use crate::{OpKind, Purpose};
+use crate::{OpKind, Priority, Purpose};
 
 /// Number of classes.
 pub(super) const CLASSES: usize = 6;
@@ -80,8 +80,38 @@ impl Classes {
         Classes(set)
     }
 
+    /// The priority of a queue for these classes: high where all are small operations that somebody waits for, low where nobody
+    /// waits for any.
+    pub(super) fn priority(self) -> Priority {
+        let within =
+            |classes: &[Class]| Class::ALL.iter().all(|c| !self.has(*c) || classes.contains(c));
+        if within(&[Class::SmallRead, Class::SmallWrite]) {
+            Priority::High
+        } else if within(&[Class::Behind, Class::Reclaim]) {
+            Priority::Low
+        } else {
+            Priority::Medium
+        }
+    }
+
     /// True where `class` is in the set.
     pub fn has(self, class: Class) -> bool {
         self.0[class.index()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_of_small_operations_comes_first_and_one_that_nobody_waits_for_last() {
+        let of = |classes: &[Class]| Classes::of(classes).priority();
+        assert_eq!(of(&[Class::SmallRead]), Priority::High);
+        assert_eq!(of(&[Class::SmallWrite, Class::SmallRead]), Priority::High);
+        assert_eq!(of(&[Class::SmallRead, Class::LargeRead]), Priority::Medium);
+        assert_eq!(of(&[Class::Behind, Class::Reclaim]), Priority::Low);
+        assert_eq!(of(&[Class::Behind, Class::LargeWrite]), Priority::Medium);
+        assert_eq!(Classes::ALL.priority(), Priority::Medium);
     }
 }

@@ -9,7 +9,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::class::Class;
 use super::schedule::Schedule;
 use super::{QueueState, Separation, USERS};
-use crate::{Clock, Device, Done, Errno, Queue, Result};
+use crate::{Clock, Device, Done, Errno, Priority, Queue, Result};
 
 /// The longest sleep of whoever waits for all queues: a driver looks for commands that its device has lost.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -28,6 +28,8 @@ pub(super) struct Shared {
 pub(super) struct State {
     pub(super) schedule: Schedule,
     lanes: Vec<Box<dyn Queue>>,
+    /// The priority of each lane.
+    priorities: Vec<Priority>,
     depth: u32,
     /// A descriptor of each lane; `None` where one has none.
     ready: Option<Arc<Vec<OwnedFd>>>,
@@ -51,8 +53,12 @@ pub(super) struct Mail {
     changed: Arc<Condvar>,
 }
 
-fn open_lanes(device: &dyn Device, count: usize, depth: u32) -> Result<Vec<Box<dyn Queue>>> {
-    (0..count).map(|_| device.queue(depth)).collect()
+fn open_lanes(
+    device: &dyn Device,
+    priorities: &[Priority],
+    depth: u32,
+) -> Result<Vec<Box<dyn Queue>>> {
+    priorities.iter().map(|priority| device.queue_with(*priority, depth)).collect()
 }
 
 fn descriptors(lanes: &[Box<dyn Queue>]) -> Result<Option<Arc<Vec<OwnedFd>>>> {
@@ -64,12 +70,15 @@ fn descriptors(lanes: &[Box<dyn Queue>]) -> Result<Option<Arc<Vec<OwnedFd>>>> {
 
 impl Shared {
     pub(super) fn new(device: &dyn Device, separation: &Separation) -> Result<Self> {
-        let lanes = open_lanes(device, separation.queues.len(), separation.depth)?;
+        let priorities: Vec<Priority> =
+            separation.queues.iter().map(|classes| classes.priority()).collect();
+        let lanes = open_lanes(device, &priorities, separation.depth)?;
         let depths: Vec<usize> = lanes.iter().map(|lane| lane.depth()).collect();
         let state = State {
             schedule: Schedule::new(separation, &depths, device.facts().block_size),
             ready: descriptors(&lanes)?,
             lanes,
+            priorities,
             depth: separation.depth,
             stale: None,
             users: Vec::new(),
@@ -291,7 +300,7 @@ impl State {
         }
         let Some(device) = self.stale.take() else { return };
         // The old ones are as good, only slower.
-        let Ok(lanes) = open_lanes(&*device, self.lanes.len(), self.depth) else { return };
+        let Ok(lanes) = open_lanes(&*device, &self.priorities, self.depth) else { return };
         let same = lanes.iter().zip(&self.lanes).all(|(new, old)| new.depth() == old.depth());
         if let Ok(ready) = descriptors(&lanes)
             && same

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use defuse_block::Errno;
+use defuse_block::{Errno, Priority};
 
 use super::core::log_page;
 use super::{Controller, Life};
@@ -68,8 +68,19 @@ impl Controller {
         Ok(ErrorEntry::parse_all(&bytes))
     }
 
-    /// The commands that make a completion and a submission queue.
-    pub(crate) fn creation(&self, ring: &Ring, vector: Option<u16>) -> [Command; 2] {
+    /// The commands that make a completion and a submission queue. The priority means nothing to a controller that has none.
+    pub(crate) fn creation(
+        &self,
+        ring: &Ring,
+        vector: Option<u16>,
+        priority: Priority,
+    ) -> [Command; 2] {
+        let priority = match priority {
+            _ if !self.capabilities.has_priorities() => 0,
+            Priority::High => 1,
+            Priority::Medium => 2,
+            Priority::Low => 3,
+        };
         let size = u32::from(ring.number()) | (u32::from(ring.entries()) - 1) << 16;
         let interrupts = vector.map_or(0, |vector| 2 | u32::from(vector) << 16);
         let (submissions, completions) = ring.addresses();
@@ -81,7 +92,7 @@ impl Controller {
             Command::admin(Opcode::CreateSubmissionQueue, 0)
                 .data(Pointer::Prp(submissions, 0))
                 .dword(10, size)
-                .dword(11, 1 | u32::from(ring.number()) << 16),
+                .dword(11, 1 | priority << 1 | u32::from(ring.number()) << 16),
         ]
     }
 

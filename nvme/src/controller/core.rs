@@ -19,6 +19,10 @@ const RESET_WINDOW: Duration = Duration::from_secs(600);
 /// Requests for events at a time.
 const EVENT_REQUESTS: u32 = 4;
 
+/// The feature Arbitration: 16 commands of a queue of high priority for 4 of a medium and 1 of a low one, each less one; and 8 commands of
+/// a queue at a time, as a power of two.
+const ARBITRATION: u32 = 15 << 24 | 3 << 16 | 3;
+
 /// Events that are kept for whoever asks.
 const MAX_EVENTS: usize = 64;
 
@@ -162,7 +166,7 @@ impl Core {
         transport.write32(register::AQA, sizes);
         transport.write64(register::ASQ, submissions);
         transport.write64(register::ACQ, completions);
-        transport.write32(register::CC, register::SETTINGS | register::ENABLE);
+        transport.write32(register::CC, self.capabilities.settings() | register::ENABLE);
         self.phase = Phase::Enabling(transport.now() + self.capabilities.timeout());
     }
 
@@ -203,6 +207,10 @@ impl Core {
                 // Errors, health, and namespaces that change.
                 let deadline = self.transport.now() + self.limit;
                 self.admin.send_off(features(0x0b, 0x11f), None, deadline);
+                if self.capabilities.has_priorities() {
+                    // A controller that refuses has weights of its own.
+                    self.admin.send_off(features(0x01, ARBITRATION), None, deadline);
+                }
                 self.ask_for_events();
             }
             Some(Ok(completion)) => {

@@ -241,13 +241,14 @@ impl Drop for Controller {
     /// Tells the controller to write its caches, and stops it: it must not use memory any more.
     fn drop(&mut self) {
         if self.life() == Life::Running {
-            let settings = register::SETTINGS | register::ENABLE;
-            self.transport.write32(register::CC, settings | register::SHUTDOWN_NORMAL);
+            let settings = self.capabilities.settings();
+            let ending = settings | register::ENABLE | register::SHUTDOWN_NORMAL;
+            self.transport.write32(register::CC, ending);
             let done = (register::SHUTDOWN_STATE, register::SHUTDOWN_DONE);
             if !self.reaches(done.0, done.1, SHUTDOWN) {
                 log::warn!("{}: it does not end its shutdown", self.transport.name());
             }
-            self.transport.write32(register::CC, register::SETTINGS);
+            self.transport.write32(register::CC, settings);
             self.reaches(register::READY, 0, self.capabilities.timeout());
         }
         self.transport.cut();

@@ -48,7 +48,8 @@ impl Chip {
         if !self.completions.contains_key(&completions) || completions == 0 {
             return Err(Status::INVALID_QUEUE);
         }
-        let queue = Submissions { base: command.0[3], entries, head: 0, completions };
+        let priority = (command.get(11) >> 1 & 3) as u8;
+        let queue = Submissions::new(command.0[3], entries, completions, priority);
         match self.submissions.insert(number, queue) {
             None => Ok(0),
             Some(_) => Err(Status::INVALID_QUEUE),
@@ -90,6 +91,10 @@ impl Chip {
                 let (wanted, most) = (command.get(11), u32::from(self.shape.queues) - 1);
                 Ok((wanted & 0xffff).min(most) | (wanted >> 16).min(most) << 16)
             }
+            0x01 => {
+                self.arbiter.set(command.get(11));
+                Ok(0)
+            }
             0x0b => Ok(0),
             _ => Err(Status::INVALID_FIELD),
         }
@@ -117,8 +122,8 @@ impl Chip {
         page[77] = shape.mdts;
         (page[258], page[259], page[262]) = (3, 3, 7);
         (page[512], page[513], page[516]) = (0x66, 0x44, 1);
-        let commands = u8::from(self.facts.discard) << 2 | u8::from(shape.writes_zeroes) << 3;
-        page[520] = commands;
+        let (discard, zeroes) = (u8::from(self.facts.discard), u8::from(shape.writes_zeroes));
+        page[520] = u8::from(shape.compares) | discard << 2 | zeroes << 3;
         page[525] = u8::from(self.facts.volatile_cache);
         page[536] = u8::from(shape.sgl);
     }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use defuse_block::{Blocking, Device, Facts, Result};
 
 use super::Shape;
+use super::arbiter::Arbiter;
 use super::faults::{Fault, Faults, Victim};
 use super::memory::Memory;
 use crate::spec::{COMPLETION, Command, SUBMISSION, Status, register};
@@ -33,6 +34,9 @@ pub(super) struct Chip {
     admin_sizes: u32,
     admin_addresses: [u64; 2],
     is_gone: bool,
+    pub(super) arbiter: Arbiter,
+    /// Commands of I/O queues that are worked on.
+    busy: usize,
     pub(super) submissions: BTreeMap<u16, Submissions>,
     pub(super) completions: BTreeMap<u16, Completions>,
     /// Work that is to be done, by its time.
@@ -49,7 +53,16 @@ pub(super) struct Submissions {
     pub(super) base: u64,
     pub(super) entries: u16,
     pub(super) head: u16,
+    /// The tail that the doorbell told.
+    tail: u16,
     pub(super) completions: u16,
+    pub(super) priority: u8,
+}
+
+impl Submissions {
+    pub(super) fn new(base: u64, entries: u16, completions: u16, priority: u8) -> Self {
+        Submissions { base, entries, head: 0, tail: 0, completions, priority }
+    }
 }
 
 pub(super) struct Completions {
@@ -88,6 +101,8 @@ impl Chip {
             admin_sizes: 0,
             admin_addresses: [0; 2],
             is_gone: false,
+            arbiter: Arbiter::default(),
+            busy: 0,
             submissions: BTreeMap::new(),
             completions: BTreeMap::new(),
             agenda: BinaryHeap::new(),
@@ -104,7 +119,10 @@ impl Chip {
         }
         let value = match at {
             // 2 s, contiguous queues, NVM commands, pages of 4 KiB.
-            register::CAP => u64::from(self.shape.entries - 1) | 1 << 16 | 4 << 24 | 1 << 37,
+            register::CAP => {
+                let priorities = u64::from(self.shape.priorities) << 17;
+                u64::from(self.shape.entries - 1) | 1 << 16 | priorities | 4 << 24 | 1 << 37
+            }
             register::VS => 0x0001_0400,
             register::CC => u64::from(self.configuration),
             register::CSTS => u64::from(self.status),
@@ -134,6 +152,8 @@ impl Chip {
         let before = std::mem::replace(&mut self.configuration, value);
         let enable = value & register::ENABLE != 0;
         if enable != (before & register::ENABLE != 0) {
+            let weighted = value & register::WEIGHTED != 0;
+            self.arbiter = Arbiter::new(weighted && self.shape.priorities);
             if !enable {
                 self.stop();
                 self.status &= !register::FATAL;
@@ -153,6 +173,7 @@ impl Chip {
         self.completions.clear();
         self.agenda.clear();
         self.works.clear();
+        self.busy = 0;
         self.ignored.clear();
         self.event_requests.clear();
     }
@@ -174,7 +195,7 @@ impl Chip {
         }
         let [submissions, completions] = self.admin_addresses;
         let entries = |shift: u32| (self.admin_sizes >> shift & 0xfff) as u16 + 1;
-        let queue = Submissions { base: submissions, entries: entries(0), head: 0, completions: 0 };
+        let queue = Submissions::new(submissions, entries(0), 0, 0);
         self.submissions.insert(0, queue);
         let vector = self.shape.interrupts.then_some(0);
         let queue =
@@ -218,7 +239,11 @@ impl Chip {
     fn happen(&mut self, serial: u64) {
         match self.works.remove(&serial) {
             Some(Work::Ready(ready)) => self.become_ready(ready),
-            Some(Work::Command { queue, command, fault }) => self.carry_out(queue, &command, fault),
+            Some(Work::Command { queue, command, fault }) => {
+                self.busy -= usize::from(queue > 0);
+                self.carry_out(queue, &command, fault);
+                self.fetch_all();
+            }
             None => {}
         }
     }
@@ -228,10 +253,29 @@ impl Chip {
         if is_completion {
             return;
         }
-        while let Some(submissions) = self.submissions.get_mut(&queue)
-            && submissions.head != value
-            && value < submissions.entries
-        {
+        let Some(submissions) = self.submissions.get_mut(&queue) else { return };
+        if value < submissions.entries {
+            submissions.tail = value;
+        }
+        self.fetch_all();
+    }
+
+    /// Fetches commands as long as there is room for them: those of the admin queue first.
+    fn fetch_all(&mut self) {
+        loop {
+            let waiting = |(_, queue): &(&u16, &Submissions)| queue.head != queue.tail;
+            let admin = self.submissions.get(&0).is_some_and(|queue| queue.head != queue.tail);
+            let next = if admin {
+                Some(0)
+            } else if self.busy < self.shape.slots {
+                let queues = self.submissions.iter().filter(|(number, _)| **number > 0);
+                let queues = queues.filter(waiting);
+                self.arbiter.next(queues.map(|(number, queue)| (*number, queue.priority)))
+            } else {
+                None
+            };
+            let Some(queue) = next else { return };
+            let Some(submissions) = self.submissions.get_mut(&queue) else { return };
             let at = submissions.base + u64::from(submissions.head) * SUBMISSION as u64;
             submissions.head = (submissions.head + 1) % submissions.entries;
             let mut command = Command::default();
@@ -270,6 +314,7 @@ impl Chip {
             }
             _ => {}
         }
+        self.busy += usize::from(queue > 0);
         let (from, to) = self.shape.latency_us;
         let after = Duration::from_micros(self.random.u64(from..=to));
         self.schedule(after, Work::Command { queue, command, fault });

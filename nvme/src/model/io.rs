@@ -19,6 +19,7 @@ impl Chip {
             0x00 => self.line.flush().map_err(status)?,
             0x01 => self.write_blocks(command, (block, blocks), fault)?,
             0x02 => self.read_blocks(command, (block, blocks))?,
+            0x05 if self.shape.compares => self.compare_blocks(command, (block, blocks))?,
             0x08 if self.shape.writes_zeroes => {
                 self.check((block, blocks))?;
                 self.line.run(OpKind::Zero { block, blocks }).map_err(status)?;
@@ -45,6 +46,13 @@ impl Chip {
         let mut data = vec![0; self.bytes(range)?];
         self.line.read(range.0, &mut data).map_err(status)?;
         self.memory.put(command, &data).ok_or(Status::TRANSFER)
+    }
+
+    fn compare_blocks(&mut self, command: &Command, range: (u64, u64)) -> Result<(), Status> {
+        let mut data = vec![0; self.bytes(range)?];
+        let expected = self.memory.take(command, data.len()).ok_or(Status::TRANSFER)?;
+        self.line.read(range.0, &mut data).map_err(status)?;
+        if data == expected { Ok(()) } else { Err(Status::DIFFERENT) }
     }
 
     fn write_blocks(

@@ -6,6 +6,7 @@
 //! time, and a run is the same for the same seed if one thread uses it.
 
 mod admin;
+mod arbiter;
 mod chip;
 mod faults;
 mod io;
@@ -48,6 +49,12 @@ pub struct Shape {
     pub maps: bool,
     /// It has interrupts.
     pub interrupts: bool,
+    /// It has Compare.
+    pub compares: bool,
+    /// Queues can have priorities.
+    pub priorities: bool,
+    /// Commands of I/O queues that it works on at a time. It takes the next one by the arbitration that its driver chose.
+    pub slots: usize,
     /// A command takes a time from this range, of microseconds, by chance: the order of completions is not that of the commands.
     pub latency_us: (u64, u64),
     /// Blocks that an aligned write replaces atomically, less one (NAWUPF), and the boundary (NABSPF).
@@ -64,6 +71,9 @@ impl Default for Shape {
             sgl: false,
             maps: true,
             interrupts: true,
+            compares: true,
+            priorities: false,
+            slots: usize::MAX,
             latency_us: (5, 50),
             atomic: (0, 0),
         }
@@ -128,6 +138,18 @@ impl Model {
     /// How many commands were fetched from I/O queues.
     pub fn commands(&self) -> u64 {
         self.lock().fetched
+    }
+
+    /// The priorities of the I/O queues that there are, by number: 0 is urgent, 1 high, 2 medium, 3 low; as the driver wrote them.
+    pub fn priorities(&self) -> Vec<(u16, u8)> {
+        let chip = self.lock();
+        let queues = chip.submissions.iter().filter(|(number, _)| **number > 0);
+        queues.map(|(number, queue)| (*number, queue.priority)).collect()
+    }
+
+    /// Commands of a round that classes of high, medium and low priority have; `None` in round robin.
+    pub fn weights(&self) -> Option<[u32; 3]> {
+        self.lock().arbiter.weights()
     }
 
     /// How often the controller was enabled, and how often it was shut down in order.

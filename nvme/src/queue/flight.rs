@@ -72,6 +72,7 @@ impl NvmeQueue {
         flight.step = left;
         let (opcode, fua) = match &flight.kind {
             OpKind::Read { .. } => (Io::Read, false),
+            OpKind::Write { .. } if self.use_.compares => (Io::Compare, false),
             OpKind::Write { fua, .. } => (Io::Write, *fua),
             OpKind::Flush => return Ok(Ready::Yes(Command::io(Io::Flush, id))),
             OpKind::Discard { .. } => {

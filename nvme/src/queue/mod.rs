@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_block::{Done, Errno, OpKind, Queue, Result};
+use defuse_block::{Done, Errno, OpKind, Priority, Queue, Result};
 
 use crate::Dma;
 use crate::controller::{Controller, Life};
@@ -38,8 +38,17 @@ const LOOK: Duration = Duration::from_micros(20);
 /// The longest sleep while something is in flight: then the controller is examined.
 const CHECK: Duration = Duration::from_millis(500);
 
+/// The use of a queue.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Use {
+    pub(crate) priority: Priority,
+    /// Writes of this queue compare: their data is what the blocks must hold.
+    pub(crate) compares: bool,
+}
+
 pub(crate) struct NvmeQueue {
     controller: Arc<Controller>,
+    use_: Use,
     space: Arc<Space>,
     ring: Ring,
     line: Line,
@@ -71,8 +80,8 @@ impl NvmeQueue {
         controller: &Arc<Controller>,
         space: &Arc<Space>,
         regions: Regions,
-        number: u16,
-        depth: u16,
+        (number, depth): (u16, u16),
+        use_: Use,
     ) -> Result<Self> {
         let transport = &controller.transport;
         let memory = || {
@@ -82,6 +91,7 @@ impl NvmeQueue {
         let (ring, lists) = memory().inspect_err(|_| controller.give_number(number))?;
         let pages = space.facts.max_transfer.div_ceil(PAGE as u32);
         let mut queue = NvmeQueue {
+            use_,
             ring,
             line: Line::Lost,
             // Its ring is made when it finds that the controller is in another one.
@@ -203,7 +213,10 @@ impl NvmeQueue {
             }
             _ => completion.status.errno(),
         };
-        log::warn!("{}: {:?} failed: {}", self.space.facts.name, flight.kind, completion.status);
+        if completion.status.code() != Status::DIFFERENT.code() {
+            let name = &self.space.facts.name;
+            log::warn!("{name}: {:?} failed: {}", flight.kind, completion.status);
+        }
         self.answer(number, Err(errno));
         true
     }

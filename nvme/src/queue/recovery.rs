@@ -77,7 +77,7 @@ impl NvmeQueue {
     /// Makes the pair of queues, step by step.
     fn grow(&mut self) {
         let vector = (self.controller.transport.vectors() > 0).then_some(self.vector);
-        let commands = self.controller.creation(&self.ring, vector);
+        let commands = self.controller.creation(&self.ring, vector, self.use_.priority);
         match self.line {
             Line::New => {
                 if let Some(ticket) = self.controller.send(commands[0]) {

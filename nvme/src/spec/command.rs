@@ -34,6 +34,8 @@ pub enum Io {
     Write = 0x01,
     /// Read.
     Read = 0x02,
+    /// Compare.
+    Compare = 0x05,
     /// Write Zeroes.
     WriteZeroes = 0x08,
     /// Dataset Management, which deallocates.

@@ -48,6 +48,8 @@ impl Status {
     pub const WRITE_FAULT: Status = Status(0x280);
     /// Unrecovered Read Error.
     pub const READ_ERROR: Status = Status(0x281);
+    /// Compare Failure.
+    pub const DIFFERENT: Status = Status(0x285);
     /// Retrying cannot help.
     pub const DO_NOT_RETRY: u16 = 1 << 14;
 
@@ -75,6 +77,8 @@ impl Status {
             0x81 => Errno::NOSPC,
             0x20 => Errno::ROFS,
             0x182 => Errno::PERM,
+            // As in a compare of SCSI: a miscompare.
+            0x285 => Errno::ILSEQ,
             0x286 => Errno::ACCESS,
             _ => Errno::IO,
         }
@@ -101,6 +105,7 @@ impl fmt::Display for Status {
             0x109 => "invalid log page",
             0x280 => "write fault",
             0x281 => "unrecovered read error",
+            0x285 => "blocks that differ",
             0x286 => "access denied",
             _ => "error",
         };

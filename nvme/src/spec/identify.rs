@@ -25,6 +25,8 @@ pub struct ControllerFacts {
     pub error_entries: u32,
     /// Number of namespaces.
     pub namespaces: u32,
+    /// It has Compare.
+    pub compares: bool,
     /// It has Dataset Management.
     pub deallocates: bool,
     /// It has Write Zeroes.
@@ -90,6 +92,7 @@ impl ControllerFacts {
             events: u32::from(bytes[259]) + 1,
             error_entries: u32::from(bytes[262]) + 1,
             namespaces: u32_at(bytes, 516),
+            compares: oncs & 1 != 0,
             deallocates: oncs & 1 << 2 != 0,
             writes_zeroes: oncs & 1 << 3 != 0,
             volatile_cache: bytes[525] & 1 != 0,

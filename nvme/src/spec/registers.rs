@@ -27,6 +27,8 @@ pub mod register {
     pub const ENABLE: u32 = 1;
     /// CC: pages of 4 KiB, NVM command set, round robin, entries of 64 and 16 bytes.
     pub const SETTINGS: u32 = 6 << 16 | 4 << 20;
+    /// CC: weighted round robin with an urgent class, in place of round robin.
+    pub const WEIGHTED: u32 = 1 << 11;
     /// CC: the bits of the shutdown notification.
     pub const SHUTDOWN: u32 = 3 << 14;
     /// CC: normal shutdown.
@@ -61,6 +63,16 @@ impl Capabilities {
     /// Bytes from one doorbell to the next.
     pub fn doorbell_stride(self) -> u32 {
         4 << (self.0 >> 32 & 0xf)
+    }
+
+    /// True where queues can have priorities (weighted round robin with an urgent class).
+    pub fn has_priorities(self) -> bool {
+        self.0 >> 17 & 1 == 1
+    }
+
+    /// The register CC without its bits that enable or shut down.
+    pub fn settings(self) -> u32 {
+        register::SETTINGS | if self.has_priorities() { register::WEIGHTED } else { 0 }
     }
 
     /// True where the NVM command set is there.
