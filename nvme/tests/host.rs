@@ -174,5 +174,12 @@ fn without_vfio_a_controller_is_not_opened() {
     // A file that is no device of VFIO.
     write(dir.path(), "dev/vfio/vfio", "");
     write(dir.path(), "dev/vfio/7", "");
-    assert!(error(&host).contains("cannot use"), "{}", error(&host));
+    assert!(error(&host).contains("dev/vfio/vfio: Inappropriate"), "{}", error(&host));
+    // Without both files of iommufd, the group is taken.
+    let device = format!("sys/bus/pci/devices/{ADDRESS}/vfio-dev/vfio3/dev");
+    write(dir.path(), &device, "511:3\n");
+    write(dir.path(), "dev/vfio/devices/vfio3", "");
+    assert!(error(&host).contains("dev/vfio/vfio: Inappropriate"), "{}", error(&host));
+    write(dir.path(), "dev/iommu", "");
+    assert!(error(&host).contains("dev/vfio/devices/vfio3: Inappropriate"), "{}", error(&host));
 }

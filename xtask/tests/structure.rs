@@ -46,6 +46,8 @@ const UNSAFE_FILES: &[&str] = &[
     // Memory that a controller reads and writes at any time.
     "nvme/src/dma.rs",
     // ioctl(2) of VFIO, and registers that are mapped.
+    "nvme/src/vfio/iommu.rs",
+    "nvme/src/vfio/registers.rs",
     "nvme/src/vfio/sys.rs",
     // The functions that C calls, and the pointers that it gives.
     "capi/src/calls/aio.rs",

@@ -132,6 +132,13 @@ impl Host {
         }
     }
 
+    /// The name of a device's own file in `dev/vfio/devices`, where the kernel has such files.
+    pub(crate) fn vfio_name(&self, address: &Address) -> Option<String> {
+        let entries = self.device(address).join("vfio-dev").read_dir().ok()?;
+        let name = entries.map_while(io::Result::ok).next()?.file_name();
+        name.into_string().ok()
+    }
+
     fn is_nvme(&self, address: &Address) -> bool {
         self.attribute(address, "class").is_some_and(|class| class == CLASS)
     }

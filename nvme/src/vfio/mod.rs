@@ -1,15 +1,20 @@
 //! Controllers of this machine that vfio-pci has (the kernel's Documentation/driver-api/vfio.rst): registers are mapped, an IOMMU limits the
-//! device to memory that was given to it, and interrupts count in eventfds. Whoever owns the group in /dev/vfio needs no
+//! device to memory that was given to it, and interrupts count in eventfds. Whoever owns the files in /dev/vfio needs no
 //! other rights.
+//!
+//! Where the kernel has them, a device is opened by its own file, and memory by an iommufd; otherwise by the group of the
+//! device, and a container with the IOMMU of type 1.
 
+mod grip;
+mod iommu;
+mod registers;
+mod space;
 mod sys;
 
 use std::fmt;
-use std::fs::OpenOptions;
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use defuse_block::{Clock, Errno, FRAME, Monotonic, Region, Result, Waker};
@@ -17,55 +22,32 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::host::{Address, Host, HostError, VFIO};
 use crate::{Dma, Transport};
-use sys::{Mapping, Registers};
-
-/// The first address of memory for the device, above what machines have at fixed addresses.
-const FIRST: u64 = 1 << 32;
-
-/// The end of the addresses that every IOMMU has.
-const END: u64 = 1 << 39;
+use grip::Grip;
+use space::Space;
 
 /// Interrupts that are used at most.
 const VECTORS: u32 = 65;
 
-/// The command register of the configuration space, and its bits for memory and access to memory.
-const COMMAND: (u64, u16) = (4, 1 << 1 | 1 << 2);
-
 /// A controller that vfio-pci has. Closing it resets the controller.
+///
+/// When the kernel asks for the device back, because somebody takes it out or gives it to another driver, it is closed at once: a
+/// user that keeps it would let the kernel wait for ever. Its registers then read all ones, as those of a device that is gone.
 pub struct Vfio {
     name: String,
     numa_node: Option<u32>,
-    registers: Registers,
-    interrupts: Vec<Arc<OwnedFd>>,
-    configuration: u64,
-    device: std::fs::File,
-    memory: Arc<Container>,
+    interrupts: Arc<Vec<OwnedFd>>,
+    grip: Arc<Grip>,
+    memory: Arc<Space>,
     /// Regions of callers, which the device reaches as long as this is open.
     kept: Mutex<Vec<Dma>>,
     clock: Monotonic,
-    _group: OwnedFd,
+    _watch: Option<Watch>,
 }
 
-/// The address space of the device.
-struct Container {
-    fd: Arc<OwnedFd>,
-    addresses: Mutex<Addresses>,
-}
-
-/// Addresses for the device.
-#[derive(Default)]
-struct Addresses {
-    used: u64,
-    /// Ranges that were given back: length and start.
-    free: Vec<(usize, u64)>,
-}
-
-/// A region that the device reaches, and its address.
-struct Reached {
-    mapping: Option<Mapping>,
-    container: Arc<Container>,
-    bus: u64,
-    bytes: usize,
+/// The thread that waits for the kernel to ask for the device back.
+struct Watch {
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Vfio {
@@ -80,71 +62,44 @@ impl Vfio {
             let (address, driver) = (address.clone(), found.driver);
             return Err(HostError::NotBound { address, driver });
         }
-        let group = found.iommu_group.ok_or_else(|| HostError::NoIommu(address.clone()))?;
-        let paths = [host.path("dev/vfio/vfio"), host.path(&format!("dev/vfio/{group}"))];
-        let open = |at: usize| {
-            let file = OpenOptions::new().read(true).write(true).open(&paths[at]);
-            file.map_err(|error| HostError::System { path: paths[at].clone(), error })
-        };
-        let (container, group) = (open(0)?, open(1)?);
-        let failed = |at: usize| {
-            let path = paths[at].clone();
-            move |errno: Errno| HostError::System { path, error: io::Error::from(errno) }
-        };
-        sys::check_container(container.as_fd()).map_err(failed(0))?;
-        if !sys::is_viable(group.as_fd()).map_err(failed(1))? {
-            let error = io::Error::other("the kernel has other devices of the group");
-            return Err(HostError::System { path: paths[1].clone(), error });
-        }
-        sys::join(group.as_fd(), container.as_fd()).map_err(failed(1))?;
-        let device = sys::device(group.as_fd(), &address.to_string()).map_err(failed(1))?;
-        let addresses = Mutex::default();
-        let memory = Arc::new(Container { fd: Arc::new(container.into()), addresses });
-        let opened = Vfio::of(address, device, memory, group.into()).map_err(failed(1))?;
-        Ok(Vfio { numa_node: found.numa_node, ..opened })
+        let opened = grip::open(host, address, found.iommu_group)?;
+        let path = opened.path.clone();
+        let failed = |errno: Errno| HostError::System { path, error: errno.into() };
+        let vfio = Vfio::of(address, opened).map_err(failed)?;
+        Ok(Vfio { numa_node: found.numa_node, ..vfio })
     }
 
-    fn of(
-        address: &Address,
-        device: OwnedFd,
-        memory: Arc<Container>,
-        group: OwnedFd,
-    ) -> Result<Self> {
-        let configuration = sys::region(device.as_fd(), sys::CONFIGURATION)?.offset;
-        let registers =
-            Registers::new(device.as_fd(), &sys::region(device.as_fd(), sys::REGISTERS)?)?;
-        let count = sys::interrupts(device.as_fd())?.min(VECTORS);
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-        let interrupts: Result<Vec<Arc<OwnedFd>>> =
-            (0..count).map(|_| Ok(Arc::new(eventfd(0, flags)?))).collect();
-        let interrupts = interrupts?;
+    fn of(address: &Address, opened: grip::Opened) -> Result<Self> {
+        let name = format!("NVMe controller {address}");
+        let device = opened.device.as_fd();
+        let count = sys::interrupts(device, sys::MSIX)?.min(VECTORS);
+        let interrupts: Result<Vec<OwnedFd>> = (0..count).map(|_| counter()).collect();
+        let interrupts = Arc::new(interrupts?);
         let numbers: Vec<i32> = interrupts.iter().map(|fd| fd.as_raw_fd()).collect();
         if count > 0 {
-            sys::set_interrupts(device.as_fd(), &numbers)?;
+            sys::set_interrupts(device, sys::MSIX, &numbers)?;
         }
-        let vfio = Vfio {
-            name: format!("NVMe controller {address}"),
-            numa_node: None,
-            registers,
-            interrupts,
-            configuration,
-            device: device.into(),
-            memory,
-            kept: Mutex::default(),
-            clock: Monotonic::default(),
-            _group: group,
+        let wanted = match sys::interrupts(device, sys::WANTED_BACK) {
+            Ok(1..) => {
+                let wanted = counter()?;
+                sys::set_interrupts(device, sys::WANTED_BACK, &[wanted.as_raw_fd()])?;
+                Some(wanted)
+            }
+            _ => None,
         };
-        vfio.command(|command| command | COMMAND.1).map_err(|_| Errno::IO)?;
-        Ok(vfio)
+        let (grip, memory) = Grip::new(opened)?;
+        let grip = Arc::new(grip);
+        let watch = match wanted {
+            Some(wanted) => Some(Watch::start(&name, wanted, &grip, &interrupts)?),
+            None => None,
+        };
+        let (kept, clock) = (Mutex::default(), Monotonic::default());
+        Ok(Vfio { name, numa_node: None, interrupts, grip, memory, kept, clock, _watch: watch })
     }
 
-    /// Changes the command register of the configuration space.
-    fn command(&self, change: impl FnOnce(u16) -> u16) -> io::Result<()> {
-        let at = self.configuration + COMMAND.0;
-        let mut bytes = [0; 2];
-        self.device.read_exact_at(&mut bytes, at)?;
-        let value = change(u16::from_le_bytes(bytes));
-        self.device.write_all_at(&value.to_le_bytes(), at)
+    /// True where the device and its memory are reached by an iommufd, and not by a group.
+    pub fn by_iommufd(&self) -> bool {
+        self.memory.by_iommufd()
     }
 
     fn kept(&self) -> MutexGuard<'_, Vec<Dma>> {
@@ -152,40 +107,49 @@ impl Vfio {
     }
 }
 
-impl Container {
-    /// Lets the device reach all of `region`.
-    fn map(self: &Arc<Self>, region: &Arc<Region>) -> Result<Dma> {
-        let bytes = region.bytes();
-        let bus = self.addresses().take(bytes).ok_or(Errno::NOMEM)?;
-        let mapping = Some(Mapping::new(&self.fd, region, bus)?);
-        let reached = Reached { mapping, container: Arc::clone(self), bus, bytes };
-        Ok(Dma::region(region, bus, Box::new(reached)))
-    }
+/// A new eventfd.
+fn counter() -> Result<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+}
 
-    fn addresses(&self) -> MutexGuard<'_, Addresses> {
-        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
+/// Lets an eventfd count.
+fn count(counter: &OwnedFd) {
+    let _ = rustix::io::write(counter, &1_u64.to_ne_bytes());
+}
+
+impl Watch {
+    /// Waits for `wanted`, and lets the device go then. Sleepers wake up.
+    fn start(
+        name: &str,
+        wanted: OwnedFd,
+        grip: &Arc<Grip>,
+        interrupts: &Arc<Vec<OwnedFd>>,
+    ) -> Result<Self> {
+        let stop = Arc::new(counter()?);
+        let (name, grip, interrupts) = (name.to_owned(), Arc::clone(grip), Arc::clone(interrupts));
+        let stopped = Arc::clone(&stop);
+        let watch = move || {
+            let mut both =
+                [PollFd::new(&wanted, PollFlags::IN), PollFd::new(&*stopped, PollFlags::IN)];
+            while poll(&mut both, None).is_err() {}
+            if both[0].revents().contains(PollFlags::IN) {
+                log::warn!("{name}: the system takes it back: it is closed");
+                grip.release();
+                interrupts.iter().for_each(count);
+            }
+        };
+        let thread = std::thread::Builder::new().name("vfio".to_owned()).spawn(watch);
+        let thread = thread.map_err(|_| Errno::AGAIN)?;
+        Ok(Watch { stop, thread: Some(thread) })
     }
 }
 
-impl Addresses {
-    fn take(&mut self, bytes: usize) -> Option<u64> {
-        if let Some(at) = self.free.iter().position(|(len, _)| *len == bytes) {
-            return Some(self.free.swap_remove(at).1);
-        }
-        let start = FIRST + self.used;
-        if start + bytes as u64 > END {
-            return None;
-        }
-        self.used += bytes as u64;
-        Some(start)
-    }
-}
-
-impl Drop for Reached {
+impl Drop for Watch {
     fn drop(&mut self) {
-        // The address is free when nothing is mapped there any more.
-        drop(self.mapping.take());
-        self.container.addresses().free.push((self.bytes, self.bus));
+        count(&self.stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }
 
@@ -195,23 +159,23 @@ impl Transport for Vfio {
     }
 
     fn read32(&self, at: u32) -> u32 {
-        self.registers.read32(at)
+        self.grip.registers().read32(at)
     }
 
     fn read64(&self, at: u32) -> u64 {
-        self.registers.read64(at)
+        self.grip.registers().read64(at)
     }
 
     fn write32(&self, at: u32, value: u32) {
-        self.registers.write32(at, value);
+        self.grip.registers().write32(at, value);
     }
 
     fn write64(&self, at: u32, value: u64) {
-        self.registers.write64(at, value);
+        self.grip.registers().write64(at, value);
     }
 
     fn registers_len(&self) -> u64 {
-        self.registers.len()
+        self.grip.registers().len()
     }
 
     fn allocate(&self, bytes: usize) -> Result<Dma> {
@@ -227,10 +191,8 @@ impl Transport for Vfio {
     }
 
     fn cut(&self) {
-        let _ = self.command(|command| command & !COMMAND.1 | 1 << 1);
-        let _ = sys::reset(self.device.as_fd());
-        // Older kernels have no such request; without access to the bus nothing is reached either.
-        let _ = sys::unmap_all(self.memory.fd.as_fd());
+        self.grip.stop();
+        self.memory.cut();
     }
 
     fn vectors(&self) -> u16 {
@@ -248,10 +210,10 @@ impl Transport for Vfio {
     }
 
     fn waker(&self, vector: u16) -> Waker {
-        let interrupt = self.interrupts.get(usize::from(vector)).cloned();
+        let interrupts = Arc::clone(&self.interrupts);
         Waker::new(move || {
-            if let Some(interrupt) = &interrupt {
-                let _ = rustix::io::write(interrupt, &1_u64.to_ne_bytes());
+            if let Some(interrupt) = interrupts.get(usize::from(vector)) {
+                count(interrupt);
             }
         })
     }

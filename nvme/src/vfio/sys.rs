@@ -1,14 +1,11 @@
-//! System calls of VFIO (linux/vfio.h), and registers that are mapped.
+//! System calls of VFIO (linux/vfio.h) on groups and devices.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use defuse_block::{Errno, Region, Result};
-use rustix::mm::{MapFlags, ProtFlags};
+use defuse_block::{Errno, Result};
 
 /// The request number `nr` of VFIO: `_IO(';', 100 + nr)`.
-const fn request(nr: u64) -> u64 {
+pub(super) const fn request(nr: u64) -> u64 {
     (b';' as u64) << 8 | (100 + nr)
 }
 
@@ -25,7 +22,10 @@ pub(super) const REGISTERS: u32 = 0;
 pub(super) const CONFIGURATION: u32 = 7;
 
 /// The interrupts by MSI-X.
-const MSIX: u32 = 2;
+pub(super) const MSIX: u32 = 2;
+
+/// The interrupt by which the kernel asks for the device back (VFIO_PCI_REQ_IRQ_INDEX).
+pub(super) const WANTED_BACK: u32 = 4;
 
 /// VFIO_GROUP_FLAGS_VIABLE: all devices of the group belong to user space.
 const VIABLE: u32 = 1;
@@ -49,6 +49,14 @@ pub(super) struct RegionInfo {
     pub(super) offset: u64,
 }
 
+impl RegionInfo {
+    /// A region of `size` bytes at `offset`.
+    #[cfg(test)]
+    pub(super) fn at(offset: u64, size: u64) -> Self {
+        RegionInfo { offset, size, ..RegionInfo::default() }
+    }
+}
+
 #[repr(C)]
 #[derive(Default)]
 struct IrqInfo {
@@ -58,32 +66,32 @@ struct IrqInfo {
     count: u32,
 }
 
+/// `struct vfio_device_bind_iommufd`.
 #[repr(C)]
 #[derive(Default)]
-struct Map {
+struct Bind {
     argsz: u32,
     flags: u32,
-    vaddr: u64,
-    iova: u64,
-    size: u64,
+    iommufd: i32,
+    out_devid: u32,
 }
 
+/// `struct vfio_device_attach_iommufd_pt`.
 #[repr(C)]
 #[derive(Default)]
-struct Unmap {
+struct Attach {
     argsz: u32,
     flags: u32,
-    iova: u64,
-    size: u64,
+    pt_id: u32,
 }
 
 /// The bytes of a structure, for its field `argsz`.
-const fn size<T>() -> u32 {
+pub(super) const fn size<T>() -> u32 {
     size_of::<T>() as u32
 }
 
 /// Calls ioctl(2) with a number.
-fn by_value(fd: BorrowedFd<'_>, nr: u64, value: u64) -> Result<i32> {
+pub(super) fn by_value(fd: BorrowedFd<'_>, nr: u64, value: u64) -> Result<i32> {
     // SAFETY: these requests take a number, and touch no memory of this process.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), request(nr) as _, value) })
 }
@@ -93,7 +101,7 @@ fn by_value(fd: BorrowedFd<'_>, nr: u64, value: u64) -> Result<i32> {
 /// # Safety
 ///
 /// `T` is the structure of the request, or longer, and says its length in `argsz`.
-unsafe fn by_reference<T>(fd: BorrowedFd<'_>, nr: u64, value: &mut T) -> Result<i32> {
+pub(super) unsafe fn by_reference<T>(fd: BorrowedFd<'_>, nr: u64, value: &mut T) -> Result<i32> {
     // SAFETY: the kernel reads and writes at most the structure (the caller), which is borrowed here.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), request(nr) as _, std::ptr::from_mut(value)) })
 }
@@ -137,6 +145,17 @@ pub(super) fn device(group: BorrowedFd<'_>, name: &str) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Gives a device, opened by its own file, the address space `space` of an iommufd.
+pub(super) fn attach(device: BorrowedFd<'_>, iommufd: BorrowedFd<'_>, space: u32) -> Result<()> {
+    let iommufd = iommufd.as_raw_fd();
+    let mut bind = Bind { argsz: size::<Bind>(), iommufd, ..Bind::default() };
+    // SAFETY: VFIO_DEVICE_BIND_IOMMUFD reads and fills this structure.
+    unsafe { by_reference(device, 18, &mut bind)? };
+    let mut attach = Attach { argsz: size::<Attach>(), flags: 0, pt_id: space };
+    // SAFETY: VFIO_DEVICE_ATTACH_IOMMUFD_PT reads and fills this structure.
+    unsafe { by_reference(device, 19, &mut attach).map(drop) }
+}
+
 /// The place and length of a region of a device.
 pub(super) fn region(device: BorrowedFd<'_>, index: u32) -> Result<RegionInfo> {
     let mut info = RegionInfo { argsz: size::<RegionInfo>(), index, ..RegionInfo::default() };
@@ -145,18 +164,18 @@ pub(super) fn region(device: BorrowedFd<'_>, index: u32) -> Result<RegionInfo> {
     Ok(info)
 }
 
-/// The number of interrupts by MSI-X.
-pub(super) fn interrupts(device: BorrowedFd<'_>) -> Result<u32> {
-    let mut info = IrqInfo { argsz: size::<IrqInfo>(), index: MSIX, ..IrqInfo::default() };
+/// The number of interrupts of a kind.
+pub(super) fn interrupts(device: BorrowedFd<'_>, index: u32) -> Result<u32> {
+    let mut info = IrqInfo { argsz: size::<IrqInfo>(), index, ..IrqInfo::default() };
     // SAFETY: VFIO_DEVICE_GET_IRQ_INFO fills this structure.
     unsafe { by_reference(device, 9, &mut info)? };
     Ok(info.count)
 }
 
-/// Lets the interrupts, from the first one on, count in eventfds.
-pub(super) fn set_interrupts(device: BorrowedFd<'_>, eventfds: &[RawFd]) -> Result<()> {
+/// Lets the interrupts of a kind, from the first one on, count in eventfds.
+pub(super) fn set_interrupts(device: BorrowedFd<'_>, index: u32, eventfds: &[RawFd]) -> Result<()> {
     // The flags: descriptors, and a trigger. Then index, start, count, and the descriptors.
-    let mut words = vec![0, 1 << 2 | 1 << 5, MSIX, 0, eventfds.len() as u32];
+    let mut words = vec![0, 1 << 2 | 1 << 5, index, 0, eventfds.len() as u32];
     words.extend(eventfds.iter().map(|fd| *fd as u32));
     words[0] = (words.len() * 4) as u32;
     // SAFETY: VFIO_DEVICE_SET_IRQS reads as many bytes as the first word says, which are those of `words`.
@@ -169,138 +188,16 @@ pub(super) fn reset(device: BorrowedFd<'_>) -> Result<()> {
     by_value(device, 11, 0).map(drop)
 }
 
-/// A region that devices of a container reach, as long as this is there.
-pub(super) struct Mapping {
-    container: Arc<OwnedFd>,
-    region: Arc<Region>,
-    iova: u64,
-}
-
-impl Mapping {
-    /// Lets devices reach all of `region` from the address `iova` on.
-    pub(super) fn new(container: &Arc<OwnedFd>, region: &Arc<Region>, iova: u64) -> Result<Self> {
-        let mut map = Map {
-            argsz: size::<Map>(),
-            // Reading and writing.
-            flags: 3,
-            vaddr: region.start().addr() as u64,
-            iova,
-            size: region.bytes() as u64,
-        };
-        // SAFETY: VFIO_IOMMU_MAP_DMA reads this structure. The region stays mapped until the drop ends the access of
-        // devices, and they are told to use only frames of operations in flight.
-        unsafe { by_reference(container.as_fd(), 13, &mut map)? };
-        let (container, region) = (Arc::clone(container), Arc::clone(region));
-        Ok(Mapping { container, region, iova })
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        let size = self.region.bytes() as u64;
-        let mut unmap = Unmap { argsz: self::size::<Unmap>(), flags: 0, iova: self.iova, size };
-        // SAFETY: VFIO_IOMMU_UNMAP_DMA reads and writes this structure.
-        let unmapped = unsafe { by_reference(self.container.as_fd(), 14, &mut unmap) };
-        if unmapped.is_err() {
-            // The memory may still be reached, so nobody else may have it.
-            std::mem::forget(Arc::clone(&self.region));
-        }
-    }
-}
-
-/// Ends all access of devices of a container to memory.
-pub(super) fn unmap_all(container: BorrowedFd<'_>) -> Result<()> {
-    // The flag "all".
-    let mut unmap = Unmap { argsz: size::<Unmap>(), flags: 2, iova: 0, size: 0 };
-    // SAFETY: VFIO_IOMMU_UNMAP_DMA reads and writes this structure.
-    unsafe { by_reference(container, 14, &mut unmap).map(drop) }
-}
-
-/// Registers of a device in the address space of this process.
-pub(super) struct Registers {
-    start: *mut u8,
-    len: usize,
-}
-
-// SAFETY: all access is by single volatile reads and writes, which the device orders.
-unsafe impl Send for Registers {}
-// SAFETY: as above.
-unsafe impl Sync for Registers {}
-
-impl Registers {
-    pub(super) fn new(device: BorrowedFd<'_>, info: &RegionInfo) -> Result<Self> {
-        let len = usize::try_from(info.size).map_err(|_| Errno::INVAL)?;
-        let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the kernel chooses a free range of addresses.
-        let start = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                len,
-                prot,
-                MapFlags::SHARED,
-                device,
-                info.offset,
-            )?
-        };
-        Ok(Registers { start: start.cast(), len })
-    }
-
-    pub(super) fn len(&self) -> u64 {
-        self.len as u64
-    }
-
-    /// The place of a register of `bytes` bytes.
-    fn place(&self, at: u32, bytes: usize) -> *mut u8 {
-        let at = at as usize;
-        assert!(at + bytes <= self.len && at.is_multiple_of(bytes), "a register at {at:#x}");
-        self.start.wrapping_add(at)
-    }
-
-    pub(super) fn read32(&self, at: u32) -> u32 {
-        // SAFETY: the register lies within the mapping and is aligned (`place`).
-        u32::from_le(unsafe { self.place(at, 4).cast::<u32>().read_volatile() })
-    }
-
-    pub(super) fn read64(&self, at: u32) -> u64 {
-        // SAFETY: as in `read32`.
-        u64::from_le(unsafe { self.place(at, 8).cast::<u64>().read_volatile() })
-    }
-
-    pub(super) fn write32(&self, at: u32, value: u32) {
-        // Memory that the register tells of is written before.
-        fence(Ordering::SeqCst);
-        // SAFETY: as in `read32`.
-        unsafe { self.place(at, 4).cast::<u32>().write_volatile(value.to_le()) };
-    }
-
-    pub(super) fn write64(&self, at: u32, value: u64) {
-        fence(Ordering::SeqCst);
-        // SAFETY: as in `read32`.
-        unsafe { self.place(at, 8).cast::<u64>().write_volatile(value.to_le()) };
-    }
-}
-
-impl Drop for Registers {
-    fn drop(&mut self) {
-        // SAFETY: the mapping of `new`, to which no reference leads.
-        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn structures_and_requests_are_those_of_the_header() {
-        let sizes = [
-            size::<GroupStatus>(),
-            size::<RegionInfo>(),
-            size::<IrqInfo>(),
-            size::<Map>(),
-            size::<Unmap>(),
-        ];
-        assert_eq!(sizes, [8, 32, 16, 32, 24]);
-        assert_eq!((request(0), request(13)), (0x3b64, 0x3b71));
+        let sizes = [size::<GroupStatus>(), size::<RegionInfo>(), size::<IrqInfo>()];
+        assert_eq!(sizes, [8, 32, 16]);
+        assert_eq!((size::<Bind>(), size::<Attach>()), (16, 12));
+        // VFIO_GET_API_VERSION, VFIO_DEVICE_BIND_IOMMUFD and VFIO_DEVICE_ATTACH_IOMMUFD_PT.
+        assert_eq!((request(0), request(18), request(19)), (0x3b64, 0x3b76, 0x3b77));
     }
 }

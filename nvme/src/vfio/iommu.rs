@@ -1,0 +1,206 @@
+//! The address space of a device: a container of VFIO with the IOMMU of type 1, or a space of an iommufd (linux/iommufd.h).
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use defuse_block::{Errno, Region, Result};
+
+use super::sys::{by_reference, size};
+
+/// The request number `nr` of iommufd, `_IO(';', nr)`, as a number of VFIO, which begin at 100.
+const fn of_iommufd(nr: u64) -> u64 {
+    nr - 100
+}
+
+/// An address space.
+pub(super) struct Iommu {
+    pub(super) fd: OwnedFd,
+    /// The number of a space of an iommufd; `None` for a container.
+    pub(super) space: Option<u32>,
+    /// Nothing is mapped any more, nor can be.
+    is_over: AtomicBool,
+}
+
+/// `struct vfio_iommu_type1_dma_map`.
+#[repr(C)]
+#[derive(Default)]
+struct Map {
+    argsz: u32,
+    flags: u32,
+    vaddr: u64,
+    iova: u64,
+    size: u64,
+}
+
+/// `struct vfio_iommu_type1_dma_unmap`.
+#[repr(C)]
+#[derive(Default)]
+struct Unmap {
+    argsz: u32,
+    flags: u32,
+    iova: u64,
+    size: u64,
+}
+
+/// `struct iommu_ioas_alloc`.
+#[repr(C)]
+#[derive(Default)]
+struct SpaceAlloc {
+    size: u32,
+    flags: u32,
+    out_ioas_id: u32,
+}
+
+/// `struct iommu_ioas_map`.
+#[repr(C)]
+#[derive(Default)]
+struct SpaceMap {
+    size: u32,
+    flags: u32,
+    ioas_id: u32,
+    reserved: u32,
+    user_va: u64,
+    length: u64,
+    iova: u64,
+}
+
+/// `struct iommu_ioas_unmap`.
+#[repr(C)]
+#[derive(Default)]
+struct SpaceUnmap {
+    size: u32,
+    ioas_id: u32,
+    iova: u64,
+    length: u64,
+}
+
+impl Iommu {
+    /// The address space of a container that has an IOMMU.
+    pub(super) fn of_container(fd: OwnedFd) -> Self {
+        Iommu { fd, space: None, is_over: AtomicBool::new(false) }
+    }
+
+    /// A new address space of an iommufd.
+    pub(super) fn of_iommufd(fd: OwnedFd) -> Result<Self> {
+        let mut alloc = SpaceAlloc { size: size::<SpaceAlloc>(), ..SpaceAlloc::default() };
+        // SAFETY: IOMMU_IOAS_ALLOC fills this structure.
+        unsafe { by_reference(fd.as_fd(), of_iommufd(0x81), &mut alloc)? };
+        Ok(Iommu { fd, space: Some(alloc.out_ioas_id), is_over: AtomicBool::new(false) })
+    }
+
+    /// Ends all access of the device to memory.
+    pub(super) fn unmap_all(&self) -> Result<()> {
+        let unmapped = match self.space {
+            // The flag "all".
+            None => self.unmap(2, 0, 0),
+            Some(_) => self.unmap(0, 0, u64::MAX),
+        };
+        // An empty space of an iommufd has nothing to unmap.
+        if unmapped.is_ok() || (self.space.is_some() && unmapped == Err(Errno::NOENT)) {
+            self.end();
+            return Ok(());
+        }
+        unmapped
+    }
+
+    /// Notes that the device reaches nothing any more.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+    }
+
+    fn map(&self, region: &Region, iova: u64) -> Result<()> {
+        if self.is_over.load(Ordering::Acquire) {
+            return Err(Errno::IO);
+        }
+        let (start, bytes) = (region.start().addr() as u64, region.bytes() as u64);
+        let Some(ioas_id) = self.space else {
+            // The flags: the device reads and writes.
+            let argsz = size::<Map>();
+            let mut map = Map { argsz, flags: 1 | 2, vaddr: start, iova, size: bytes };
+            // SAFETY: VFIO_IOMMU_MAP_DMA reads this structure. The region stays mapped until `Mapping` ends the access of
+            // the device, which is told to use only frames of operations in flight.
+            return unsafe { by_reference(self.fd.as_fd(), 13, &mut map).map(drop) };
+        };
+        let mut map = SpaceMap {
+            size: size::<SpaceMap>(),
+            // The given address; the device writes and reads.
+            flags: 1 | 2 | 4,
+            ioas_id,
+            reserved: 0,
+            user_va: start,
+            length: bytes,
+            iova,
+        };
+        // SAFETY: IOMMU_IOAS_MAP reads and fills this structure. The region stays, as above.
+        unsafe { by_reference(self.fd.as_fd(), of_iommufd(0x85), &mut map).map(drop) }
+    }
+
+    fn unmap(&self, flags: u32, iova: u64, bytes: u64) -> Result<()> {
+        let Some(ioas_id) = self.space else {
+            let mut unmap = Unmap { argsz: size::<Unmap>(), flags, iova, size: bytes };
+            // SAFETY: VFIO_IOMMU_UNMAP_DMA reads and writes this structure.
+            return unsafe { by_reference(self.fd.as_fd(), 14, &mut unmap).map(drop) };
+        };
+        let mut unmap = SpaceUnmap { size: size::<SpaceUnmap>(), ioas_id, iova, length: bytes };
+        // SAFETY: IOMMU_IOAS_UNMAP reads and fills this structure.
+        unsafe { by_reference(self.fd.as_fd(), of_iommufd(0x86), &mut unmap).map(drop) }
+    }
+}
+
+/// A region that a device reaches, as long as this is there.
+pub(super) struct Mapping {
+    iommu: Arc<Iommu>,
+    region: Arc<Region>,
+    iova: u64,
+}
+
+impl Mapping {
+    /// Lets the device reach all of `region` from the address `iova` on.
+    pub(super) fn new(iommu: &Arc<Iommu>, region: &Arc<Region>, iova: u64) -> Result<Self> {
+        iommu.map(region, iova)?;
+        Ok(Mapping { iommu: Arc::clone(iommu), region: Arc::clone(region), iova })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let unmapped = self.iommu.unmap(0, self.iova, self.region.bytes() as u64);
+        if unmapped.is_err() && !self.iommu.is_over.load(Ordering::Acquire) {
+            // The memory may still be reached, so nobody else may have it.
+            std::mem::forget(Arc::clone(&self.region));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::sys::request;
+    use super::*;
+
+    #[test]
+    fn structures_and_requests_are_those_of_the_headers() {
+        assert_eq!((size::<Map>(), size::<Unmap>(), request(13)), (32, 24, 0x3b71));
+        let sizes = [size::<SpaceAlloc>(), size::<SpaceMap>(), size::<SpaceUnmap>()];
+        assert_eq!(sizes, [12, 40, 24]);
+        // IOMMU_IOAS_ALLOC, IOMMU_IOAS_MAP and IOMMU_IOAS_UNMAP.
+        let requests = [0x81, 0x85, 0x86].map(|nr| request(of_iommufd(nr)));
+        assert_eq!(requests, [0x3b81, 0x3b85, 0x3b86]);
+    }
+
+    /// A file takes none of these requests: what fails is an error, and maps nothing.
+    #[test]
+    fn a_file_is_no_address_space() {
+        let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        assert_eq!(Iommu::of_iommufd(file()).err(), Some(Errno::NOTTY));
+        let region = Region::new(1).unwrap();
+        for space in [None, Some(1)] {
+            let iommu = Iommu { space, ..Iommu::of_container(file()) };
+            assert_eq!(iommu.unmap_all(), Err(Errno::NOTTY));
+            let iommu = Arc::new(iommu);
+            assert_eq!(Mapping::new(&iommu, &region, 1 << 32).err(), Some(Errno::NOTTY));
+            iommu.end();
+            assert_eq!(Mapping::new(&iommu, &region, 1 << 32).err(), Some(Errno::IO));
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! Registers that are mapped.
+
+use std::fs::File;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{Ordering, fence};
+
+use defuse_block::{Errno, Result};
+use rustix::fs::MemfdFlags;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use super::sys::RegionInfo;
+
+/// Registers of a device in the address space of this process.
+pub(super) struct Registers {
+    start: *mut u8,
+    len: usize,
+}
+
+// SAFETY: all access is by single volatile reads and writes, which the device orders.
+unsafe impl Send for Registers {}
+// SAFETY: as above.
+unsafe impl Sync for Registers {}
+
+impl Registers {
+    pub(super) fn new(device: BorrowedFd<'_>, info: &RegionInfo) -> Result<Self> {
+        let len = usize::try_from(info.size).map_err(|_| Errno::INVAL)?;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: the kernel chooses a free range of addresses.
+        let start = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                prot,
+                MapFlags::SHARED,
+                device,
+                info.offset,
+            )?
+        };
+        Ok(Registers { start: start.cast(), len })
+    }
+
+    pub(super) fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// The place of a register of `bytes` bytes.
+    fn place(&self, at: u32, bytes: usize) -> *mut u8 {
+        let at = at as usize;
+        assert!(at + bytes <= self.len && at.is_multiple_of(bytes), "a register at {at:#x}");
+        self.start.wrapping_add(at)
+    }
+
+    pub(super) fn read32(&self, at: u32) -> u32 {
+        // SAFETY: the register lies within the mapping and is aligned (`place`).
+        u32::from_le(unsafe { self.place(at, 4).cast::<u32>().read_volatile() })
+    }
+
+    pub(super) fn read64(&self, at: u32) -> u64 {
+        // SAFETY: as in `read32`.
+        u64::from_le(unsafe { self.place(at, 8).cast::<u64>().read_volatile() })
+    }
+
+    pub(super) fn write32(&self, at: u32, value: u32) {
+        // Memory that the register tells of is written before.
+        fence(Ordering::SeqCst);
+        // SAFETY: as in `read32`.
+        unsafe { self.place(at, 4).cast::<u32>().write_volatile(value.to_le()) };
+    }
+
+    pub(super) fn write64(&self, at: u32, value: u64) {
+        fence(Ordering::SeqCst);
+        // SAFETY: as in `read32`.
+        unsafe { self.place(at, 8).cast::<u64>().write_volatile(value.to_le()) };
+    }
+}
+
+impl Registers {
+    /// Puts memory in the place of the registers, all of whose bits are set, as those of a device that is not there.
+    /// The device is then not in use by this mapping.
+    pub(super) fn leave(&self) -> Result<()> {
+        let gone = MemfdFlags::CLOEXEC;
+        let memory = File::from(rustix::fs::memfd_create(c"registers", gone)?);
+        let ones = vec![0xff; self.len];
+        memory.write_all_at(&ones, 0).map_err(|_| Errno::NOMEM)?;
+        let (prot, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE | MapFlags::FIXED);
+        // SAFETY: the range is the mapping of `new`, which is replaced in one step. Accesses are volatile, and all values
+        // are valid.
+        unsafe { rustix::mm::mmap(self.start.cast(), self.len, prot, flags, &memory, 0)? };
+        Ok(())
+    }
+}
+
+impl Drop for Registers {
+    fn drop(&mut self) {
+        // SAFETY: the mapping of `new`, to which no reference leads.
+        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn registers_of_a_device_that_was_left_read_all_ones() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8192).unwrap();
+        let registers = Registers::new(file.as_fd(), &RegionInfo::at(0, 8192)).unwrap();
+        registers.write32(4096, 7);
+        assert_eq!((registers.read32(4096), registers.read64(0)), (7, 0));
+        registers.leave().unwrap();
+        assert_eq!((registers.read32(4096), registers.read64(0)), (u32::MAX, u64::MAX));
+        registers.write32(4096, 9);
+        let mut word = [0; 4];
+        file.read_exact_at(&mut word, 4096).unwrap();
+        assert_eq!(word, 7_u32.to_le_bytes(), "nothing reaches the device any more");
+    }
+}
