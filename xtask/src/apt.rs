@@ -3,9 +3,10 @@
 //! A name in the tables may contain a `*` for a version (`libpython3.*-testsuite`), which differs
 //! between releases. apt resolves it.
 
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::command;
 
@@ -73,6 +74,35 @@ impl Apt {
             complaints.push("each of them can be installed, but not all together".to_owned());
         }
         Ok(complaints)
+    }
+
+    /// The first package on which `package` depends whose name begins so.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the package lists have no such package.
+    pub fn dependency(&self, package: &str, begins: &str) -> Result<String> {
+        let said = command::output(&mut self.apt_cache(&["depends", package]))?;
+        let names = said.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
+        let found = names.map(str::trim).find(|name| name.starts_with(begins));
+        found.map(str::to_owned).with_context(|| format!("{package} depends on no {begins}*"))
+    }
+
+    /// Downloads a package to the directory `to` and returns the file. Nothing is installed.
+    ///
+    /// # Errors
+    ///
+    /// Those of apt-get(8).
+    pub fn download(&self, package: &str, to: &Path) -> Result<PathBuf> {
+        // A user without rights does it otherwise, who may not write there.
+        let options = ["-q", "-o", "APT::Sandbox::User=root", "download", package];
+        command::run(self.apt_get(&options).current_dir(to))?;
+        let is_it = |path: &PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            name.starts_with(&format!("{package}_")) && name.ends_with(".deb")
+        };
+        let mut files = to.read_dir()?.map_while(Result::ok).map(|entry| entry.path());
+        files.find(is_it).with_context(|| format!("apt-get left no file of {package}"))
     }
 
     fn simulate(&self, names: &[&str]) -> Result<()> {

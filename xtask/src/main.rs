@@ -18,6 +18,7 @@ mod demo;
 mod fresh;
 mod fuzz;
 mod gluster;
+mod guest;
 mod install;
 mod lanes;
 mod library;

@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use crate::apt::Apt;
 use crate::packages::Tool;
 use crate::parts::Parts;
-use crate::{apt, bpf, demo, fresh, fuzz, lanes, rings, runs};
+use crate::{apt, bpf, demo, fresh, fuzz, guest, lanes, rings, runs};
 
 /// When a step runs without being named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,6 +215,12 @@ pub const STEPS: &[Step] = &[
             &["test", "--package", "defuse-testkit", "--test", "gluster_clients"],
         )
     },
+    full(
+        "nvme-guest",
+        "the NVMe driver by vfio-pci in a guest: faults, power cuts, other file systems beside it",
+        guest::TOOLS,
+        guest::check,
+    ),
     full("bpf", "the BPF program matches its source", bpf::TOOLS, |_| bpf::check()),
     full("fresh", "both commands of the README on a minimal Debian", fresh::TOOLS, |_| {
         fresh::check()
@@ -237,7 +243,8 @@ fn check_packages(parts: &mut Parts) -> Result<()> {
         parts.not_here("there is no apt to ask for packages");
         return Ok(());
     }
-    let (apt, names) = (Apt::of_empty_machine(), all_packages());
+    let (apt, mut names) = (Apt::of_empty_machine(), all_packages());
+    names.push(guest::KERNEL);
     let mut asked = apt.not_installable(&names);
     if asked.is_err() {
         // A new machine has no package lists.

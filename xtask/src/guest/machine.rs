@@ -1,0 +1,250 @@
+//! A machine of QEMU: two NVMe controllers behind an IOMMU, a port on which the guest reports, and the control of QEMU itself.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+/// Lines of the guest that a failure shows.
+const SHOWN: usize = 30;
+
+/// The files that a machine needs.
+pub struct Files {
+    /// The image of the kernel.
+    pub kernel: PathBuf,
+    /// The initial file system.
+    pub initial: PathBuf,
+    /// The disk of each controller.
+    pub disks: [PathBuf; 2],
+    /// The directory of sockets and logs.
+    pub dir: PathBuf,
+}
+
+/// A running machine. It ends when this is dropped, as by a power cut.
+pub struct Machine {
+    child: Child,
+    lines: Receiver<String>,
+    /// All lines so far, for messages.
+    seen: Vec<String>,
+    control: PathBuf,
+    console: PathBuf,
+    job: String,
+    until: Instant,
+}
+
+/// A line of the guest.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Said {
+    /// A check passed.
+    Passed(String),
+    /// A value: its name and text.
+    Value(String, String),
+    /// The guest wants something of this side.
+    Wants(String),
+    /// Data is durable: the writer and the number of its file.
+    Durable(u32, u32),
+    /// The job is done.
+    End,
+}
+
+impl Machine {
+    /// Boots the guest for the job that is the first word of `line`, which may take `limit`. All of `line` is on the
+    /// command line of the kernel.
+    pub fn boot(files: &Files, line: &str, limit: Duration) -> Result<Machine> {
+        let job = line.split(' ').next().unwrap_or(line);
+        let control = files.dir.join("control");
+        let console = files.dir.join(format!("console-{job}"));
+        let _ = fs::remove_file(&control);
+        let mut command = Command::new("qemu-system-x86_64");
+        command.args(arguments(files, line, &control, &console));
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().context("cannot start qemu-system-x86_64")?;
+        let output = child.stdout.take().context("no output of QEMU")?;
+        let (sender, lines) = channel();
+        let read = move || {
+            for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+                let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().name("guest".to_owned()).spawn(read)?;
+        let (job, until) = (job.to_owned(), Instant::now() + limit);
+        Ok(Machine { child, lines, seen: Vec::new(), control, console, job, until })
+    }
+
+    /// Its job.
+    pub fn job(&self) -> &str {
+        &self.job
+    }
+
+    /// The next thing that the guest says.
+    ///
+    /// # Errors
+    ///
+    /// Fails where a check of the guest failed, and where it says nothing in time.
+    pub fn next(&mut self) -> Result<Said> {
+        loop {
+            let left = self.until.saturating_duration_since(Instant::now());
+            let line = match self.lines.recv_timeout(left) {
+                Ok(line) => line,
+                Err(RecvTimeoutError::Timeout) => bail!("{}", self.story("it takes too long")),
+                Err(RecvTimeoutError::Disconnected) => bail!("{}", self.story("QEMU ended")),
+            };
+            self.seen.push(line.clone());
+            match parse(&line) {
+                Some(Ok(said)) => return Ok(said),
+                Some(Err(check)) => bail!("{}", self.story(&format!("{check} failed"))),
+                None => {}
+            }
+        }
+    }
+
+    /// Asks the guest to let its first controller go, which then leaves its slot.
+    pub fn take_out(&self) -> Result<()> {
+        self.control("device_del", json!({ "id": "nvme0" }))
+    }
+
+    /// Puts the first controller into its slot again.
+    pub fn put_in(&self) -> Result<()> {
+        self.control("device_add", controller(0))
+    }
+
+    /// Runs a command of QEMU's control (QMP).
+    fn control(&self, command: &str, arguments: Value) -> Result<()> {
+        let stream = UnixStream::connect(&self.control)?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        let mut lines = BufReader::new(stream.try_clone()?).lines();
+        let mut stream = &stream;
+        let mut answer = move || -> Result<Value> {
+            loop {
+                let line = lines.next().context("QEMU ended its control")??;
+                let value: Value = serde_json::from_str(&line)?;
+                if value.get("event").is_none() {
+                    return Ok(value);
+                }
+            }
+        };
+        answer()?;
+        for line in [
+            json!({ "execute": "qmp_capabilities" }),
+            json!({ "execute": command, "arguments": arguments }),
+        ] {
+            writeln!(stream, "{line}")?;
+            let said = answer()?;
+            ensure!(said.get("return").is_some(), "{command}: {said}");
+        }
+        Ok(())
+    }
+
+    /// Ends the machine at once.
+    pub fn cut_power(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// A message with the last lines.
+    fn story(&self, what: &str) -> String {
+        let console = fs::read(&self.console).unwrap_or_default();
+        let console = String::from_utf8_lossy(&console).into_owned();
+        let console: Vec<&str> = console.lines().map(str::trim_end).collect();
+        let last = |lines: &[&str]| lines[lines.len().saturating_sub(SHOWN)..].join("\n");
+        let seen: Vec<&str> = self.seen.iter().map(String::as_str).collect();
+        let (job, seen, console) = (&self.job, last(&seen), last(&console));
+        format!("guest, job {job}: {what}\n{seen}\nits console:\n{console}")
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn arguments(files: &Files, job: &str, control: &Path, console: &Path) -> Vec<String> {
+    // Without `iommu=pt` the kernel's own driver would pay for mappings that this comparison is not about.
+    let line = format!("console=ttyS0 loglevel=5 intel_iommu=on iommu=pt panic=-1 job={job}");
+    let text = "-nodefaults -no-user-config -display none -no-reboot -accel tcg,thread=multi -smp 2 -m 1G \
+        -machine q35 -cpu max,la57=off -global ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off -device intel-iommu,intremap=on";
+    let mut arguments: Vec<String> = text.split_whitespace().map(str::to_owned).collect();
+    let mut add = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
+    for (at, disk) in files.disks.iter().enumerate() {
+        let disk = disk.display();
+        // It stays when its controller is taken out.
+        add(
+            "-blockdev",
+            format!(
+                "driver=raw,node-name=disk{at},discard=unmap,file.driver=file,file.filename={disk}"
+            ),
+        );
+        add("-device", format!("pcie-root-port,id=port{at},chassis={at},slot={at}"));
+        let controller = controller(at);
+        let pairs = controller.as_object().into_iter().flatten();
+        let mut device = "nvme".to_owned();
+        for (name, value) in pairs.filter(|(name, _)| *name != "driver") {
+            match value.as_str() {
+                Some(text) => device += &format!(",{name}={text}"),
+                None => device += &format!(",{name}={value}"),
+            }
+        }
+        add("-device", device);
+    }
+    add("-qmp", format!("unix:{},server=on,wait=off", control.display()));
+    add("-serial", format!("file:{}", console.display()));
+    add("-serial", "stdio".to_owned());
+    add("-kernel", files.kernel.display().to_string());
+    add("-initrd", files.initial.display().to_string());
+    add("-append", line);
+    arguments
+}
+
+/// The properties of a controller.
+fn controller(at: usize) -> Value {
+    json!({
+        "driver": "nvme", "id": format!("nvme{at}"), "serial": format!("guest{at}"),
+        "drive": format!("disk{at}"), "bus": format!("port{at}"),
+        "logical_block_size": 4096, "physical_block_size": 4096,
+    })
+}
+
+/// The meaning of a line: `None` for what is only shown, and the name of a check that failed as an error.
+fn parse(line: &str) -> Option<Result<Said, String>> {
+    let (word, rest) = line.strip_prefix('@')?.split_once(' ').unwrap_or((line.get(1..)?, ""));
+    let (first, second) = rest.split_once(' ').unwrap_or((rest, ""));
+    Some(Ok(match word {
+        "ok" => Said::Passed(rest.to_owned()),
+        "fail" => return Some(Err(rest.to_owned())),
+        "value" => Said::Value(first.to_owned(), second.to_owned()),
+        "want" => Said::Wants(rest.to_owned()),
+        "durable" => Said::Durable(first.parse().ok()?, second.parse().ok()?),
+        "end" => Said::End,
+        _ => return None,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_the_guest_are_told_apart() {
+        assert_eq!(parse("@ok a check"), Some(Ok(Said::Passed("a check".to_owned()))));
+        assert_eq!(parse("@fail a check"), Some(Err("a check".to_owned())));
+        assert_eq!(parse("@durable 1 20"), Some(Ok(Said::Durable(1, 20))));
+        let value = Said::Value("rate".to_owned(), "1 2".to_owned());
+        assert_eq!(parse("@value rate 1 2"), Some(Ok(value)));
+        assert_eq!(parse("@end"), Some(Ok(Said::End)));
+        for line in ["", "# text", "@", "@durable x 1", "@unknown"] {
+            assert_eq!(parse(line), None, "{line}");
+        }
+    }
+}

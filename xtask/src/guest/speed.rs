@@ -1,0 +1,91 @@
+//! The figures of the guest: medians, and how the driver compares with that of the kernel.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+/// Numbers by what was measured.
+type Numbers = BTreeMap<String, Vec<f64>>;
+
+/// Prints what the job "speed" reported.
+pub fn report(values: &[(String, String)]) {
+    print!("{}", text(values));
+}
+
+fn text(values: &[(String, String)]) -> String {
+    let (mut rates, mut cpu, mut small) = (Numbers::new(), Numbers::new(), Numbers::new());
+    for (name, text) in values {
+        let words: Vec<&str> = text.split(' ').collect();
+        match (name.as_str(), &words[..]) {
+            ("reads", [depth, driver, rate, time]) => {
+                let key = format!("{driver} {depth}");
+                add(&mut rates, &key, rate);
+                add(&mut cpu, &key, time);
+            }
+            ("small", [kind, operation, time]) => {
+                add(&mut small, &format!("{operation} {kind}"), time);
+            }
+            _ => {}
+        }
+    }
+    let mut text = String::new();
+    let of = |numbers: &Numbers, key: &str| numbers.get(key).map_or(f64::NAN, |all| median(all));
+    for depth in ["1", "32"] {
+        let [driver, kernel] = ["driver", "kernel"].map(|who| format!("{who} {depth}"));
+        let (ours, theirs) = (of(&rates, &driver), of(&rates, &kernel));
+        let (our_cpu, their_cpu) = (of(&cpu, &driver), of(&cpu, &kernel));
+        let _ = writeln!(
+            text,
+            "reads of 4 KiB at depth {depth}: driver {ours:.0}/s, {our_cpu:.0} ns of CPU; kernel {theirs:.0}/s, \
+             {their_cpu:.0} ns; ratio of rates {:.2}",
+            ours / theirs,
+        );
+    }
+    for (key, all) in &small {
+        let _ = writeln!(text, "{key}: {:.3} ms", median(all));
+    }
+    text
+}
+
+fn add(numbers: &mut Numbers, key: &str, text: &str) {
+    if let Ok(number) = text.parse() {
+        numbers.entry(key.to_owned()).or_default().push(number);
+    }
+}
+
+/// The middle one, or the mean of both that are in the middle.
+fn median(numbers: &[f64]) -> f64 {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let half = sorted.len() / 2;
+    match sorted.len() {
+        0 => f64::NAN,
+        len if len % 2 == 1 => sorted[half],
+        _ => f64::midpoint(sorted[half - 1], sorted[half]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_report_has_medians_and_ratios() {
+        let values = [
+            ("reads", "32 driver 300 10"),
+            ("reads", "32 driver 100 30"),
+            ("reads", "32 driver 200 20"),
+            ("reads", "32 kernel 90 40"),
+            ("reads", "32 kernel 110 50"),
+            ("small", "ext4 fsync 2.5"),
+            ("small", "ext4 fsync 1.5"),
+            ("durable", "7"),
+        ];
+        let values: Vec<(String, String)> =
+            values.map(|(name, text)| (name.to_owned(), text.to_owned())).to_vec();
+        let text = text(&values);
+        let line =
+            "at depth 32: driver 200/s, 20 ns of CPU; kernel 100/s, 45 ns; ratio of rates 2.00";
+        assert!(text.contains(line), "{text}");
+        assert!(text.ends_with("fsync ext4: 2.000 ms\n"), "{text}");
+    }
+}
