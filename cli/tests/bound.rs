@@ -13,8 +13,8 @@ mod managed;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -47,6 +47,54 @@ fn an_application_has_a_device_in_its_process_and_others_reach_it_at_its_path() 
     let mut managed = managed;
     assert_eq!(managed.end(), Some(0));
     managed.place.ok(&["fsck", "one"]);
+}
+
+/// Only image files had been bound: a block device has another lock, and no directory of its own.
+#[test]
+fn a_block_device_is_taken_over_after_a_kill_and_given_back_in_order() {
+    let place = Place::new();
+    let Some(disk) = Loop::new(&place.path("disk")) else { return };
+    let device = disk.0.to_str().unwrap().to_owned();
+    place.ok(&["mkfs", "uhs", &device]);
+    let mut managed = Managed::on(place, &disk.0, "", "bind = []");
+    assert_eq!(managed.shell("echo before >/x/one/a; cat /x/one/a"), "before\n");
+    let application = managed.application("cat /y/a; echo own >/y/own; sync /y/own; cat");
+    let busy = managed.place.run(&["fsck", &device]);
+    assert!(busy.err.contains(&format!("process {}", application.pid())), "{}", busy.err);
+    eventually("the file of the application", || managed.shell("cat /x/one/own") == "own\n");
+    application.kill();
+    managed.await_holder("manager");
+    assert_eq!(managed.shell("cat /x/one/*"), "before\nown\n");
+    let application = managed.application("echo again >/y/again; cat");
+    eventually("the second application", || managed.shell("cat /x/one/again") == "again\n");
+    assert_eq!(application.end().code, Some(0));
+    managed.await_holder("manager");
+    assert!(managed.log().contains("has given it back"), "{}", managed.log());
+    assert_eq!(managed.end(), Some(0));
+    managed.place.ok(&["fsck", &device]);
+}
+
+/// A loop device of 64 MiB, until it is dropped.
+struct Loop(PathBuf);
+
+impl Loop {
+    /// The device over a new file; `None` where there are none.
+    fn new(file: &Path) -> Option<Loop> {
+        File::create(file).unwrap().set_len(64 << 20).unwrap();
+        let out = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
+        let Some(out) = out.ok().filter(|out| out.status.success()) else {
+            let missing = !Path::new("/dev/loop-control").exists();
+            println!("{}: no loop device", if missing { "not here" } else { "skipped" });
+            return None;
+        };
+        Some(Loop(String::from_utf8(out.stdout).unwrap().trim().into()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
 }
 
 /// Names and attributes that a client knew of a device stayed as they were, whatever its application did.

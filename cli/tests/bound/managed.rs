@@ -1,7 +1,7 @@
 //! A manager with a device that applications may bind, and such applications.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -22,12 +22,19 @@ pub struct Managed {
 impl Managed {
     pub fn new(top: &str, of_one: &str) -> Managed {
         let place = Place::new();
+        place.ok(&["mkfs", "uhs", "one", "--size", "1G"]);
+        let one = place.path("one");
+        Managed::on(place, &one, top, of_one)
+    }
+
+    /// A manager whose device /one is `one`, which has a file system.
+    pub fn on(place: Place, one: &Path, top: &str, of_one: &str) -> Managed {
         let mut config = format!("socket = {:?}\n", place.path("socket"));
         config += &format!("answer-within = {}\n{top}\n", LIMIT.as_secs());
-        for (image, more) in [("one", of_one), ("two", "")] {
-            place.ok(&["mkfs", "uhs", image, "--size", "1G"]);
-            let source = format!("uhs:{}", place.path(image).display());
-            config += &format!("[[device]]\npath = \"/{image}\"\nsource = {source:?}\n{more}\n");
+        place.ok(&["mkfs", "uhs", "two", "--size", "1G"]);
+        for (name, device, more) in [("one", one, of_one), ("two", &place.path("two"), "")] {
+            let source = format!("uhs:{}", device.display());
+            config += &format!("[[device]]\npath = \"/{name}\"\nsource = {source:?}\n{more}\n");
         }
         fs::write(place.path("manager.toml"), config).unwrap();
         let mut managed = Managed { place, manager: None };
