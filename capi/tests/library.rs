@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use defuse_memory::Memory;
 use defuse_socket::{Server, ServerOptions};
@@ -228,6 +229,70 @@ fn programs_in_c_continue_with_the_next_server() {
         server.shut_down();
         thread.join().unwrap();
     }
+}
+
+/// The program `defuse`, as the tests of its crate use it.
+fn defuse() -> PathBuf {
+    // With a test, dependencies have the features of `cargo test --workspace`: its build is taken.
+    let built = ["--workspace", "--bin", "defuse", "--test", "header"];
+    run(Command::new(env!("CARGO")).args(["build", "--offline", "--quiet"]).args(built));
+    Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("debug/defuse")
+}
+
+/// A process that ends with its test.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Devices in a run, a mount and a program in Rust were tested, and those in C were not.
+#[test]
+fn a_program_in_c_has_a_device_and_others_reach_it_at_its_path() {
+    let Some((dir, program)) = program("tests/c/bound.c", &["-D_GNU_SOURCE"]) else { return };
+    // Without timeout(1), so that a kill is one of the program.
+    let made = program.get_args().last().unwrap().to_owned();
+    let (defuse, path) = (defuse(), |name: &str| dir.path().join(name));
+    run(Command::new(&defuse).args(["mkfs", "uhs", "--size", "64M"]).arg(path("one")));
+    let (socket, source) = (path("socket"), format!("uhs:{}", path("one").display()));
+    let config = format!(
+        "socket = {socket:?}\n[[device]]\npath = \"/one\"\nsource = {source:?}\nbind = []\n"
+    );
+    std::fs::write(path("config"), config).unwrap();
+    let mut manager = Command::new(&defuse);
+    manager.args(["manager", "--foreground"]).arg(path("config")).stderr(Stdio::null());
+    let manager = Ends(manager.spawn().unwrap());
+    let stat = || Command::new(&defuse).arg("stat").arg(&socket).output().unwrap();
+    let begin = Instant::now();
+    while !stat().status.success() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "there is no manager");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let shown = |file: &str| run(Command::new(&made).arg(&socket).arg(file));
+    let mut program = Command::new(&made);
+    program.arg(&socket).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut program = Ends(program.spawn().unwrap());
+    let mut input = program.0.stdin.take().unwrap();
+    let holder = format!("process {} of user", program.0.id());
+    let mut lines = BufReader::new(program.0.stdout.take().unwrap()).lines();
+    for (line, file, is_bound) in
+        [("first", "first", true), ("given back", "first", false), ("second", "second", true)]
+    {
+        assert_eq!(lines.next().unwrap().unwrap(), line);
+        assert_eq!(text(&stat()).contains(&holder), is_bound, "{line}: {}", text(&stat()));
+        assert_eq!(shown(&format!("/one/{file}")), file, "{line}");
+        if line != "second" {
+            input.write_all(b"go on\n").unwrap();
+        }
+    }
+    program.0.kill().unwrap();
+    program.0.wait().unwrap();
+    assert_eq!(shown("/one/second"), "second", "the manager has taken it over");
+    drop(manager);
+    run(Command::new(&defuse).arg("fsck").arg(path("one")));
 }
 
 #[test]
