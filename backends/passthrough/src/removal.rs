@@ -14,6 +14,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::inode::Inode;
 use crate::lower::{OrErrno, Stat};
+use crate::options::Credentials;
 use crate::passthrough::Passthrough;
 use crate::sys::name_to_handle;
 
@@ -41,6 +42,10 @@ impl Passthrough {
         dir: BorrowedFd<'_>,
         name: &[u8],
     ) -> Option<Victim> {
+        if self.options.credentials == Credentials::Restore && !self.may_know(likely, dir, name) {
+            // An application removes most files by their names alone.
+            return None;
+        }
         // One open tells the identity and is the pin: an open by handle of a known inode takes two
         // system calls more. O_PATH opens no device, and waits for no FIFO.
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -75,6 +80,14 @@ impl Passthrough {
         self.cache.remove(&inode);
         drop(self.recent.take(inode.number));
         Some(Victim { inode, fd, is_last })
+    }
+
+    /// False if no frontend knows the inode of `name` in `dir`.
+    fn may_know(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) -> bool {
+        let Ok(stat) = Stat::at(dir, name) else { return true };
+        let Some(index) = self.mounts.find(stat.mount_id(), likely) else { return true };
+        let key = self.mounts.get(index).ok().and_then(|mount| mount.key(index, &stat, None));
+        key.is_none_or(|key| self.inodes.peek(&key).is_some())
     }
 
     /// Returns `None` if the inode has no pin, or keeps its pin in any case.

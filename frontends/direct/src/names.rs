@@ -223,8 +223,8 @@ impl Client {
 
     fn rename_found(&self, moving: &Moving<'_>, who: &Credentials) -> Result<()> {
         let Moving { old: (old_dir, old), new: (new_dir, new), flags, exchange } = moving;
-        let source = victim(old_dir, old, who)?;
-        let target = match victim(new_dir, new, who) {
+        let source = renamed(old_dir, old, who)?;
+        let target = match renamed(new_dir, new, who) {
             Ok(target) => Some(target),
             Err(Errno::ENOENT) if !exchange => None,
             Err(errno) => return Err(errno.into()),
@@ -315,8 +315,20 @@ fn named(last: Last<'_>) -> Option<Component<'_>> {
     }
 }
 
-/// Looks up a file to be removed or renamed. Unlike a walk, it does not enter a mount on it.
+/// Looks up a file to be removed. Unlike a walk, it does not enter a mount on it.
 fn victim<'a>(
+    dir: &'a Here,
+    last: &Component<'_>,
+    who: &Credentials,
+) -> Result<Subject<'a>, Errno> {
+    match dir.mount.peek(&dir.node, last.name()?, who)? {
+        Some(attr) => Ok(Subject::peeked(&dir.mount, attr)),
+        None => renamed(dir, last, who),
+    }
+}
+
+/// Looks up a file to be renamed or replaced, whose number tells whether both are one. Does not enter a mount on it, either.
+fn renamed<'a>(
     dir: &'a Here,
     last: &Component<'_>,
     who: &Credentials,

@@ -103,6 +103,11 @@ impl<'a> Subject<'a> {
         Subject { mount, ino, kind: attr.kind, known: Known::Attr(attr, moment), opened: None }
     }
 
+    /// An inode of which only the attributes are known: nothing of it is cached.
+    pub fn peeked(mount: &'a Arc<Mount>, attr: Attr) -> Self {
+        Subject::resolved(mount, Ino(0), attr, mount.moment())
+    }
+
     /// Takes the open file, if there is one already.
     pub fn take_opened(&mut self) -> Option<Opened> {
         self.opened.take()?.opened.take()
