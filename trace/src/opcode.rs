@@ -62,7 +62,8 @@ pub fn op_of(opcode: u32) -> Op {
     NUMBERS.iter().find(|(number, _)| *number == opcode).map_or(Op::UNKNOWN, |(_, op)| *op)
 }
 
-/// The first opcode of an operation; `None` for [`Op::UNKNOWN`], and for [`Op::RESOLVE`], which is no request.
+/// The first opcode of an operation; `None` for [`Op::UNKNOWN`], and for what the kernel does not request: [`Op::RESOLVE`] and
+/// [`Op::COMPOUND`].
 pub fn number_of(op: Op) -> Option<u32> {
     NUMBERS.iter().find(|(_, known)| *known == op).map(|(number, _)| *number)
 }
@@ -81,7 +82,7 @@ mod tests {
     fn opcodes_and_operations_match_in_both_directions() {
         for op in Op::ALL.iter().copied() {
             match op {
-                Op::UNKNOWN | Op::RESOLVE => assert_eq!(number_of(op), None),
+                Op::UNKNOWN | Op::RESOLVE | Op::COMPOUND => assert_eq!(number_of(op), None),
                 _ => assert_eq!(number_of(op).map(op_of), Some(op)),
             }
         }
