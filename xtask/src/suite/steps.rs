@@ -133,6 +133,16 @@ pub const TEST_TOOLS: &[Tool] = &[
     Tool::package_for("iproute2", "ip", "GlusterFS: the network of its servers"),
 ];
 
+/// Tools of the step with memcheck, which needs all of them.
+const MEMCHECK_TOOLS: &[Tool] = &[
+    Tool::package("valgrind", "valgrind"),
+    Tool::package("glusterfs-server", "glusterd"),
+    Tool::package("glusterfs-cli", "gluster"),
+    Tool::package("libgfapi0", "/usr/lib/*/libgfapi.so.0"),
+    Tool::package("iproute2", "ip"),
+    Tool::package("util-linux", "nsenter"),
+];
+
 /// All steps, quick ones first.
 pub const STEPS: &[Step] = &[
     cargo(
@@ -221,6 +231,16 @@ pub const STEPS: &[Step] = &[
         guest::TOOLS,
         guest::check,
     ),
+    Step {
+        when: When::Full,
+        env: &[("DEFUSE_FULL", "1")],
+        ..cargo(
+            "gluster-memory",
+            "the client of GlusterFS under memcheck of valgrind",
+            MEMCHECK_TOOLS,
+            &["test", "--package", "defuse-testkit", "--test", "gluster_memory"],
+        )
+    },
     full("bpf", "the BPF program matches its source", bpf::TOOLS, |_| bpf::check()),
     full("fresh", "both commands of the README on a minimal Debian", fresh::TOOLS, |_| {
         fresh::check()
