@@ -68,7 +68,13 @@ impl Connected {
         }
     }
 
+    /// True if no call begins any more: the server has ended, or is being parted from.
     pub(super) fn is_dead(&self) -> bool {
+        self.has_ended() || self.life.parting.load(Ordering::SeqCst)
+    }
+
+    /// True if nobody can say any more whether changes are durable.
+    pub(super) fn has_ended(&self) -> bool {
         let ended = match &self.server {
             Server::Remote(remote) => remote.is_dead(),
             Server::Own(_) => false,
@@ -77,7 +83,7 @@ impl Connected {
         if ended {
             self.life.gone.store(true, Ordering::SeqCst);
         }
-        ended || self.life.parting.load(Ordering::SeqCst)
+        ended
     }
 
     /// Ends the connection if the server has closed it.

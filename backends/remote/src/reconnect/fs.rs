@@ -12,6 +12,7 @@ use defuse_fs::{
 };
 
 use super::attempt::Attempt;
+use super::link::PART_PAUSE;
 use super::table::Place;
 use super::{Reconnecting, Repeat};
 use crate::lock;
@@ -292,12 +293,19 @@ impl FileSystem for Reconnecting {
         })
     }
 
-    /// Waits for no server: what the last one has not made durable is lost, and there is nothing to flush.
+    /// Waits for no server: what the last one has not made durable is lost, and there is nothing to flush. While a server is being
+    /// parted from, changes become durable, or calls go on: that is known soon.
     fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
         loop {
             let present = self.link.present();
             present.look_for_end();
             let is_dead = present.is_dead();
+            if is_dead && !present.has_ended() {
+                // Whoever parts from it waits until nobody has it.
+                drop(present);
+                std::thread::sleep(PART_PAUSE);
+                continue;
+            }
             let epoch = present.epoch + u64::from(is_dead);
             let inner = self.table().at_flush(file, epoch)?;
             let Some((inner, no_flush)) = inner.filter(|_| !is_dead) else { return Ok(()) };

@@ -15,7 +15,7 @@ use crate::{Remote, RemoteError, RemoteOptions, lock};
 /// The pause between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(20);
 /// The pause between two looks for calls that have not ended.
-const PART_PAUSE: Duration = Duration::from_micros(200);
+pub(super) const PART_PAUSE: Duration = Duration::from_micros(200);
 /// The longest time for one attempt after the limit has passed.
 const LATE: Duration = Duration::from_secs(1);
 
