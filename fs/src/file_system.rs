@@ -149,7 +149,7 @@ pub trait FileSystem: Send + Sync {
     }
 
     /// The attributes of `name` in the directory `parent`, without a lookup, for a stat(2) that needs no inode. Fails like
-    /// [`lookup`](FileSystem::lookup). After `ENOSYS`, a frontend looks names up.
+    /// [`lookup`](FileSystem::lookup). After `ENOSYS`, a frontend looks names up, and after `ESTALE` this one.
     ///
     /// The in-process client calls it for the last name of a path, if the answers of lookups may not be cached: a file system
     /// implements it if an inode costs more than its attributes.

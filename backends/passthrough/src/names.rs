@@ -25,11 +25,11 @@ impl Passthrough {
         self.lookup_in(&dir, fd.as_fd(), name.as_bytes())
     }
 
-    /// The attributes of a name. `ENOSYS` where its number is only known from an inode: on a lower mount that was not seen before.
+    /// The attributes of a name. `ESTALE` where a lookup has to tell: on a lower mount that was not seen before.
     pub(crate) fn peek(&self, parent: Ino, name: Name<'_>) -> Result<Attr> {
         let dir = self.inodes.get(parent)?;
         let stat = Stat::at(self.dir_fd(&dir)?.as_fd(), name.as_bytes())?;
-        let mount = self.mounts.find(stat.mount_id(), dir.key.mount).ok_or(Errno::ENOSYS)?;
+        let mount = self.mounts.find(stat.mount_id(), dir.key.mount).ok_or(Errno::ESTALE)?;
         stat.attr(mount, self.options.attr_valid_for)
     }
 

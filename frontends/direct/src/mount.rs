@@ -270,7 +270,7 @@ impl Mount {
                 self.lacks_peek.store(true, Ordering::Relaxed);
                 Ok(None)
             }
-            // The directory is gone. A lookup finds out how.
+            // A lookup has to tell.
             Err(Errno::ESTALE) => Ok(None),
             result => result.map(Some),
         }
