@@ -13,6 +13,8 @@ use serde_json::{Value, json};
 
 /// Lines of the guest that a failure shows.
 const SHOWN: usize = 30;
+/// The longest time for a device to leave its slot.
+const LEAVES: Duration = Duration::from_secs(60);
 
 /// The files that a machine needs.
 pub struct Files {
@@ -112,9 +114,17 @@ impl Machine {
         self.control("device_del", json!({ "id": "nvme0" }))
     }
 
-    /// Puts the first controller into its slot again.
+    /// Puts the first controller into its slot again. The former one leaves it a moment after the guest has let it go.
     pub fn put_in(&self) -> Result<()> {
-        self.control("device_add", controller(0))
+        let begun = Instant::now();
+        loop {
+            match self.control("device_add", controller(0)) {
+                Err(error) if is_in_its_slot(&error) && begun.elapsed() < LEAVES => {
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                done => return done,
+            }
+        }
     }
 
     /// Runs a command of QEMU's control (QMP).
@@ -161,6 +171,11 @@ impl Machine {
         let (job, seen, console) = (&self.job, last(&seen), last(&console));
         format!("guest, job {job}: {what}\n{seen}\nits console:\n{console}")
     }
+}
+
+/// True if QEMU refuses a device because one of this name is there.
+fn is_in_its_slot(error: &anyhow::Error) -> bool {
+    error.to_string().contains("Duplicate device ID")
 }
 
 impl Drop for Machine {
