@@ -9,10 +9,10 @@ use defuse_fs::{
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::chain::{self, Chain, CompoundIn, Link};
 use defuse_wire::decode;
-use defuse_wire::encode::{self, Request};
+use defuse_wire::encode::Request;
 use defuse_wire::vendor::{COMPOUND, OPEN_WANTS_BYTES, RESOLVE};
-use zerocopy::FromBytes;
 
+use super::files::ioctl_out;
 use super::fs::owner;
 use super::{Remote, Shared};
 
@@ -74,10 +74,11 @@ impl Shared {
     ) -> Result<(Resolved, Option<Opened>)> {
         let before = self.paths.before(versions);
         let wants_bytes = before.all.is_some() && self.whole.wants(args.flags);
+        let room = STEPS.min(self.agreement.max_read);
         let ioctl = abi::IoctlIn {
             cmd: RESOLVE,
             in_size: path.as_bytes().len() as u32,
-            out_size: STEPS.min(self.agreement.max_read) as u32,
+            out_size: room as u32,
             ..abi::IoctlIn::default()
         };
         let open_flags = if wants_bytes { OPEN_WANTS_BYTES } else { 0 };
@@ -92,8 +93,8 @@ impl Shared {
             if error != 0 {
                 return Err(Errno::from_raw(-error));
             }
-            let (out, output) = abi::IoctlOut::read_from_prefix(body).map_err(|_| Errno::EIO)?;
-            if out.flags & abi::FUSE_IOCTL_RETRY != 0 || out.result != 0 {
+            let answer = ioctl_out(body, room)?;
+            if answer.result != 0 {
                 return Err(Errno::EIO);
             }
             // An open that has failed fails again, when it is tried alone.
@@ -101,7 +102,7 @@ impl Shared {
             let opened = opened.map(|(_, body)| decode::open_out_with_bytes(body)).transpose()?;
             let owned = |of: decode::OpenBytes<'_>| (of.bytes.to_vec(), of.read_is_due);
             let opened = opened.map(|(opened, bytes)| (opened, bytes.map(owned)));
-            Ok((output.to_vec(), opened))
+            Ok((answer.output, opened))
         })?;
         let resolved = self.told_of_path(cx, (versions, before), (dir, path), &output);
         let Some((opened, bytes)) = opened else { return Ok((resolved?, None)) };
@@ -128,11 +129,6 @@ impl Shared {
             Err(errno) => Err(errno),
         }
     }
-
-    fn release_new(&self, cx: &Context<'_>, file: File, flags: OpenFlags) {
-        let args = abi::ReleaseIn { fh: file.fh.0, flags: flags.0, ..abi::ReleaseIn::default() };
-        let _ = self.release(cx, (Opcode::Release, Opcode::Open), file.ino, &args);
-    }
 }
 
 impl Remote {
@@ -152,23 +148,14 @@ impl Remote {
         }
         let flushes = !shared.lacks(Opcode::Flush);
         let caller = owner(cx, node);
-        let agreed = shared.agreement.flags;
-        let create = abi::CreateIn {
-            flags: FLAGS,
-            mode: encode::mode_of(node, agreed),
-            umask: node.umask,
-            open_flags: 0,
-        };
         let mut links = Chain::default();
         let mut count = 0;
         let mut add = |link, parts: &[&[u8]]| {
             links.add(link, parts);
             count += 1;
         };
-        let mut creation = Request::for_caller(Opcode::Create, caller, parent)
-            .with(&create)
-            .with_text(name.as_bytes())
-            .with_extensions(node, agreed);
+        let created = (Opcode::Create, parent, name.as_bytes());
+        let mut creation = shared.creation(cx, created, node, CREATE_WITH);
         add(Link::default(), &[creation.finish(0)]);
         if !data.is_empty() {
             let size = data.len() as u32;

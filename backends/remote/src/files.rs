@@ -143,6 +143,28 @@ impl Shared {
         node: &NewNode<'_>,
         args: OpenArgs,
     ) -> Result<(Entry, Opened)> {
+        let request = self.creation(cx, (opcode, parent, name), node, args);
+        let mut lost = None;
+        let made = self.ask(cx, request, |body| {
+            decode::create_out(body).inspect_err(|_| lost = Some(decode::given(body, true)))
+        });
+        if let Some((ino, fh)) = lost {
+            if let (Some(ino), Some(fh)) = (ino, fh) {
+                self.release_new(cx, File { ino, fh }, args.flags);
+            }
+            self.give_back(ino);
+        }
+        made
+    }
+
+    /// The request of [`create`](Self::create).
+    pub(super) fn creation(
+        &self,
+        cx: &Context<'_>,
+        (opcode, parent, name): (Opcode, Ino, &[u8]),
+        node: &NewNode<'_>,
+        args: OpenArgs,
+    ) -> Request {
         let flags = self.agreement.flags;
         let killed = args.kill_suidgid && flags & abi::FUSE_HANDLE_KILLPRIV_V2 != 0;
         let create = abi::CreateIn {
@@ -151,23 +173,16 @@ impl Shared {
             umask: node.umask,
             open_flags: if killed { abi::FUSE_OPEN_KILL_SUIDGID } else { 0 },
         };
-        let request = Request::for_caller(opcode, owner(cx, node), parent)
+        Request::for_caller(opcode, owner(cx, node), parent)
             .with(&create)
             .with_text(name)
-            .with_extensions(node, flags);
-        let mut lost = None;
-        let made = self.ask(cx, request, |body| {
-            decode::create_out(body).inspect_err(|_| lost = Some(decode::given(body, true)))
-        });
-        if let Some((ino, fh)) = lost {
-            if let (Some(ino), Some(fh)) = (ino, fh) {
-                let release =
-                    abi::ReleaseIn { fh: fh.0, flags: args.flags.0, ..Default::default() };
-                let _ = self.release(cx, (Opcode::Release, Opcode::Open), ino, &release);
-            }
-            self.give_back(ino);
-        }
-        made
+            .with_extensions(node, flags)
+    }
+
+    /// Closes a file that the caller never gets.
+    pub(super) fn release_new(&self, cx: &Context<'_>, file: File, flags: OpenFlags) {
+        let args = abi::ReleaseIn { fh: file.fh.0, flags: flags.0, ..abi::ReleaseIn::default() };
+        let _ = self.release(cx, (Opcode::Release, Opcode::Open), file.ino, &args);
     }
 
     /// RELEASE or RELEASEDIR. Nobody waits for the reply; the next receiving thread takes it.
@@ -256,19 +271,22 @@ impl Shared {
             out_size: room as u32,
         };
         let request = Request::new(Opcode::Ioctl, cx, file.ino).with(&ioctl);
-        let reply = self.ask_with(cx, request, args.input, |body| {
-            let (out, output) = abi::IoctlOut::read_from_prefix(body).map_err(|_| Errno::EIO)?;
-            // Retry is for drivers that may access the caller's memory.
-            if out.flags & abi::FUSE_IOCTL_RETRY != 0 || output.len() > room {
-                return Err(Errno::EIO);
-            }
-            if out.result < 0 {
-                return Err(Errno::from_raw(out.result.saturating_neg()));
-            }
-            Ok(IoctlReply { result: out.result, output: output.to_vec() })
-        });
+        let reply = self.ask_with(cx, request, args.input, |body| ioctl_out(body, room));
         reply.map_err(|errno| if errno == Errno::ENOSYS { Errno::ENOTTY } else { errno })
     }
+}
+
+/// The answer to an IOCTL with so much room for output.
+pub(super) fn ioctl_out(body: &[u8], room: usize) -> Result<IoctlReply> {
+    let (out, output) = abi::IoctlOut::read_from_prefix(body).map_err(|_| Errno::EIO)?;
+    // Retry is for drivers that may access the caller's memory.
+    if out.flags & abi::FUSE_IOCTL_RETRY != 0 || output.len() > room {
+        return Err(Errno::EIO);
+    }
+    if out.result < 0 {
+        return Err(Errno::from_raw(out.result.saturating_neg()));
+    }
+    Ok(IoctlReply { result: out.result, output: output.to_vec() })
 }
 
 impl Remote {
