@@ -327,9 +327,9 @@ impl<'a> Walk<'a> {
     /// The attributes of the inode at the end of the walk, if the file system told all of them during the walk. They need not
     /// be asked for, even where nothing is cached.
     pub fn told(&self, here: &Here) -> Option<Attr> {
-        let (node, attr) = self.told.take()?;
+        let attr = self.told_lately(here)?;
         let is_whole = attr.btime.is_some() || !here.mount.caps().birth_times;
-        (is_whole && Arc::ptr_eq(&node, &here.node)).then_some(attr)
+        is_whole.then_some(attr)
     }
 
     /// Those attributes of the inode that permission checks use, if the file system told them during the last step of the walk.

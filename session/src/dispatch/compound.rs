@@ -77,11 +77,10 @@ impl Dispatcher {
             if lacks(Link::INODE, of.inode) || lacks(Link::FILE, of.handle) {
                 return Err(Errno::ENOENT);
             }
-            let takes_file = link.uses & Link::FILE == 0 || begins_with_handle(opcode);
-            let (inode, handle) = (of.inode.unwrap_or_default(), of.handle.unwrap_or_default());
-            if !takes_file {
+            if link.uses & Link::FILE != 0 && !begins_with_handle(opcode) {
                 return Err(Errno::EINVAL);
             }
+            let (inode, handle) = (of.inode.unwrap_or_default(), of.handle.unwrap_or_default());
             chain::complete(&mut request, link, inode, handle);
         }
         let request = Request::parse(&request, &self.negotiated.decode_options());
