@@ -23,6 +23,7 @@ mod install;
 mod lanes;
 mod library;
 mod libtest;
+mod median;
 mod packages;
 mod parts;
 mod rings;

@@ -9,6 +9,7 @@ use serde_json::json;
 use super::programs::PROGRAMS;
 use super::statistics::Requests;
 use super::{TARGETS, is_mount};
+use crate::median::median;
 
 /// One run of a program on a target.
 pub struct Measured {
@@ -63,14 +64,15 @@ impl Report {
 
     fn seconds(&self, program: usize, target: usize) -> Option<f64> {
         let runs = self.runs.get(&(program, target))?;
-        median(runs.iter().map(|run| run.seconds).collect())
+        median(&runs.iter().map(|run| run.seconds).collect::<Vec<_>>())
     }
 
     /// The duration relative to the native directory, as the median over the rounds. Ratios are
     /// taken within a round, because disturbances affect neighbouring runs alike.
     fn ratio(&self, program: usize, target: usize) -> Option<f64> {
         let (native, runs) = (self.runs.get(&(program, 0))?, self.runs.get(&(program, target))?);
-        median(runs.iter().zip(native).map(|(run, native)| run.seconds / native.seconds).collect())
+        let ratios = runs.iter().zip(native).map(|(run, native)| run.seconds / native.seconds);
+        median(&ratios.collect::<Vec<_>>())
     }
 
     fn requests(&self, program: usize, target: usize) -> Option<&Requests> {
@@ -153,13 +155,6 @@ fn mounts() -> impl Iterator<Item = usize> + Clone {
     (0..TARGETS.len()).filter(|&target| is_mount(TARGETS[target]))
 }
 
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let (middle, even) = (values.len() / 2, values.len().is_multiple_of(2));
-    let upper = *values.get(middle)?;
-    Some(if even { (values[middle - 1] + upper) / 2.0 } else { upper })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,12 +177,5 @@ mod tests {
         assert!(text.contains("1.000 s      2.00x") && text.contains("READ"), "{text}");
         report.add(0, 1, measured(1.0, "other"));
         assert!(report.check().is_err());
-    }
-
-    #[test]
-    fn the_median_of_an_even_number_lies_between_two() {
-        assert_eq!(median(vec![3.0, 1.0]), Some(2.0));
-        assert_eq!(median(vec![5.0, 1.0, 3.0]), Some(3.0));
-        assert_eq!(median(Vec::new()), None);
     }
 }

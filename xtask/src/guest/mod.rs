@@ -130,7 +130,7 @@ fn power_cut(files: &Files) -> Result<()> {
     let mut machine = Machine::boot(files, "load", LIMIT)?;
     let mut durable = [0; 2];
     // By chance, but some files of each.
-    let enough = 20 + chance() % 60;
+    let enough = fastrand::u32(20..80);
     while durable[0].min(durable[1]) < enough {
         match machine.next()? {
             Said::Durable(writer @ 1..=2, file) => durable[writer as usize - 1] = file,
@@ -138,15 +138,10 @@ fn power_cut(files: &Files) -> Result<()> {
             said => bail!("guest, load: {said:?} is not expected"),
         }
     }
-    std::thread::sleep(Duration::from_micros(u64::from(chance() % 20_000)));
+    std::thread::sleep(Duration::from_micros(fastrand::u64(..20_000)));
     machine.cut_power()?;
     println!("guest, load: the power is cut when {durable:?} files are durable");
     job(files, &format!("after durable={},{}", durable[0], durable[1])).map(drop)
-}
-
-/// A number by chance.
-fn chance() -> u32 {
-    std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.subsec_nanos() / 7)
 }
 
 /// Runs the job that is the first word of `line`, whose further words are for the guest. Returns the values that it

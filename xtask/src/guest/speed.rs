@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use crate::median::median;
+
 /// Numbers by what was measured.
 type Numbers = BTreeMap<String, Vec<f64>>;
 
@@ -28,7 +30,7 @@ fn text(values: &[(String, String)]) -> String {
         }
     }
     let mut text = String::new();
-    let of = |numbers: &Numbers, key: &str| numbers.get(key).map_or(f64::NAN, |all| median(all));
+    let of = |numbers: &Numbers, key: &str| middle(numbers.get(key).map_or(&[], Vec::as_slice));
     for depth in ["1", "32"] {
         let [driver, kernel] = ["driver", "kernel"].map(|who| format!("{who} {depth}"));
         let (ours, theirs) = (of(&rates, &driver), of(&rates, &kernel));
@@ -41,7 +43,7 @@ fn text(values: &[(String, String)]) -> String {
         );
     }
     for (key, all) in &small {
-        let _ = writeln!(text, "{key}: {:.3} ms", median(all));
+        let _ = writeln!(text, "{key}: {:.3} ms", middle(all));
     }
     text
 }
@@ -52,16 +54,9 @@ fn add(numbers: &mut Numbers, key: &str, text: &str) {
     }
 }
 
-/// The middle one, or the mean of both that are in the middle.
-fn median(numbers: &[f64]) -> f64 {
-    let mut sorted = numbers.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let half = sorted.len() / 2;
-    match sorted.len() {
-        0 => f64::NAN,
-        len if len % 2 == 1 => sorted[half],
-        _ => f64::midpoint(sorted[half - 1], sorted[half]),
-    }
+/// The median, or what is printed as no number.
+fn middle(numbers: &[f64]) -> f64 {
+    median(numbers).unwrap_or(f64::NAN)
 }
 
 #[cfg(test)]
