@@ -202,10 +202,12 @@ fn compare(host: &Host, args: &CompareArgs) -> Result {
     let mut file = std::fs::File::open(&args.file).map_err(failed)?;
     let disk = open(host, &args.which, args.namespace)?;
     let size = disk.facts().block_size as usize;
-    let mut part = vec![0; COMPARED.next_multiple_of(size)];
+    let most = COMPARED.next_multiple_of(size);
+    let mut part = Vec::with_capacity(most);
     let mut block = args.block;
     loop {
-        let len = fill(&mut file, &mut part).map_err(failed)?;
+        part.clear();
+        let len = file.by_ref().take(most as u64).read_to_end(&mut part).map_err(failed)?;
         if len % size != 0 {
             let why = format!("{path} has no whole number of blocks of {size} bytes: pad it");
             return Err(Failure::Failed(why));
@@ -213,25 +215,13 @@ fn compare(host: &Host, args: &CompareArgs) -> Result {
         if len == 0 {
             return Ok(());
         }
-        if !disk.compare(block, &part[..len]).map_err(Failure::failed)? {
+        if !disk.compare(block, &part).map_err(Failure::failed)? {
             let end = block + (len / size) as u64;
             let why = format!("the blocks from {block} to before {end} differ from {path}");
             return Err(Failure::Failed(why));
         }
         block += (len / size) as u64;
     }
-}
-
-/// Reads until `out` is full or the file ends.
-fn fill(file: &mut std::fs::File, out: &mut [u8]) -> std::io::Result<usize> {
-    let mut len = 0;
-    while len < out.len() {
-        match file.read(&mut out[len..])? {
-            0 => break,
-            more => len += more,
-        }
-    }
-    Ok(len)
 }
 
 fn identify(disk: &Nvme, args: &AskArgs) -> Result {
