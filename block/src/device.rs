@@ -44,6 +44,11 @@ impl Facts {
         self.blocks * u64::from(self.block_size)
     }
 
+    /// Blocks of one read or write at most, even where each of them is a piece of memory of its own.
+    pub fn blocks_at_once(&self) -> usize {
+        ((self.max_transfer / self.block_size) as usize).min(self.max_segments).max(1)
+    }
+
     /// True where `blocks` blocks from `block` on lie on the device.
     pub fn holds(&self, block: u64, blocks: u64) -> bool {
         block.checked_add(blocks).is_some_and(|end| end <= self.blocks)

@@ -108,6 +108,13 @@ impl Sim {
         Sim { facts, state: Arc::new(Mutex::new(state)) }
     }
 
+    /// Takes operations of up to `blocks` blocks only, from the next handle on that is given away.
+    #[must_use]
+    pub fn with_blocks_at_once(mut self, blocks: u32) -> Self {
+        Arc::make_mut(&mut self.facts).max_transfer = blocks * self.facts.block_size;
+        self
+    }
+
     /// Asks `fault` about every operation from now on, when it begins: an error makes it fail. A write
     /// that fails leaves each sector old or new.
     pub fn fail(&self, fault: impl FnMut(&Victim) -> Option<Errno> + Send + 'static) {

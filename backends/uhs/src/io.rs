@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use defuse_block::{Device, Done, Errno, Frames, Op, OpKind, Purpose, Queue, Result};
 
 use crate::content::Frame;
-use crate::format::{BLOCK, are_neighbours};
+use crate::format::are_neighbours;
 use crate::space::Run;
 
 /// Queues at most, of each purpose.
@@ -17,7 +17,7 @@ const DEPTH: u32 = 32;
 /// Large writes in flight: more of them cost more CPU each. Of small ones there are more.
 const WRITES: usize = 4;
 
-/// Blocks of one operation at most: 1 MiB.
+/// Blocks of one operation at most: 1 MiB. A device may take less.
 pub(crate) const GATHERED: usize = 256;
 
 /// The way to the blocks of files.
@@ -56,9 +56,7 @@ pub(crate) struct Failed {
 
 impl Io {
     pub(crate) fn new(device: Arc<dyn Device>, has_purposes: bool) -> Self {
-        let facts = device.facts();
-        let gathered = (facts.max_transfer as usize / BLOCK).min(facts.max_segments);
-        let gathered = gathered.clamp(1, GATHERED);
+        let gathered = device.facts().blocks_at_once().min(GATHERED);
         Io { device, lines: Default::default(), has_purposes, gathered }
     }
 

@@ -9,6 +9,7 @@ use super::{Change, Groups, Recovered, Rules, Scanned, recover};
 use crate::format::slot::Kind;
 use crate::format::superblock::Chunk;
 use crate::store::{Begun, Store, StoreError, Survey, Writing, make, survey};
+use crate::tests::device;
 
 /// Switches a rule off.
 type Switch = fn(&mut Rules);
@@ -60,7 +61,7 @@ impl Run {
     /// Opens `ram`, which holds `model`, and carries out random groups.
     fn new(ram: &Ram, model: Model, next_ino: u64, seed: u64, rules: Rules) -> Run {
         let mut random = fastrand::Rng::with_seed(seed);
-        let sim = Sim::from_ram(ram, seed);
+        let sim = device(ram, seed);
         let (mut store, survey) = open(sim.clone(), rules);
         let durable = survey.found.durable;
         let mut run = Run {

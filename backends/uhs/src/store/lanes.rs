@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use defuse_block::{Device, Done, Errno, Frames, Op, OpKind, Queue, Region};
 
+/// Blocks of one write at most: 1 MiB. A device may take less.
+const GATHERED: usize = 256;
+
 /// Operations in flight of a lane.
 const DEPTH: u32 = 32;
 
@@ -43,6 +46,11 @@ impl Lanes {
         Ok(Arc::new(Lanes { device, region, idle, returned }))
     }
 
+    /// Blocks of one write at most.
+    pub(super) fn gathered(&self) -> usize {
+        self.device.facts().blocks_at_once().min(GATHERED)
+    }
+
     /// A lane: an idle one, a new one, or where the device has no further queue the next one that is
     /// returned.
     pub(super) fn take(self: &Arc<Self>) -> Result<Lane, Errno> {
@@ -75,6 +83,11 @@ impl Lane {
             Some(queue) => &mut **queue,
             None => unreachable!("a lane has its queue until it is dropped"),
         }
+    }
+
+    /// Blocks of one write at most.
+    pub(super) fn gathered(&self) -> usize {
+        self.lanes.gathered()
     }
 
     /// Takes frames. Where there are none, it waits for writes of this lane, which `reaped` gets, or for

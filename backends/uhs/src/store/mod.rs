@@ -44,8 +44,8 @@ use places::Places;
 pub(crate) use scan::{Survey, survey, survey_and_see};
 pub(crate) use turns::Turn;
 use turns::Turns;
+use writing::Failed;
 pub(crate) use writing::Writing;
-use writing::{Failed, GATHERED};
 
 /// Frames for slots and data that are being written: 8 MiB.
 const FRAMES: u32 = 2048;
@@ -298,7 +298,10 @@ impl Store {
                     // A flush would cover earlier groups, too.
                     let flushes = |stage: &Stage| matches!(stage, Stage::Writing | Stage::Written);
                     let alone = !state.stages.values().any(flushes);
-                    let fua = now && alone && is_one_run(&group) && self.device.facts().fua;
+                    let fua = now
+                        && alone
+                        && is_one_run(&group, self.lanes.gathered())
+                        && self.device.facts().fua;
                     let stage = if fua { Stage::WritingThrough } else { Stage::Writing };
                     state.stages.insert(group.number, stage);
                     self.slots_written.fetch_add(group.writes.len() as u64, Ordering::Relaxed);
@@ -476,7 +479,8 @@ impl Store {
         let mut order: Vec<&(u64, [u8; FRAME])> = data.iter().collect();
         order.sort_unstable_by_key(|(block, _)| *block);
         let mut done = Vec::new();
-        for run in order.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(GATHERED)) {
+        let gathered = lane.gathered();
+        for run in order.chunk_by(|a, b| a.0 + 1 == b.0).flat_map(|run| run.chunks(gathered)) {
             let mut frames = lane.frames(run.len() as u32, &mut done);
             for ((_, bytes), out) in run.iter().zip(frames.chunks_mut(FRAME)) {
                 out.copy_from_slice(&bytes[..]);
@@ -679,9 +683,9 @@ impl Store {
     }
 }
 
-/// True if one operation of the device writes all slots of a group.
-fn is_one_run(group: &Group) -> bool {
-    group.writes.len() <= GATHERED && are_neighbours(group.writes.iter().map(|write| write.block))
+/// True if one operation of the device, of `gathered` blocks at most, writes all slots of a group.
+fn is_one_run(group: &Group, gathered: usize) -> bool {
+    group.writes.len() <= gathered && are_neighbours(group.writes.iter().map(|write| write.block))
 }
 
 /// Chunks that the units which are given back leave for units that are added: a unit from the middle of a chunk makes two of

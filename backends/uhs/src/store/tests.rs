@@ -72,6 +72,27 @@ fn a_device_that_takes_no_writes_ends_the_store() {
     assert!([&b"old"[..], b"new"].contains(&found.inodes()[0].1));
 }
 
+#[test]
+fn no_write_is_larger_than_the_device_takes() {
+    for blocks in [1, 3, 128, 512] {
+        let sim = Sim::from_ram(&fresh(), 3).with_blocks_at_once(blocks);
+        let (store, _) = open(&sim).unwrap();
+        for now in [false, true] {
+            let changes = (1..=200).map(|ino| write(ino, &[u8::from(now)])).collect();
+            store.commit(store.turn(), changes, now, &mut |_, _| None).unwrap();
+        }
+        let records: Vec<(u64, [u8; 4096])> = (2048..2348).map(|at| (at, [7; 4096])).collect();
+        store.write_blocks(&records).unwrap();
+        let (_, found) = open(&Sim::from_ram(&sim.now(), 1)).unwrap();
+        assert_eq!(found.inodes().len(), 200, "{blocks} blocks");
+        assert!(found.inodes().iter().all(|(_, body)| *body == [1]), "{blocks} blocks");
+        let mut line = Blocking::new(&sim).unwrap();
+        let mut out = vec![0; 300 * 4096];
+        line.read(2048, &mut out).unwrap();
+        assert!(out.iter().all(|byte| *byte == 7), "{blocks} blocks");
+    }
+}
+
 /// A device whose queues panic at each reap, once `panics` is set.
 struct Broken {
     inner: Ram,

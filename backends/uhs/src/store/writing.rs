@@ -7,9 +7,6 @@ use crate::commit::Group;
 use crate::format::BLOCK;
 use crate::format::slot::{self, Identity, SlotIdentity, body_of};
 
-/// Slots of one device write at most: 1 MiB.
-pub(super) const GATHERED: usize = 256;
-
 /// The writes of a group, some of them in flight.
 #[must_use = "a group that is not finished blocks all later ones"]
 pub(crate) struct Writing {
@@ -43,9 +40,10 @@ impl Writing {
         place: impl Fn(u64) -> SlotIdentity,
     ) -> Writing {
         group.writes.sort_unstable_by_key(|write| write.block);
+        let gathered = lane.gathered();
         let (mut runs, mut reaped) = (Vec::new(), Vec::new());
         let neighbours = group.writes.chunk_by(|a, b| a.block + 1 == b.block);
-        for run in neighbours.flat_map(|run| run.chunks(GATHERED)) {
+        for run in neighbours.flat_map(|run| run.chunks(gathered)) {
             let mut frames = lane.frames(run.len() as u32, &mut reaped);
             for (write, out) in run.iter().zip(frames.chunks_mut(FRAME)) {
                 slot::encode(write.identity, &write.body, &place(write.block), out);

@@ -7,7 +7,7 @@ use defuse_fs::{FileKind, FileSystem, Ino};
 
 use super::player::{OF_THE_DEAD, Player};
 use super::queues::shared;
-use super::{OPTIONS, Snapshot, cx, fresh, name, node, open, open_with, random, snapshot};
+use super::{OPTIONS, Snapshot, cx, device, fresh, name, node, open, open_with, random, snapshot};
 use crate::commit::Rules;
 use crate::store::survey;
 use crate::{Options, Uhs, check};
@@ -57,7 +57,7 @@ impl Run {
             // The run begins with a snapshot.
             drop(open(ram.clone(), rules));
         }
-        let sim = Sim::from_ram(ram, seed);
+        let sim = device(ram, seed);
         let (mut fs, problems) = open_with(sim.clone(), options, rules);
         assert_eq!(problems, []);
         if lies {

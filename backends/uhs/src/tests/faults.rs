@@ -9,7 +9,7 @@ use defuse_fs::{Errno, Fh, File, FileKind, FileSystem, Ino, SliceSource, WriteAr
 
 use super::crash::Run;
 use super::player::Player;
-use super::{EARLY, OPTIONS, cx, fresh, name, node, random};
+use super::{EARLY, OPTIONS, cx, device, fresh, name, node, random};
 use crate::commit::Rules;
 use crate::{Uhs, check};
 
@@ -25,7 +25,7 @@ enum Fails {
 
 /// A device on which operations fail while `armed` is set. Returns how many there were while it was.
 fn failing(ram: &Ram, seed: u64, fails: Fails) -> (Sim, Arc<AtomicBool>, Arc<AtomicU64>) {
-    let sim = Sim::from_ram(ram, seed);
+    let sim = device(ram, seed);
     let (armed, count) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));
     let (is_armed, counted) = (armed.clone(), count.clone());
     sim.fail(move |victim| {

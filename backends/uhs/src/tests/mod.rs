@@ -26,7 +26,7 @@ mod xattrs;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use defuse_block::{Device, Ram};
+use defuse_block::{Device, Ram, Sim};
 use defuse_fs::{
     Caller, Context, DirBuf, DirItem, DirSink, Entry, Fh, File, FileKind, FileSystem, Ino, Name,
     NewNode, OpenFlags, ReadArgs, ReadBuf, SliceSink,
@@ -63,6 +63,16 @@ fn fresh() -> Ram {
     let ram = Ram::new(4096, BLOCKS);
     Uhs::make(Arc::new(ram.clone()), (0o755, 0, 0), &mut random()).unwrap();
     ram
+}
+
+/// A simulated device with the content of `ram`. One of three takes few blocks at once.
+pub(crate) fn device(ram: &Ram, seed: u64) -> Sim {
+    let sim = Sim::from_ram(ram, seed);
+    match seed / 5 % 3 {
+        0 => sim,
+        1 => sim.with_blocks_at_once(3),
+        _ => sim.with_blocks_at_once(64),
+    }
 }
 
 fn open(device: impl Device + 'static, rules: Rules) -> (Uhs, Vec<Problem>) {

@@ -11,7 +11,7 @@ use defuse_fs::{
 };
 
 use super::queues::shared;
-use super::{OPTIONS, cx, fresh, list, name, node, open, open_with};
+use super::{OPTIONS, cx, device, fresh, list, name, node, open, open_with};
 use crate::commit::Rules;
 use crate::{Options, Uhs, check};
 
@@ -165,7 +165,7 @@ fn run(seed: u64, rules: Rules) -> Result<usize, String> {
 
 fn run_with(options: Options, seed: u64, rules: Rules) -> Result<usize, String> {
     let ram = fresh();
-    let sim = Sim::from_ram(&ram, seed);
+    let sim = device(&ram, seed);
     let (fs, _) = open_with(sim.clone(), options, rules);
     let dir = |text: &str| fs.mkdir(&cx(), Ino::ROOT, name(text), &node(FileKind::Directory));
     let shared = dir("shared").unwrap().ino;
