@@ -32,9 +32,18 @@ pub enum Missing {
 /// Panics if the file system and the model differ, with the smallest sequence that shows the
 /// difference.
 pub fn check(missing: Missing, make: impl Fn() -> Arc<dyn FileSystem>) {
+    check_some(missing, 300, make);
+}
+
+/// As [`check`], with `sequences` of them by default.
+///
+/// # Panics
+///
+/// As [`check`].
+pub fn check_some(missing: Missing, sequences: u32, make: impl Fn() -> Arc<dyn FileSystem>) {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {
-        config.cases = 300;
+        config.cases = sequences;
     }
     let run = |ops: Vec<Op>| {
         driver::run(&*make(), &ops, missing)
