@@ -98,7 +98,9 @@ pub fn size(text: &str) -> std::result::Result<u64, String> {
 /// Serves in this process or in the background.
 pub fn run(mut args: ServeArgs) -> Result {
     let source = SOURCES.parse(&args.source)?;
-    let settings = options::parse(Profile::Default, &source, &args.options)?;
+    let mut settings = options::parse(Profile::Default, &source, &args.options)?;
+    // Clients check permissions, and need access lists for that, whoever they are.
+    settings.session.default_permissions = settings.default_permissions.unwrap_or(true);
     args.source = source.text();
     args.socket = paths::absolute(&args.socket);
     args.process.log_file = args.process.log_file.as_deref().map(paths::absolute);

@@ -19,7 +19,6 @@ const WAITING: &[&str] = &[
     "gluster",
     "gluster_clients",
     "gluster_faults",
-    "lanes_posix",
     "mounted_posix",
     "permissions",
     "run_suites",

@@ -20,7 +20,7 @@ pub fn test(parts: &mut Parts) -> Result<()> {
     let runner = ["run", "--release", "--package", "defuse-testkit", "--bin", "conformance", "--"];
     let suites = ["posix", "pjdfstest", "file", "tree"].into_iter().flat_map(|s| ["--suite", s]);
     let mut run = command::cargo();
-    let configs = "run-passthrough*,run-memory,run-uhs";
+    let configs = "run-passthrough*,run-memory,run-uhs,run-shared-*";
     run.args(runner).arg("--quick").args(suites).args(["--configs", configs]);
     command::run(run.env("DEFUSE_PROGRAM", program))
 }

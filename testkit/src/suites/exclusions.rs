@@ -21,6 +21,18 @@ pub struct Exclusion {
 const WRITEBACK: &[&str] =
     &["passthrough-writeback", "memory-writeback", "passthrough-opt", "memory-opt"];
 
+/// Locks are those of the lower file system.
+const LOWER_LOCKS: &[&str] = &[
+    "passthrough-locks",
+    "run-passthrough-backing_off",
+    "shared-passthrough",
+    "run-shared-passthrough",
+];
+
+/// The kernel has a placeholder for each open file.
+const PLACEHOLDERS: &[&str] =
+    &["run-passthrough-backing_off", "run-memory", "run-uhs", "run-shared-*", "run-gluster-*"];
+
 const GLUSTER: &[&str] = &["gluster-*", "run-gluster-*"];
 
 /// All exclusions.
@@ -44,7 +56,7 @@ pub const EXCLUSIONS: &[Exclusion] = &[
     },
     Exclusion {
         suite: Suite::Posix,
-        configs: &["passthrough-locks", "run-passthrough-backing_off"],
+        configs: LOWER_LOCKS,
         case: "locks::getlk_names_range_and_holder",
         hangs: false,
         reason: "Locks in the lower file system belong to open files, which have no process \
@@ -52,7 +64,7 @@ pub const EXCLUSIONS: &[Exclusion] = &[
     },
     Exclusion {
         suite: Suite::Posix,
-        configs: &["passthrough-locks", "memory-locks"],
+        configs: &["passthrough-locks", "memory-locks", "shared-*"],
         case: "locks::the_lock_of_an_open_file_is_dropped_with_its_last_descriptor",
         hangs: false,
         reason: "The kernel keeps no list of forwarded locks, so at the last close it sends no \
@@ -62,7 +74,7 @@ pub const EXCLUSIONS: &[Exclusion] = &[
     },
     Exclusion {
         suite: Suite::Posix,
-        configs: &["passthrough-locks", "run-passthrough-backing_off"],
+        configs: LOWER_LOCKS,
         case: "locks::a_cycle_of_waits_gives_edeadlk",
         hangs: true,
         reason: "Linux detects deadlocks among locks of processes only, and the locks in the \
@@ -79,7 +91,7 @@ pub const EXCLUSIONS: &[Exclusion] = &[
     },
     Exclusion {
         suite: Suite::Pjdfstest,
-        configs: &["run-passthrough-backing_off", "run-memory", "run-uhs", "run-gluster-*"],
+        configs: PLACEHOLDERS,
         case: "open::etxtbsy",
         hangs: false,
         reason: "The kernel has no file to execute, so the program is a copy in memory: writing \
@@ -87,7 +99,7 @@ pub const EXCLUSIONS: &[Exclusion] = &[
     },
     Exclusion {
         suite: Suite::Pjdfstest,
-        configs: &["run-passthrough-backing_off", "run-memory", "run-uhs", "run-gluster-*"],
+        configs: PLACEHOLDERS,
         case: "truncate::etxtbsy",
         hangs: false,
         reason: "As for open::etxtbsy: the program is a copy in memory.",

@@ -1,6 +1,6 @@
 //! Configurations, and the mounts on which a suite runs.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use anyhow::Result;
 use tempfile::TempDir;
 
 use crate::gluster::{HOST, Servers};
-use crate::mounted::{Ext4, Mount, program, scratch, succeed};
+use crate::mounted::{Ext4, Mount, Server, program, scratch, succeed};
 
 /// The server of the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,9 +23,11 @@ pub enum Backend {
     Uhs,
     /// `defuse mount gluster:` of this volume, on servers of its own.
     Gluster(&'static str),
-    /// `defuse run` with this source, in which `SOURCE` stands for a directory of ext4, and `IMAGE` for
-    /// a new image of uhs; `gluster:` has servers of its own. There is no mount; each program of a suite has
-    /// the files in its own process.
+    /// `defuse mount shared:` of a server of this source. `SOURCE` in it stands for a directory of ext4, and `IMAGE` for
+    /// a new image of uhs.
+    Shared(&'static str),
+    /// `defuse run` with such a source; `gluster:` has servers of its own, and `shared:` one of the source that follows. There
+    /// is no mount; each program of a suite has the files in its own process.
     Run(&'static str),
 }
 
@@ -53,9 +55,26 @@ impl Config {
             _ => false,
         }
     }
+
+    /// The source, with `SOURCE` and `IMAGE`, and if a server has it; `None` for ext4 itself.
+    fn source(&self) -> Option<(String, bool)> {
+        let (text, is_shared) = match self.backend {
+            Backend::Native => return None,
+            Passthrough => ("passthrough:SOURCE", false),
+            Memory => ("memory:", false),
+            Uhs => ("uhs:IMAGE", false),
+            Gluster(volume) => return Some((format!("gluster://{HOST}/{volume}"), false)),
+            Shared(source) => (source, true),
+            Run(source) => match source.strip_prefix("shared:") {
+                Some(served) => (served, true),
+                None => (source, false),
+            },
+        };
+        Some((text.to_owned(), is_shared))
+    }
 }
 
-use Backend::{Gluster, Memory, Passthrough, Run, Uhs};
+use Backend::{Gluster, Memory, Passthrough, Run, Shared, Uhs};
 
 /// The reference.
 pub static NATIVE: Config = config("native", Backend::Native, &[]);
@@ -84,6 +103,9 @@ pub static CONFIGS: &[Config] = &[
     config("uhs-small_cache", Uhs, &["-o", "cache=1M,commit=0.05"]),
     config("uhs-direct_io", Uhs, &["-o", "direct_io"]),
     config("uhs-io_uring", Uhs, &["-o", "io_uring"]),
+    config("shared-memory", Shared("memory:"), &[]),
+    config("shared-passthrough", Shared("passthrough:SOURCE"), &[]),
+    config("shared-uhs", Shared("uhs:IMAGE"), &[]),
 ];
 
 /// The configurations without a mount.
@@ -92,6 +114,9 @@ pub static RUNS: &[Config] = &[
     config("run-passthrough-backing_off", Run("passthrough:SOURCE,backing=off"), &[]),
     config("run-memory", Run("memory:"), &[]),
     config("run-uhs", Run("uhs:IMAGE"), &[]),
+    config("run-shared-memory", Run("shared:memory:"), &[]),
+    config("run-shared-passthrough", Run("shared:passthrough:SOURCE"), &[]),
+    config("run-shared-uhs", Run("shared:uhs:IMAGE"), &[]),
 ];
 
 /// One more without a mount, for the exercisers: the parent of the run serves the files to all of
@@ -121,9 +146,11 @@ fn new_image(place: &Path) -> Result<PathBuf> {
 /// A mounted configuration, initially empty. Everything is removed when it is dropped.
 pub struct Stage {
     config: &'static Config,
+    /// The source of the mount or the run.
+    text: OsString,
     mount: Option<Mount>,
-    /// The mount of `defuse run`.
-    run: Option<OsString>,
+    /// The server of a source that is shared.
+    server: Option<Server>,
     lower: Option<Ext4>,
     /// The image of uhs.
     image: Option<PathBuf>,
@@ -139,54 +166,52 @@ impl Stage {
         let place = scratch()?;
         let mut stage = Stage {
             config,
+            text: OsString::new(),
             mount: None,
-            run: None,
+            server: None,
             lower: None,
             image: None,
             servers: None,
             place,
         };
-        match config.backend {
-            _ if config.needs_servers() => stage.servers = Some(Servers::start()?),
-            Memory | Run("memory:") => {}
-            Uhs | Run("uhs:IMAGE") => stage.image = Some(new_image(stage.place.path())?),
-            _ => {
-                let path = stage.place.path().join("ext4");
-                stage.lower = Some(Ext4::new(&path, 4 << 30, 200_000)?);
-            }
+        if config.needs_servers() {
+            stage.servers = Some(Servers::start()?);
         }
-        let source = match (config.backend, &stage.lower) {
-            (Backend::Native, _) => return Ok(stage),
-            (Run(source), lower) => {
-                let mut text = format!("{TARGET}={source}");
-                if let Some(lower) = lower {
-                    let path = lower.path().join("source");
-                    std::fs::create_dir(&path)?;
-                    text = text.replace("SOURCE", &path.display().to_string());
-                }
-                if let Some(image) = &stage.image {
-                    text = text.replace("IMAGE", &image.display().to_string());
-                }
-                stage.run = Some(text.into());
-                return Ok(stage);
-            }
-            (Passthrough, Some(lower)) => {
-                let source = lower.path().join("source");
-                std::fs::create_dir(&source)?;
-                let mut text = OsString::from("passthrough:");
-                text.push(source);
-                text
-            }
-            (Uhs, _) => stage.source_of_image().unwrap_or_default(),
-            (Gluster(volume), _) => OsString::from(format!("gluster://{HOST}/{volume}")),
-            _ => OsString::from("memory:"),
+        let Some((mut text, is_shared)) = config.source() else {
+            stage.lower = Some(stage.new_ext4()?);
+            return Ok(stage);
         };
-        stage.mount = Some(stage.new_mount(&source)?);
+        if text.contains("SOURCE") {
+            let lower = stage.new_ext4()?;
+            let path = lower.path().join("source");
+            std::fs::create_dir(&path)?;
+            text = text.replace("SOURCE", &path.display().to_string());
+            stage.lower = Some(lower);
+        }
+        if text.contains("IMAGE") {
+            let image = new_image(stage.place.path())?;
+            text = text.replace("IMAGE", &image.display().to_string());
+            stage.image = Some(image);
+        }
+        stage.text = text.into();
+        if is_shared {
+            let socket = stage.place.path().join("socket");
+            stage.server = Some(Server::new(&stage.text, &socket)?);
+            stage.text = OsString::from("shared:");
+            stage.text.push(socket);
+        }
+        if !stage.is_in_process() {
+            stage.mount = Some(stage.new_mount()?);
+        }
         Ok(stage)
     }
 
-    fn new_mount(&self, source: &OsStr) -> Result<Mount> {
-        let (place, args) = (self.place.path(), self.config.args);
+    fn new_ext4(&self) -> Result<Ext4> {
+        Ext4::new(&self.place.path().join("ext4"), 4 << 30, 200_000)
+    }
+
+    fn new_mount(&self) -> Result<Mount> {
+        let (source, place, args) = (&self.text, self.place.path(), self.config.args);
         match &self.servers {
             Some(servers) => {
                 let inside = servers.inside();
@@ -199,7 +224,7 @@ impl Stage {
 
     /// The served directory of ext4, if there is one.
     pub fn source(&self) -> Option<PathBuf> {
-        let served = self.mount.is_some() || self.run.is_some();
+        let served = !self.text.is_empty();
         self.lower.as_ref().filter(|_| served).map(|lower| lower.path().join("source"))
     }
 
@@ -218,45 +243,27 @@ impl Stage {
     ///
     /// The error contains the log of the program.
     pub fn mount_again(&mut self) -> Result<()> {
-        let below = self.source_below().map(|source| {
-            let mut text = OsString::from("passthrough:");
-            text.push(source);
-            text
-        });
-        let volume = match self.config.backend {
-            Gluster(volume) => Some(OsString::from(format!("gluster://{HOST}/{volume}"))),
-            _ => None,
-        };
-        let text = below.or(self.source_of_image()).or(volume);
-        if let (false, Some(text)) = (self.is_in_process(), text) {
-            self.mount = Some(self.new_mount(&text)?);
+        if !self.is_in_process() && self.is_durable() {
+            self.mount = Some(self.new_mount()?);
         }
         Ok(())
     }
 
     /// True if the files outlive an unmount.
     pub fn is_durable(&self) -> bool {
-        self.source().is_some() || self.image.is_some() || self.servers.is_some()
+        let is_below = self.source().is_some() || self.image.is_some();
+        is_below || self.servers.is_some() || self.server.is_some()
     }
 
-    /// Unmounts, and checks the image; `None` without one.
+    /// Unmounts, ends the server, and checks the image; `None` without one.
     pub fn check_image(&mut self) -> Option<Result<()>> {
         let image = self.image.clone()?;
         let check = |stage: &mut Stage| -> Result<()> {
             stage.unmount()?;
+            stage.server.take().map_or(Ok(()), Server::end)?;
             succeed(Command::new(program()?).arg("fsck").arg(image)).map(drop)
         };
         Some(check(self))
-    }
-
-    fn source_of_image(&self) -> Option<OsString> {
-        let mut text = OsString::from("uhs:");
-        text.push(self.image.as_ref()?);
-        Some(text)
-    }
-
-    fn source_below(&self) -> Option<PathBuf> {
-        self.lower.as_ref().map(|lower| lower.path().join("source"))
     }
 
     /// Its configuration.
@@ -267,7 +274,7 @@ impl Stage {
     /// The root of the file system under test.
     pub fn path(&self) -> &Path {
         match (&self.mount, &self.lower) {
-            _ if self.run.is_some() => Path::new(TARGET),
+            _ if self.is_in_process() => Path::new(TARGET),
             (Some(mount), _) => mount.path(),
             (None, Some(lower)) => lower.path(),
             (None, None) => self.place.path(),
@@ -276,7 +283,7 @@ impl Stage {
 
     /// True if only programs started by [`command`](Stage::command) have the files.
     pub fn is_in_process(&self) -> bool {
-        self.run.is_some()
+        matches!(self.config.backend, Run(_))
     }
 
     /// A program that has the files at [`path`](Stage::path). It is killed after five minutes.
@@ -285,7 +292,11 @@ impl Stage {
     ///
     /// Fails if defuse cannot be built.
     pub fn command(&self, name: &Path) -> Result<Command> {
-        let Some(mount) = &self.run else { return Ok(Command::new(name)) };
+        if !self.is_in_process() {
+            return Ok(Command::new(name));
+        }
+        let mut mount = OsString::from(format!("{TARGET}="));
+        mount.push(&self.text);
         let mut command = Command::new("timeout");
         command.args(["-s", "KILL", "300"]);
         if let Some(servers) = &self.servers {

@@ -113,16 +113,22 @@ impl Pool {
         *self.rules.get().unwrap_or(&Rules::ALL)
     }
 
-    /// All blocks, and those that files can still take.
+    /// All blocks, and those that files can still take: some of them only after a commit, for which an operation without
+    /// space waits.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let space = self.space();
-        (space.blocks(), self.free_of(&space))
+        let free = space.free_blocks() + self.waiting.load(Ordering::Relaxed);
+        (space.blocks(), free.saturating_sub(self.kept(&space)))
     }
 
     fn free_of(&self, space: &Space) -> u64 {
-        let kept = u64::from(self.kept_units(space)) * UNIT_BLOCKS + KEEP_BLOCKS;
-        let kept = kept + self.promised.load(Ordering::Relaxed);
-        space.free_blocks().saturating_sub(kept)
+        space.free_blocks().saturating_sub(self.kept(space))
+    }
+
+    /// Blocks that are kept for slots and for what was promised.
+    fn kept(&self, space: &Space) -> u64 {
+        let units = u64::from(self.kept_units(space));
+        units * UNIT_BLOCKS + KEEP_BLOCKS + self.promised.load(Ordering::Relaxed)
     }
 
     /// Units that data leaves to slots: those that inodes need which have none yet, and some more.

@@ -92,6 +92,21 @@ impl Full {
 /// Every change of a file writes the records of all of its extents, names and attributes anew. Whoever may write to
 /// a few such files could make the file system read-only: there was no space for the second copy.
 #[test]
+fn the_space_of_a_removed_file_counts_as_free_at_once_and_can_be_taken() {
+    let full = Full::new(8, RULES);
+    let free = || full.fs.statfs(&cx(), Ino::ROOT).unwrap().blocks_free;
+    let ino = full.fill();
+    full.fs.syncfs(&cx()).unwrap();
+    let (before, size) = (free(), full.fs.getattr(&cx(), ino, None).unwrap().size);
+    full.fs.unlink(&cx(), Ino::ROOT, name("filler")).unwrap();
+    full.fs.forget(ino, 1);
+    assert!(free() >= before + size / PAGE, "{} {before} {size}", free());
+    let again = full.make("again");
+    let bytes = vec![8; size as usize / 2];
+    assert_eq!(full.write(again, 0, &bytes), Ok(bytes.len()));
+}
+
+#[test]
 fn files_with_many_extents_change_any_number_of_times_on_a_full_device() {
     let full = Full::new(48, RULES);
     let inos: Vec<Ino> = (0..8).map(|n| full.make(&n.to_string())).collect();

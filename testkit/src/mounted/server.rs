@@ -1,0 +1,77 @@
+//! Servers of the real program.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::program;
+
+/// Time limit for a socket to appear.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// `defuse serve --shared` in the foreground of a child process, ended when dropped.
+pub struct Server(Child);
+
+impl Server {
+    /// Serves `source` at `socket`.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the program cannot be built or run, or does not serve.
+    pub fn new(source: &OsStr, socket: &Path) -> Result<Server> {
+        let mut serve = Command::new(program()?);
+        serve.args(["serve", "--foreground", "--shared"]).arg(source).arg(socket);
+        let child = serve.stdin(Stdio::null()).stderr(Stdio::null()).spawn();
+        let mut server = Server(child.context("defuse cannot be run")?);
+        let begun = Instant::now();
+        while !socket.exists() {
+            if let Some(status) = server.0.try_wait()? {
+                bail!("defuse serve {}: {status}", source.display());
+            }
+            ensure!(begun.elapsed() < PATIENCE, "no server after {PATIENCE:?}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(server)
+    }
+
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Kills it, as in a crash.
+    ///
+    /// # Errors
+    ///
+    /// Those of kill(2).
+    pub fn kill(mut self) -> Result<()> {
+        self.0.kill()?;
+        self.0.wait()?;
+        Ok(())
+    }
+
+    /// Ends it, and waits until everything is durable.
+    ///
+    /// # Errors
+    ///
+    /// Fails if it does not exit successfully.
+    pub fn end(mut self) -> Result<()> {
+        kill_process(Pid::from_child(&self.0), Signal::TERM)?;
+        let status = self.0.wait()?;
+        ensure!(status.success(), "the server: {status}");
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if matches!(self.0.try_wait(), Ok(None)) {
+            let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
+            let _ = self.0.wait();
+        }
+    }
+}
