@@ -47,6 +47,26 @@ fn one_client_reads_what_another_one_writes() {
     assert!(seen == bytes, "{} bytes differ", seen.len());
 }
 
+/// Returned lookups are sent in batches. Those of a file without a name hold its space.
+#[test]
+fn the_space_of_a_file_that_was_closed_before_it_was_removed_is_given_back() {
+    let served = memory();
+    let client = served.client();
+    let free = || client.statfs(&context(), Ino::ROOT).unwrap().files_free;
+    let before = free();
+    let (_, file) = create(&client, "closed");
+    client.release(&context(), file, ReleaseArgs::default()).unwrap();
+    // Its answer is awaited with the next one.
+    assert_eq!(free(), before - 1);
+    client.forget(file.ino, 1);
+    client.unlink(&context(), Ino::ROOT, name("closed")).unwrap();
+    let begun = Instant::now();
+    while free() < before {
+        assert!(begun.elapsed() < Duration::from_secs(30), "a file without a name is in use");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn a_child_shares_the_files_of_its_parent_and_others_have_no_access() {
     let served = memory();

@@ -64,6 +64,11 @@ impl Forgets {
         self.soon.load(Ordering::Relaxed)
     }
 
+    /// True if lookups wait that should be sent at once.
+    fn are_overdue(&self) -> bool {
+        self.is_hurried() && !lock(&self.items).is_empty()
+    }
+
     /// Makes the next returned lookup be sent at once.
     pub(super) fn hurry(&self) {
         self.soon.store(true, Ordering::Relaxed);
@@ -84,6 +89,23 @@ impl Forgets {
 impl Shared {
     pub(super) fn forget(&self, ino: Ino, lookups: u64) {
         if self.forgets.add(ino, lookups) {
+            self.send_forgets();
+        }
+    }
+
+    /// A name was removed. Lookups that were returned before may have been the last references to its file, and so may
+    /// be the next one.
+    pub(super) fn removed_name(&self) {
+        self.forgets.hurry();
+        self.send_overdue();
+        self.forgets.hurry();
+    }
+
+    /// Sends lookups that should have been sent, and waited for the answer to a RELEASE.
+    pub(super) fn send_overdue(&self) {
+        if self.forgets.are_overdue() {
+            // With lanes, nobody else receives these answers soon.
+            self.connection.drain();
             self.send_forgets();
         }
     }

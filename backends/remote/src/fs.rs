@@ -160,14 +160,14 @@ impl FileSystem for Remote {
     fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
         let request = Request::new(Opcode::Unlink, cx, parent).with_name(name);
         self.shared.ask(cx, request, decode::nothing)?;
-        self.shared.forgets.hurry();
+        self.shared.removed_name();
         Ok(())
     }
 
     fn rmdir(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
         let request = Request::new(Opcode::Rmdir, cx, parent).with_name(name);
         self.shared.ask(cx, request, decode::nothing)?;
-        self.shared.forgets.hurry();
+        self.shared.removed_name();
         Ok(())
     }
 
@@ -192,7 +192,7 @@ impl FileSystem for Remote {
             Errno::ENOSYS if flags.0 != 0 => Errno::EINVAL,
             other => other,
         })?;
-        self.shared.forgets.hurry();
+        self.shared.removed_name();
         Ok(())
     }
 

@@ -554,6 +554,7 @@ impl Shared {
             log::debug!("the server has no {}", opcode.name());
             self.missing.fetch_or(1 << opcode as u32, Ordering::Relaxed);
         }
+        self.send_overdue();
         result
     }
 

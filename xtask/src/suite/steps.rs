@@ -225,6 +225,28 @@ pub const STEPS: &[Step] = &[
             &["test", "--package", "defuse-testkit", "--test", "gluster_clients"],
         )
     },
+    Step {
+        when: When::Full,
+        env: &[("DEFUSE_FULL", "1")],
+        ..cargo(
+            "kills",
+            "10,000 kills of clients, a thousand each of servers, a manager, and an application with a device",
+            TEST_TOOLS,
+            &[
+                "test",
+                "--package",
+                "defuse-testkit",
+                "--package",
+                "defuse",
+                "--test",
+                "kills",
+                "--test",
+                "reconnect",
+                "--test",
+                "bound",
+            ],
+        )
+    },
     full(
         "nvme-guest",
         "the NVMe driver by vfio-pci in a guest: faults, power cuts, other file systems beside it",
