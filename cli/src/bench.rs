@@ -53,7 +53,7 @@ pub struct UhsArgs {
     /// full (a million files), quick, or tiny: everything once and small, as a test
     #[arg(long, value_parser = UhsScale::named, default_value = "quick")]
     scale: UhsScale,
-    /// Only these parts: names, sync, data, space, mounts, mounted, personalities, queues,
+    /// Only these parts: names, sync, data, space, mounts, mounted, personalities, clients, queues,
     /// queues-on-device
     #[arg(long, value_name = "PART", value_delimiter = ',', value_parser = Part::named)]
     only: Vec<Part>,

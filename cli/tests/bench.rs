@@ -1,5 +1,4 @@
-//! `defuse bench direct` at a small scale: the shape of its results, machine-independent values,
-//! and cleanup.
+//! `defuse bench` at a small scale: the shape of its results, machine-independent values, and cleanup.
 
 mod common;
 
@@ -183,4 +182,29 @@ fn programs_are_measured_on_tmpfs_and_within_a_run() {
         assert!(of_target.iter().all(|cell| number(cell, "/ns") > 0), "{target}");
     }
     assert_eq!(fs::read_dir(work.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[test]
+fn several_processes_are_measured_by_every_way_and_a_shared_file_is_read_once() {
+    let Some(place) = place() else { return };
+    let mut command = Command::new(PROGRAM);
+    command
+        .args(["bench", "uhs", "--only", "clients", "--scale", "tiny", "--rounds", "1", "--json"]);
+    let output = command.arg("--work").arg(place.path("src")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let results: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = results["rows"].as_array().unwrap();
+    let row = |name: &str, unit: &str| {
+        let found = rows.iter().find(|row| row["name"] == name && row["unit"] == unit);
+        &found.unwrap_or_else(|| panic!("{name} {unit} in {results}"))["figures"]
+    };
+    let once = row("one file read by 4 processes", "times read");
+    let times = |target: &str| once[target][0].as_f64().unwrap();
+    assert!((0.99..1.2).contains(&times("shared")), "{once}");
+    assert!(times("ext4, O_DIRECT") > 2.0, "{once}");
+    let many = row("4K reads of own cached files, processes: 8", "1/s");
+    assert_eq!(many.as_object().unwrap().len(), 5, "{many}");
+    assert_eq!(row("varmail, processes: 1", "1/s").as_object().unwrap().len(), 6);
+    assert_eq!(row("look for a new name", "ns").as_object().unwrap().len(), 3);
+    assert_eq!(fs::read_dir(place.path("src")).unwrap().count(), 0, "nothing is left");
 }

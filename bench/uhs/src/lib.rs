@@ -9,6 +9,8 @@
 
 #![forbid(unsafe_code)]
 
+mod calls;
+mod clients;
 mod data;
 mod files;
 mod mounted;
@@ -126,6 +128,8 @@ pub enum Part {
     Mounted,
     /// The personalities of Filebench.
     Personalities,
+    /// Several processes by shared memory, a socket and mounts.
+    Clients,
     /// The separation of queues, on a model of an SSD.
     Queues,
     /// The separation of queues, on the loop device.
@@ -134,7 +138,7 @@ pub enum Part {
 
 impl Part {
     /// All parts, with their names on the command line.
-    pub const ALL: [(&'static str, Part); 9] = [
+    pub const ALL: [(&'static str, Part); 10] = [
         ("names", Part::Names),
         ("sync", Part::Sync),
         ("data", Part::Data),
@@ -142,6 +146,7 @@ impl Part {
         ("mounts", Part::Mounts),
         ("mounted", Part::Mounted),
         ("personalities", Part::Personalities),
+        ("clients", Part::Clients),
         ("queues", Part::Queues),
         ("queues-on-device", Part::QueuesOnDevice),
     ];
@@ -203,6 +208,7 @@ pub fn run(options: &Options, say: &mut dyn FnMut(String)) -> Result<Results> {
                         Part::Personalities => {
                             personalities::measure(&mut stage, options, &mut results)?;
                         }
+                        Part::Clients => clients::measure(&mut stage, options, &mut results)?,
                         _ => space::measure(&mut stage, &options.scale, &mut results)?,
                     }
                 }

@@ -93,6 +93,13 @@ impl Stage {
         Ok(self.device()?.node())
     }
 
+    /// A directory for small files, not on the device.
+    pub(crate) fn scratch(&self) -> Result<PathBuf> {
+        let dir = self.ram.join("scratch");
+        fs::create_dir_all(&dir)?;
+        Ok(dir)
+    }
+
     /// Where file systems are mounted.
     pub(crate) fn mountpoint(&self) -> &Path {
         &self.mountpoint

@@ -1,0 +1,369 @@
+//! uhs for several processes: by shared memory, by a socket, by a mount of the kernel and in the process itself, beside ext4 and
+//! xfs. Each process is `defuse workload`, so that all of them make the same calls. They have files of their own where nothing else
+//! is said.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use defuse_measure::{caches, command, cpu};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+use crate::mounted::with_mount;
+use crate::results::{Better, Results};
+use crate::targets::{Stage, Target, sectors};
+use crate::{Options, Scale, calls};
+
+/// Time for a server to appear.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Processes that share the work, in turns.
+const READERS: [usize; 4] = [1, 2, 4, 8];
+
+/// Processes that read the same file.
+const TOGETHER: usize = 4;
+
+/// A way for several processes to one file system.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Shared,
+    Socket,
+    KernelMount,
+    /// In the process itself, which must be the only one.
+    Inside,
+    Kernel(Target),
+}
+
+impl Way {
+    const ALL: [Way; 6] = [
+        Way::Shared,
+        Way::Socket,
+        Way::KernelMount,
+        Way::Inside,
+        Way::Kernel(Target::Ext4),
+        Way::Kernel(Target::Xfs),
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Way::Shared => "shared",
+            Way::Socket => "socket",
+            Way::KernelMount => "kernel mount",
+            Way::Inside => "in the process",
+            Way::Kernel(target) => target.name(),
+        }
+    }
+}
+
+/// The arguments by which a workload finds its files.
+#[derive(Clone, Debug)]
+enum Place {
+    /// The source, in the process of the workload.
+    Source(String),
+    Directory(PathBuf),
+}
+
+/// `defuse serve`, ended when dropped.
+pub(crate) struct Server(Child);
+
+impl Server {
+    /// Serves `source` at `socket`.
+    pub(crate) fn start(program: &Path, source: &str, socket: &Path) -> Result<Server> {
+        let mut serve = Command::new(program);
+        serve.args(["serve", "--foreground", "--shared", source]).arg(socket);
+        let child = serve.stdin(Stdio::null()).stderr(Stdio::null()).spawn();
+        let mut server = Server(child.context("cannot start defuse serve")?);
+        let begun = Instant::now();
+        while !socket.exists() {
+            if let Some(status) = server.0.try_wait()? {
+                bail!("defuse serve {source}: {status}");
+            }
+            ensure!(begun.elapsed() < PATIENCE, "defuse serve {source} does not begin");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(server)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
+        let _ = self.0.wait();
+    }
+}
+
+/// Texts of workloads, and what runs them.
+struct Runner<'a> {
+    program: &'a Path,
+    dir: &'a Path,
+}
+
+/// The work of several processes in all.
+#[derive(Default)]
+struct Done {
+    operations_per_second: f64,
+    cpu_us: f64,
+}
+
+impl Runner<'_> {
+    /// Runs a process for each text at the same time.
+    fn run(&self, place: &Place, texts: &[String]) -> Result<Done> {
+        let before = cpu::Sample::take(None);
+        let mut running = Vec::new();
+        for (number, text) in texts.iter().enumerate() {
+            let file = self.dir.join(format!("{number}.f"));
+            fs::write(&file, text)?;
+            let mut command = Command::new(self.program);
+            command.args(["workload", "--json", "--quiet"]).arg(&file);
+            match place {
+                Place::Source(source) => command.args(["--dir", "/work", "--direct", source]),
+                Place::Directory(dir) => command.arg("--dir").arg(dir),
+            };
+            let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            running.push(child.spawn().context("cannot start defuse workload")?);
+        }
+        let (mut done, mut operations) = (Done::default(), 0.0);
+        for child in running {
+            let output = child.wait_with_output()?;
+            let said = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "defuse workload: {said}");
+            let value: Value = serde_json::from_slice(&output.stdout)?;
+            let total = value.as_array().and_then(|all| Some(all.last()?["total"].clone()));
+            let total = total.context("a workload has a run")?;
+            let figure = |name: &str| total[name].as_f64().context("a report has a total");
+            done.operations_per_second += figure("operations_per_second")?;
+            operations += figure("operations")?;
+        }
+        let used = before.until(&cpu::Sample::take(None));
+        done.cpu_us = used.system_ns as f64 / 1e3 / operations.max(1.0);
+        Ok(done)
+    }
+}
+
+/// One round.
+pub(crate) fn measure(stage: &mut Stage, options: &Options, results: &mut Results) -> Result<()> {
+    let Some(program) = options.program.clone() else { return Ok(()) };
+    let dir = stage.scratch()?;
+    let runner = Runner { program: &program, dir: &dir };
+    calls::measure(stage, &program, &dir, results)?;
+    for way in Way::ALL {
+        with(stage, way, &runner, &mut |place| {
+            many_readers(&runner, place, way, options, results)
+        })?;
+    }
+    once(stage, &runner, options, results)?;
+    for &name in options.scale.personalities {
+        for way in Way::ALL {
+            for processes in [1, 4] {
+                if way == Way::Inside && processes > 1 {
+                    continue;
+                }
+                with(stage, way, &runner, &mut |place| {
+                    let texts =
+                        (0..processes).map(|at| personality(name, at, processes, &options.scale));
+                    let done = runner.run(place, &texts.collect::<Result<Vec<_>>>()?)?;
+                    let row = format!("{name}, processes: {processes}");
+                    results.add(
+                        (&row, "1/s", Better::More, 0.0),
+                        way.name(),
+                        done.operations_per_second,
+                    );
+                    results.add((&row, "us of CPU", Better::Less, 0.0), way.name(), done.cpu_us);
+                    Ok(())
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Calls `work` with the place of a new file system.
+fn with(
+    stage: &mut Stage,
+    way: Way,
+    runner: &Runner<'_>,
+    work: &mut dyn FnMut(&Place) -> Result<()>,
+) -> Result<()> {
+    match way {
+        Way::Kernel(target) => {
+            stage.with(target, |stage, _| work(&Place::Directory(stage.mountpoint().to_owned())))
+        }
+        Way::KernelMount => {
+            with_mount(stage, runner.program, "uhs", |at| work(&Place::Directory(at.to_owned())))
+        }
+        Way::Inside => {
+            make(stage, runner.program)?;
+            work(&Place::Source(format!("uhs:{}", stage.node()?.display())))
+        }
+        Way::Shared | Way::Socket => {
+            make(stage, runner.program)?;
+            serve(stage, way, runner, work)
+        }
+    }
+}
+
+/// An empty uhs on the device.
+fn make(stage: &Stage, program: &Path) -> Result<()> {
+    stage.device()?.wait_until_free()?;
+    let node = stage.node()?.as_os_str();
+    let mkfs = ["mkfs".as_ref(), "uhs".as_ref(), node, "--force".as_ref()];
+    command::output(&program.to_string_lossy(), &mkfs).map(drop)
+}
+
+/// Serves the uhs that is on the device.
+fn serve(
+    stage: &Stage,
+    way: Way,
+    runner: &Runner<'_>,
+    work: &mut dyn FnMut(&Place) -> Result<()>,
+) -> Result<()> {
+    let socket = runner.dir.join("socket");
+    let _server =
+        Server::start(runner.program, &format!("uhs:{}", stage.node()?.display()), &socket)?;
+    let kind = if way == Way::Shared { "shared" } else { "socket" };
+    work(&Place::Source(format!("{kind}:{}", socket.display())))
+}
+
+/// Reads of 4 KiB of cached pages by more and more processes, each of a file of its own.
+fn many_readers(
+    runner: &Runner<'_>,
+    place: &Place,
+    way: Way,
+    options: &Options,
+    results: &mut Results,
+) -> Result<()> {
+    let seconds = options.scale.seconds.min(3);
+    let mut alone = None;
+    // As a test, the smallest and the largest number.
+    let some = READERS.iter().filter(|processes| seconds > 1 || [1, 8].contains(*processes));
+    for &processes in some {
+        if way == Way::Inside && processes > 1 {
+            break;
+        }
+        let texts = (0..processes).map(|at| {
+            let flow = format!("flowop read name=read,filename=own{at},random,iosize=4k");
+            workload(&format!("own{at}"), (4 << 20, "prealloc"), &flow, &format!("run {seconds}\n"))
+        });
+        let done = runner.run(place, &texts.collect::<Vec<_>>())?;
+        let rate = done.operations_per_second;
+        let row = format!("4K reads of own cached files, processes: {processes}");
+        results.add((&row, "1/s", Better::More, 0.0), way.name(), rate);
+        results.add((&row, "us of CPU", Better::Less, 0.0), way.name(), done.cpu_us);
+        let alone = *alone.get_or_insert(rate);
+        let row = format!("the same against one process, processes: {processes}");
+        results.add((&row, "times", Better::More, 0.0), way.name(), rate / alone);
+    }
+    Ok(())
+}
+
+/// Several processes read one file that nobody has in memory. Bytes that the device has read, of those of the file.
+fn once(
+    stage: &mut Stage,
+    runner: &Runner<'_>,
+    options: &Options,
+    results: &mut Results,
+) -> Result<()> {
+    let bytes = options.scale.data_bytes.clamp(1 << 20, 64 << 20);
+    let make_it = workload("common", (bytes, "prealloc"), &whole(bytes, ""), "");
+    let read_it = |direct: &str| {
+        let text = workload("common", (bytes, "prealloc,reuse"), &whole(bytes, direct), "");
+        vec![text; TOGETHER]
+    };
+    let mut add = |target: &str, read: u64, took: f64| {
+        let row = format!("one file read by {TOGETHER} processes");
+        let times = read as f64 / bytes as f64;
+        results.add((&row, "times read", Better::Less, 0.0), target, times);
+        let rate = (bytes * TOGETHER as u64) as f64 / took / 1e6;
+        results.add((&row, "MB/s", Better::More, 0.0), target, rate);
+    };
+    let timed = |stage: &Stage, place: &Place, direct: &str| -> Result<(u64, f64)> {
+        let (before, begun) = (sectors(stage.device()?, 2)?, Instant::now());
+        runner.run(place, &read_it(direct))?;
+        let took = begun.elapsed().as_secs_f64();
+        Ok((sectors(stage.device()?, 2)? - before, took))
+    };
+    make(stage, runner.program)?;
+    let written = std::slice::from_ref(&make_it);
+    serve(stage, Way::Shared, runner, &mut |place| runner.run(place, written).map(drop))?;
+    serve(stage, Way::Shared, runner, &mut |place| {
+        let (read, took) = timed(stage, place, "")?;
+        add("shared", read, took);
+        Ok(())
+    })?;
+    stage.with(Target::Ext4, |stage, _| {
+        let place = Place::Directory(stage.mountpoint().to_owned());
+        runner.run(&place, written)?;
+        for (name, direct) in [("ext4, page cache", ""), ("ext4, O_DIRECT", ",directio")] {
+            drop_pages(stage.mountpoint())?;
+            let (read, took) = timed(stage, &place, direct)?;
+            add(name, read, took);
+        }
+        Ok(())
+    })
+}
+
+/// Drops the cached pages of all files below `dir`.
+fn drop_pages(dir: &Path) -> Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        match entry.file_type()? {
+            kind if kind.is_dir() => drop_pages(&entry.path())?,
+            kind if kind.is_file() => caches::drop_pages(&entry.path())?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Reads a file once from its begin to its end.
+fn whole(bytes: u64, direct: &str) -> String {
+    let count = bytes >> 16;
+    format!(
+        "flowop read name=read,filename=common,iosize=64k{direct}\n    \
+         flowop finishoncount name=end,value={count},target=read"
+    )
+}
+
+/// A workload of one thread with a file.
+fn workload(file: &str, (bytes, attributes): (u64, &str), flow: &str, run: &str) -> String {
+    format!(
+        "set $dir=/tmp\ndefine file name={file},path=$dir,size={bytes},{attributes}\n\
+         define process name=p,instances=1 {{\n  thread name=t,memsize=1m,instances=1 {{\n    {flow}\n  }}\n}}\n\
+         {}",
+        if run.is_empty() { "run 60\n" } else { run }
+    )
+}
+
+/// A personality as process `at` of several: its threads and files are a part of those of one.
+fn personality(name: &str, at: usize, processes: usize, scale: &Scale) -> Result<String> {
+    let builtin = defuse_wml::builtin(name).with_context(|| format!("no workload {name}"))?;
+    let mut text = String::new();
+    for line in builtin.text.lines() {
+        let number = |line: &str| line.split_once('=').and_then(|(_, n)| n.parse::<usize>().ok());
+        let part = |all: usize| all.div_ceil(processes).max(1);
+        let line = match (line.split_once('='), number(line)) {
+            (Some(("set $nthreads", _)), Some(all)) => {
+                let all = scale.threads.map_or(all, |threads| threads as usize);
+                format!("set $nthreads={}", part(all))
+            }
+            (Some(("set $nfiles", _)), Some(all)) => {
+                let all = scale.threads.map_or(all, |threads| 100 * threads as usize);
+                format!("set $nfiles={}", part(all))
+            }
+            (Some(("set $seconds", _)), _) => format!("set $seconds={}", scale.seconds),
+            _ => line.to_owned(),
+        };
+        // The sets of each process have names of their own.
+        let line = line.replace("filesetname=", &format!("filesetname=p{at}-"));
+        let line = match line.strip_prefix("define fileset name=") {
+            Some(rest) => format!("define fileset name=p{at}-{rest}"),
+            None => line,
+        };
+        text += &line;
+        text.push('\n');
+    }
+    Ok(text)
+}
