@@ -5,7 +5,8 @@
 //! threads of the kernel and of the loop devices. Every phase ends with a sync, which counts.
 //!
 //! The elastic separation of queues is measured on a model of an SSD ([`queues`]), since no order of operations
-//! matters to memory; on a loop device it costs CPU, and that is measured, too.
+//! matters to memory; on a loop device it costs CPU, and that is measured, too. QEMU's NVMe controller with a throttled drive is a
+//! third device for it.
 
 #![forbid(unsafe_code)]
 
@@ -130,11 +131,13 @@ pub enum Part {
     Queues,
     /// The separation of queues, on the loop device.
     QueuesOnDevice,
+    /// The separation of queues, on the controller of QEMU with a drive that is throttled.
+    QueuesOnQemu,
 }
 
 impl Part {
     /// All parts, with their names on the command line.
-    pub const ALL: [(&'static str, Part); 9] = [
+    pub const ALL: [(&'static str, Part); 10] = [
         ("names", Part::Names),
         ("sync", Part::Sync),
         ("data", Part::Data),
@@ -144,7 +147,14 @@ impl Part {
         ("personalities", Part::Personalities),
         ("queues", Part::Queues),
         ("queues-on-device", Part::QueuesOnDevice),
+        ("queues-on-qemu", Part::QueuesOnQemu),
     ];
+
+    /// The parts that need no program but those of file systems.
+    pub fn usual() -> Vec<Part> {
+        let all = Part::ALL.into_iter().map(|(_, part)| part);
+        all.filter(|part| *part != Part::QueuesOnQemu).collect()
+    }
 
     /// The part of this name.
     ///
@@ -185,6 +195,9 @@ pub fn run(options: &Options, say: &mut dyn FnMut(String)) -> Result<Results> {
     for part in &options.parts {
         match part {
             Part::Queues => queues::measure(&options.scale, &mut results, say)?,
+            Part::QueuesOnQemu => {
+                queues::measure_on_qemu(&options.scale, options.rounds, &mut results, say)?;
+            }
             part => {
                 let mut stage = Stage::new(options).context("the devices cannot be made")?;
                 for round in 1..=options.rounds {
