@@ -112,6 +112,10 @@ impl Device for Counted {
         Ok(self.counted(self.inner.queue_with(priority, depth)?))
     }
 
+    fn shortage(&self) -> Option<String> {
+        self.inner.shortage()
+    }
+
     fn clock(&self) -> Arc<dyn Clock> {
         self.inner.clock()
     }

@@ -131,6 +131,12 @@ pub trait Device: Send + Sync {
         self.queue(depth)
     }
 
+    /// The reason for `ENOMEM` of this device, with the next step: a limit of this process that it has met. `None` where it
+    /// has met none.
+    fn shortage(&self) -> Option<String> {
+        None
+    }
+
     /// The clock by which operations of this device are measured. A device in virtual time has its own, so that a
     /// run is the same every time.
     fn clock(&self) -> Arc<dyn Clock> {

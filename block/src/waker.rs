@@ -34,8 +34,9 @@ pub struct Parker {
 }
 
 impl Parker {
-    /// Sleeps until [`unpark`](Parker::unpark) was called since the last time, or `timeout` is over.
-    pub fn park(&self, timeout: Option<Duration>) {
+    /// Sleeps until [`unpark`](Parker::unpark) was called since the last time, or `timeout` is over. True if it was
+    /// called.
+    pub fn park(&self, timeout: Option<Duration>) -> bool {
         let woken = self.woken.lock().unwrap_or_else(PoisonError::into_inner);
         let mut woken = match timeout {
             Some(timeout) => {
@@ -47,7 +48,7 @@ impl Parker {
                 slept.unwrap_or_else(PoisonError::into_inner)
             }
         };
-        *woken = false;
+        std::mem::take(&mut *woken)
     }
 
     /// Ends the present or the next sleep.

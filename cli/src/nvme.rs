@@ -313,7 +313,8 @@ fn of_file(reads: &Reads, path: &Path) -> Result<Measured> {
 
 fn measured(reads: &Reads, device: &dyn Device) -> Result<Measured> {
     let cost = reads.run(device).map_err(|errno| {
-        Failure::Failed(format!("{} cannot be read: {errno}", device.facts().name))
+        let why = device.shortage().unwrap_or_else(|| errno.to_string());
+        Failure::Failed(format!("{} cannot be read: {why}", device.facts().name))
     })?;
     Ok(row(&device.facts().name, cost))
 }

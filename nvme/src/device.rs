@@ -75,6 +75,13 @@ pub enum Error {
         /// The error.
         errno: Errno,
     },
+    /// A limit of this process leaves too little memory.
+    Limit {
+        /// The controller.
+        name: String,
+        /// The limit, with the next step.
+        why: String,
+    },
 }
 
 /// An open namespace of a controller.
@@ -116,6 +123,11 @@ impl Nvme {
     ///
     /// See [`Error`].
     pub fn open_shared(transport: Arc<dyn Transport>, options: &Options) -> Result<Self, Error> {
+        let opened = Nvme::open_on(Arc::clone(&transport), options);
+        opened.map_err(|error| error.or_limit(&*transport))
+    }
+
+    fn open_on(transport: Arc<dyn Transport>, options: &Options) -> Result<Self, Error> {
         let name = transport.name();
         let failed = |action| {
             let name = name.clone();
@@ -196,7 +208,8 @@ impl Nvme {
     pub fn compare(&self, block: u64, data: &[u8]) -> Result<bool, Error> {
         let failed = |errno| {
             let name = self.space.facts.name.clone();
-            Error::System { name, action: "compare blocks", errno }
+            let error = Error::System { name, action: "compare blocks", errno };
+            error.or_limit(&*self.controller.transport)
         };
         if !self.facts.compares {
             return Err(failed(Errno::OPNOTSUPP));
@@ -222,7 +235,23 @@ impl Nvme {
     }
 
     fn failed(&self, action: &'static str, failure: Failure) -> Error {
-        Error::Command { name: self.controller.transport.name(), action, failure }
+        let transport = &*self.controller.transport;
+        Error::Command { name: transport.name(), action, failure }.or_limit(transport)
+    }
+}
+
+impl Error {
+    /// The limit of this process that is the reason for this error, or else this error.
+    fn or_limit(self, transport: &dyn Transport) -> Error {
+        let short = match &self {
+            Error::System { errno, .. } => *errno == Errno::NOMEM,
+            Error::Command { failure, .. } => *failure == Failure::Memory(Errno::NOMEM),
+            Error::Unfit { .. } | Error::Namespace { .. } | Error::Limit { .. } => false,
+        };
+        match transport.shortage() {
+            Some(why) if short => Error::Limit { name: transport.name(), why },
+            _ => self,
+        }
     }
 }
 
@@ -308,6 +337,10 @@ impl Device for Nvme {
     fn queue_with(&self, priority: Priority, depth: u32) -> Result<Box<dyn Queue>> {
         self.queue_of(depth, Use { priority, compares: false })
     }
+
+    fn shortage(&self) -> Option<String> {
+        self.controller.transport.shortage()
+    }
 }
 
 impl fmt::Debug for Nvme {
@@ -327,6 +360,7 @@ impl fmt::Display for Error {
             Error::System { name, action, errno } => {
                 write!(f, "cannot {action} of {name}: {errno}")
             }
+            Error::Limit { name, why } => write!(f, "cannot use {name}: {why}"),
         }
     }
 }

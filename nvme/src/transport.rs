@@ -44,6 +44,12 @@ pub trait Transport: Send + Sync {
     /// `ENOMEM` at a limit.
     fn map(&self, region: &Arc<Region>) -> Result<Option<u64>>;
 
+    /// The reason for `ENOMEM`, with the next step: a limit of this process that [`allocate`](Transport::allocate) or
+    /// [`map`](Transport::map) has met.
+    fn shortage(&self) -> Option<String> {
+        None
+    }
+
     /// Ends all access of the controller to memory, whatever state it is in. It cannot be used any more.
     fn cut(&self);
 

@@ -117,3 +117,38 @@ fn small_blocks_small_transfers_and_few_queues_of_another_controller() {
     assert_eq!(line.read(BYTES / 512, &mut [0; 512]), Err(Errno::INVAL));
     assert_eq!(line.read(BYTES / 512 - 1, &mut [0; 512]), Ok(()));
 }
+
+#[test]
+fn data_in_the_memory_of_the_machine_is_reached_where_it_is() {
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(BYTES).unwrap();
+    let options = QemuOptions {
+        drive: vec!["throttling.iops-total=100000".to_owned()],
+        ..QemuOptions::default()
+    };
+    let qemu = match Qemu::start(&file, &options) {
+        Ok(qemu) => qemu,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            println!("skipped: there is no {}", options.program);
+            return;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let memory = std::sync::Arc::clone(qemu.memory());
+    let disk = Nvme::open(qemu, &Options::default()).unwrap();
+    disk.register(&memory).unwrap();
+    let mut queue = disk.queue(4).unwrap();
+    let before = memory.free_frames();
+    for (block, fill) in [(0, 7), (5, 9)] {
+        let mut frames = memory.take(3).unwrap();
+        frames.fill(fill);
+        let kind = OpKind::Write { block, memory: frames.into(), fua: false };
+        queue.push(Op { tag: block, kind }).unwrap();
+    }
+    assert_eq!(memory.free_frames(), before - 6, "there are no copies");
+    assert!(finish(&mut *queue).iter().all(|done| done.result == Ok(())));
+    let mut content = vec![0; 8 * 4096];
+    file.read_exact_at(&mut content, 0).unwrap();
+    let fills: Vec<u8> = content.chunks(4096).map(|block| block[100]).collect();
+    assert_eq!(fills, [7, 7, 7, 0, 0, 9, 9, 9]);
+}

@@ -5,7 +5,8 @@
 //! threads of the kernel and of the loop devices. Every phase ends with a sync, which counts.
 //!
 //! The elastic separation of queues is measured on a model of an SSD ([`queues`]), since no order of operations
-//! matters to memory; on a loop device it costs CPU, and that is measured, too.
+//! matters to memory; on a loop device it costs CPU, and that is measured, too. QEMU's NVMe controller with a throttled drive is a
+//! third device for it.
 
 #![forbid(unsafe_code)]
 
@@ -134,11 +135,13 @@ pub enum Part {
     Queues,
     /// The separation of queues, on the loop device.
     QueuesOnDevice,
+    /// The separation of queues, on the controller of QEMU with a drive that is throttled.
+    QueuesOnQemu,
 }
 
 impl Part {
     /// All parts, with their names on the command line.
-    pub const ALL: [(&'static str, Part); 10] = [
+    pub const ALL: [(&'static str, Part); 11] = [
         ("names", Part::Names),
         ("sync", Part::Sync),
         ("data", Part::Data),
@@ -149,7 +152,14 @@ impl Part {
         ("clients", Part::Clients),
         ("queues", Part::Queues),
         ("queues-on-device", Part::QueuesOnDevice),
+        ("queues-on-qemu", Part::QueuesOnQemu),
     ];
+
+    /// The parts that need no program but those of file systems.
+    pub fn usual() -> Vec<Part> {
+        let all = Part::ALL.into_iter().map(|(_, part)| part);
+        all.filter(|part| *part != Part::QueuesOnQemu).collect()
+    }
 
     /// The part of this name.
     ///
@@ -190,6 +200,9 @@ pub fn run(options: &Options, say: &mut dyn FnMut(String)) -> Result<Results> {
     for part in &options.parts {
         match part {
             Part::Queues => queues::measure(&options.scale, &mut results, say)?,
+            Part::QueuesOnQemu => {
+                queues::measure_on_qemu(&options.scale, options.rounds, &mut results, say)?;
+            }
             part => {
                 let mut stage = Stage::new(options).context("the devices cannot be made")?;
                 for round in 1..=options.rounds {

@@ -1,6 +1,8 @@
 //! Tables 4 to 6 of UHSFS: reads and writes, small and large ones, with the separation of queues off, static and
 //! learned, on a model of an SSD.
 
+mod on_qemu;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +17,8 @@ use crate::files::Files;
 use crate::results::{Better, Results};
 use crate::targets::Stage;
 use crate::{Scale, data, sync, timed};
+
+pub(crate) use on_qemu::measure as measure_on_qemu;
 
 /// Queues that are open to all classes, or divided among them.
 const QUEUES: usize = 4;
@@ -57,10 +61,10 @@ pub(crate) fn measure_on_device(
             let device = Arc::new(File::open(stage.node()?, Access::ReadWrite)?);
             let queue = device.queue(depth * QUEUES as u32)?;
             let clock = device.clock();
-            add("one queue", &run(&*device, &clock, queue, &workload.streams)?);
+            add("one queue", &run(&*device, &clock, queue, None, &workload.streams)?);
             for (target, separation) in policies(&workload.divided, depth) {
                 let device = Arc::clone(&device) as Arc<dyn Device>;
-                add(target, &run_separated(device, &separation, &workload.streams)?);
+                add(target, &run_separated(device, &separation, None, &workload.streams)?);
             }
         }
     }
@@ -99,7 +103,7 @@ pub(crate) fn measure(
         for depth in DEPTHS {
             for (target, separation) in policies(&workload.divided, depth) {
                 let model = Model::new(BLOCKS, &Default::default());
-                let ran = run_separated(Arc::new(model), &separation, &workload.streams)?;
+                let ran = run_separated(Arc::new(model), &separation, None, &workload.streams)?;
                 ran.add(&format!("{}, depth {depth}", workload.name), target, results);
             }
         }
@@ -199,23 +203,29 @@ struct Progress {
 fn run_separated(
     device: Arc<dyn Device>,
     separation: &Separation,
+    memory: Option<&Arc<Region>>,
     streams: &[Stream],
 ) -> Result<Ran> {
     let clock = device.clock();
     let device = Separated::new(device, separation)?;
     let queue = device.queue(separation.depth * separation.queues.len() as u32)?;
-    run(&device, &clock, queue, streams)
+    run(&device, &clock, queue, memory, streams)
 }
 
-/// Runs the streams at the same time; each has the same part of the depth in flight.
+/// Runs the streams at the same time, with data in `memory` or in memory of their own; each has the same part of the depth in
+/// flight.
 fn run(
     device: &dyn Device,
     clock: &Arc<dyn Clock>,
     mut queue: Box<dyn Queue>,
+    memory: Option<&Arc<Region>>,
     streams: &[Stream],
 ) -> Result<Ran> {
     let window = queue.depth() / streams.len();
-    let region = Region::new((window * streams.len() * 16).next_power_of_two() as u32)?;
+    let region = match memory {
+        Some(memory) => Arc::clone(memory),
+        None => Region::new((window * streams.len() * 16).next_power_of_two() as u32)?,
+    };
     let blocks = device.facts().blocks.min(BLOCKS);
     let mut random = fastrand::Rng::with_seed(11);
     let mut all: Vec<Progress> = streams.iter().map(|stream| Progress::new(*stream)).collect();

@@ -11,7 +11,7 @@ fn every_part_runs_and_gives_figures_for_all_targets() {
     let work = tempfile::tempdir().unwrap();
     let options = Options {
         scale: Scale::tiny(),
-        parts: Part::ALL.map(|(_, part)| part).to_vec(),
+        parts: Part::usual(),
         rounds: 1,
         work: work.path().to_owned(),
         program: None,
@@ -31,6 +31,31 @@ fn every_part_runs_and_gives_figures_for_all_targets() {
         assert!(rows.clone().count() > 0 && rows.clone().all(|row| row.figures.len() == targets));
     }
     assert_eq!(std::fs::read_dir(work.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[test]
+fn the_separation_of_queues_is_measured_on_a_throttled_drive_of_qemu() {
+    let options = Options {
+        scale: Scale::tiny(),
+        parts: vec![Part::QueuesOnQemu],
+        rounds: 1,
+        work: std::env::temp_dir(),
+        program: None,
+    };
+    let results = match run(&options, &mut |_| ()) {
+        Ok(results) => results,
+        Err(error) if error.to_string().contains("qemu-system-x86") => {
+            println!("skipped: {error}");
+            return;
+        }
+        Err(error) => panic!("{error:?}"),
+    };
+    // Five workloads at two depths, of which three have small reads.
+    assert_eq!(results.rows.len(), 16, "{}", results.table());
+    for row in &results.rows {
+        assert_eq!(row.figures.len(), 6, "{row:?}");
+        assert!(row.figures.values().flatten().all(|figure| figure.is_finite() && *figure > 0.0));
+    }
 }
 
 #[test]

@@ -162,6 +162,10 @@ impl Device for Separated {
         Ok(Box::new(User::new(&self.shared, purpose, depth)?))
     }
 
+    fn shortage(&self) -> Option<String> {
+        self.device.shortage()
+    }
+
     fn clock(&self) -> Arc<dyn Clock> {
         self.device.clock()
     }

@@ -129,6 +129,10 @@ impl Device for Worker {
         let (crew, outbox) = (Arc::clone(&self.crew), Arc::default());
         Ok(Box::new(WorkerQueue { crew, outbox, pushed: Vec::new(), in_flight: 0, depth }))
     }
+
+    fn shortage(&self) -> Option<String> {
+        self.crew.device.shortage()
+    }
 }
 
 impl Inbox {

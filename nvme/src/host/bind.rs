@@ -162,7 +162,7 @@ impl fmt::Display for HostError {
                 write!(f, "{driver} has {address}, not {VFIO}: `defuse nvme bind {address}`")
             }
             HostError::System { path, error } => {
-                write!(f, "cannot use {}: {error}; this needs root", path.display())
+                write!(f, "cannot use {}: {error}{}", path.display(), next_step(path, error.kind()))
             }
             HostError::Refused { address, driver } => {
                 write!(f, "{} has {address} now: `dmesg` may say why", name(driver))
@@ -171,4 +171,39 @@ impl fmt::Display for HostError {
     }
 }
 
+/// The next step after an error of a file.
+fn next_step(path: &Path, error: io::ErrorKind) -> String {
+    let shown = path.display();
+    let is_of_device = path.components().any(|part| part.as_os_str() == "vfio");
+    match error {
+        io::ErrorKind::PermissionDenied if is_of_device => {
+            format!("; as root, `chown USER {shown}` gives it to a user")
+        }
+        io::ErrorKind::PermissionDenied => "; this needs root".to_owned(),
+        io::ErrorKind::ResourceBusy => format!("; another process has it: `fuser {shown}`"),
+        io::ErrorKind::NotFound if is_of_device => {
+            "; is vfio-pci loaded, and does this container have the file?".to_owned()
+        }
+        _ => String::new(),
+    }
+}
+
 impl std::error::Error for HostError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_step_is_that_of_the_file_and_the_error() {
+        let of = |path: &str, kind: io::ErrorKind| {
+            let error = io::Error::from(kind);
+            HostError::System { path: path.into(), error }.to_string()
+        };
+        let (group, sysfs) = ("/dev/vfio/9", "/sys/bus/pci/drivers/vfio-pci/unbind");
+        assert!(of(group, io::ErrorKind::PermissionDenied).contains("`chown USER /dev/vfio/9`"));
+        assert!(of(group, io::ErrorKind::ResourceBusy).ends_with("`fuser /dev/vfio/9`"));
+        assert!(of(sysfs, io::ErrorKind::PermissionDenied).ends_with("needs root"));
+        assert!(!of(group, io::ErrorKind::InvalidInput).contains("root"));
+    }
+}

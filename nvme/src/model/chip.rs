@@ -18,6 +18,8 @@ const READY_AFTER: Duration = Duration::from_millis(2);
 
 pub(super) struct Chip {
     pub(super) shape: Arc<Shape>,
+    /// The range of times that a command takes.
+    pub(super) latency_us: (u64, u64),
     pub(super) memory: Memory,
     pub(super) line: Blocking,
     pub(super) facts: Facts,
@@ -85,6 +87,7 @@ pub(super) type Outcome = std::result::Result<u32, Status>;
 impl Chip {
     pub(super) fn new(device: &dyn Device, seed: u64, shape: Arc<Shape>) -> Result<Self> {
         Ok(Chip {
+            latency_us: shape.latency_us,
             shape,
             memory: Memory::default(),
             line: Blocking::new(device)?,
@@ -315,7 +318,7 @@ impl Chip {
             _ => {}
         }
         self.busy += usize::from(queue > 0);
-        let (from, to) = self.shape.latency_us;
+        let (from, to) = self.latency_us;
         let after = Duration::from_micros(self.random.u64(from..=to));
         self.schedule(after, Work::Command { queue, command, fault });
     }

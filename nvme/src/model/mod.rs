@@ -109,6 +109,11 @@ impl Model {
         Ok(Model { chip: Arc::new(Mutex::new(chip)), sleepers: Arc::default(), shape })
     }
 
+    /// From now on a command takes a time from this range, of microseconds.
+    pub fn pace(&self, latency_us: (u64, u64)) {
+        self.lock().latency_us = latency_us;
+    }
+
     /// Asks `fault` about every command from now on, when it is fetched.
     pub fn fail(&self, fault: impl FnMut(&Victim) -> Option<Fault> + Send + 'static) {
         self.lock().faults.hook = Some(Box::new(fault));
@@ -252,6 +257,10 @@ impl Transport for Model {
 
     fn sleep(&self, vector: u16, timeout: Option<Duration>) {
         let sleeper = self.sleeper(vector);
+        if sleeper.park(Some(Duration::ZERO)) {
+            // The interrupt came before, and no time passes.
+            return;
+        }
         let mut chip = self.lock();
         let slept = chip.advance(timeout);
         self.interrupt(chip);

@@ -156,7 +156,11 @@ fn arguments(image: &File, memory: &Region, options: &QemuOptions) -> Vec<String
     for property in &options.properties {
         device += &format!(",{property}");
     }
-    let drive = format!("file={image},if=none,id=disk,format=raw,cache=writeback,discard=unmap");
+    let mut drive =
+        format!("file={image},if=none,id=disk,format=raw,cache=writeback,discard=unmap");
+    for property in &options.drive {
+        drive += &format!(",{property}");
+    }
     let object =
         format!("memory-backend-file,id=ram,size={bytes},mem-path={ram},share=on,prealloc=off");
     // The processor is stopped (-S), so there is no need of a system in the machine.

@@ -32,6 +32,8 @@ pub struct QemuOptions {
     pub memory: u32,
     /// More properties of the device `nvme`, such as `mdts=3`.
     pub properties: Vec<String>,
+    /// More properties of the drive below it, such as `throttling.iops-total=1000`.
+    pub drive: Vec<String>,
 }
 
 impl Default for QemuOptions {
@@ -41,6 +43,7 @@ impl Default for QemuOptions {
             block_size: 4096,
             memory: 64 << 20,
             properties: Vec::new(),
+            drive: Vec::new(),
         }
     }
 }
@@ -72,6 +75,11 @@ impl Qemu {
             sleepers: Mutex::default(),
         };
         Ok(qemu)
+    }
+
+    /// The memory of the machine: data in its frames is not copied, once the region is registered.
+    pub fn memory(&self) -> &Arc<Region> {
+        &self.memory
     }
 
     fn lock(&self) -> MutexGuard<'_, Machine> {
@@ -118,8 +126,9 @@ impl Transport for Qemu {
         Ok(dma)
     }
 
-    fn map(&self, _: &Arc<Region>) -> Result<Option<u64>> {
-        Ok(None)
+    fn map(&self, region: &Arc<Region>) -> Result<Option<u64>> {
+        // The memory of the machine begins at the address 0.
+        Ok((region.id() == self.memory.id()).then_some(0))
     }
 
     fn cut(&self) {

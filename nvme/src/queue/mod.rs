@@ -3,6 +3,7 @@
 mod bounce;
 mod data;
 mod flight;
+mod patience;
 mod recovery;
 mod serve;
 
@@ -21,6 +22,7 @@ use bounce::Bounce;
 use data::Range;
 pub(crate) use data::{LIST, Regions};
 use flight::{Flight, Ready, Slot};
+use patience::Patience;
 use recovery::Line;
 
 /// Bits of a command's number that name its slot.
@@ -31,9 +33,6 @@ pub(crate) const MAX_DEPTH: u32 = 1 << SLOT_BITS;
 
 /// How often a command is sent that the controller did not refuse for good.
 const TRIES: u8 = 4;
-
-/// Below this time of waiting, a look is cheaper than sleeping.
-const LOOK: Duration = Duration::from_micros(20);
 
 /// The longest sleep while something is in flight: then the controller is examined.
 const CHECK: Duration = Duration::from_millis(500);
@@ -70,8 +69,7 @@ pub(crate) struct NvmeQueue {
     zeros: Option<Dma>,
     vector: u16,
     next_check: Duration,
-    /// A moving average of the time that an operation was waited for.
-    usual_wait: Duration,
+    patience: Patience,
 }
 
 impl NvmeQueue {
@@ -109,7 +107,7 @@ impl NvmeQueue {
             zeros: None,
             vector: number,
             next_check: Duration::ZERO,
-            usual_wait: LOOK,
+            patience: Patience::new(),
             controller: Arc::clone(controller),
             space: Arc::clone(space),
         };

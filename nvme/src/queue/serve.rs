@@ -8,15 +8,13 @@ use defuse_block::{Done, Errno, Op, Queue, Result, Waker};
 
 use super::flight::Flight;
 use super::recovery::Line;
-use super::{CHECK, LOOK, NvmeQueue};
+use super::{CHECK, NvmeQueue};
 use crate::controller::Life;
 
 impl NvmeQueue {
-    /// Looks for a while, if answers usually come that soon. True where one came.
-    fn looked(&mut self) -> bool {
-        let begin = self.controller.transport.now();
-        let budget = if self.usual_wait < LOOK { 2 * self.usual_wait } else { Duration::ZERO };
-        while self.controller.transport.now().saturating_sub(begin) < budget {
+    /// Looks until `end`. True where an answer came.
+    fn looked(&mut self, end: Duration) -> bool {
+        while self.controller.transport.now() < end {
             self.gather();
             if !self.done.is_empty() {
                 return true;
@@ -71,9 +69,13 @@ impl Queue for NvmeQueue {
         let transport = Arc::clone(&self.controller.transport);
         let begin = transport.now();
         let busy = self.in_flight() > 0;
-        if busy && self.looked() {
-            self.usual_wait = (self.usual_wait * 7 + (transport.now() - begin)) / 8;
-            return;
+        if busy {
+            let look = self.patience.look().min(timeout.unwrap_or(Duration::MAX));
+            if !look.is_zero() && self.looked(begin + look) {
+                self.patience.seen(transport.now().saturating_sub(begin));
+                return;
+            }
+            self.patience.sleeps();
         }
         let limit = match (busy, self.line == Line::Live) {
             (true, true) if transport.vectors() > 0 => {
@@ -87,8 +89,7 @@ impl Queue for NvmeQueue {
         transport.sleep(self.vector, limit);
         self.gather();
         if !self.done.is_empty() {
-            let waited = transport.now().saturating_sub(begin);
-            self.usual_wait = (self.usual_wait * 7 + waited) / 8;
+            self.patience.slept(transport.now().saturating_sub(begin));
         }
     }
 

@@ -190,6 +190,10 @@ impl Transport for Vfio {
         Ok(Some(bus))
     }
 
+    fn shortage(&self) -> Option<String> {
+        self.memory.shortage()
+    }
+
     fn cut(&self) {
         self.grip.stop();
         self.memory.cut();

@@ -1,8 +1,10 @@
 //! Addresses for a device, and the regions behind them.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use defuse_block::{Errno, Region, Result};
+use rustix::process::{Resource, getrlimit};
 
 use super::iommu::{Iommu, Mapping};
 use crate::Dma;
@@ -13,16 +15,31 @@ const FIRST: u64 = 1 << 32;
 /// The end of the addresses that every IOMMU has.
 const END: u64 = 1 << 39;
 
+/// Bytes that suffice for the commands that read or make a file system.
+const ROOM: u64 = 16 << 20;
+
 /// The address space of a device.
 pub(super) struct Space {
     iommu: Arc<Iommu>,
     addresses: Mutex<Addresses>,
 }
 
+/// The kernel pins what a device reaches, and counts it as locked memory of the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shortage {
+    /// Bytes that the device reaches, and those that it was to reach in addition.
+    needed: u64,
+    /// Bytes that the process may lock.
+    limit: u64,
+}
+
 /// Addresses for the device.
 #[derive(Default)]
 struct Addresses {
     used: u64,
+    /// Bytes that the device reaches.
+    reached: u64,
+    shortage: Option<Shortage>,
     /// Ranges that were given back: length and start.
     free: Vec<(usize, u64)>,
 }
@@ -48,9 +65,16 @@ impl Space {
     pub(super) fn map(self: &Arc<Self>, region: &Arc<Region>) -> Result<Dma> {
         let bytes = region.bytes();
         let bus = self.addresses().take(bytes).ok_or(Errno::NOMEM)?;
-        let mapping = Some(Mapping::new(&self.iommu, region, bus)?);
+        let mapping = Mapping::new(&self.iommu, region, bus);
+        self.addresses().note(bytes, bus, mapping.as_ref().err().copied());
+        let mapping = Some(mapping?);
         let reached = Reached { mapping, space: Arc::clone(self), bus, bytes };
         Ok(Dma::region(region, bus, Box::new(reached)))
+    }
+
+    /// The limit that the last mapping has met, if it has met one.
+    pub(super) fn shortage(&self) -> Option<String> {
+        self.addresses().shortage.map(|shortage| shortage.to_string())
     }
 
     /// Ends all access of the device.
@@ -81,12 +105,81 @@ impl Addresses {
         self.used += bytes as u64;
         Some(start)
     }
+
+    /// Notes that the device reaches `bytes` at `bus`, or why it does not.
+    fn note(&mut self, bytes: usize, bus: u64, error: Option<Errno>) {
+        let needed = self.reached + bytes as u64;
+        if error.is_some() {
+            self.free.push((bytes, bus));
+        } else {
+            self.reached = needed;
+        }
+        let limit = getrlimit(Resource::Memlock).current;
+        self.shortage = Shortage::of(error, needed, limit);
+    }
+}
+
+impl Shortage {
+    /// The limit that `error` comes from, where that can be.
+    fn of(error: Option<Errno>, needed: u64, limit: Option<u64>) -> Option<Self> {
+        let limit = limit.filter(|limit| error == Some(Errno::NOMEM) && needed > *limit)?;
+        Some(Shortage { needed, limit })
+    }
+
+    /// A limit that leaves room for the queues and buffers that come after what has failed.
+    fn enough(&self) -> u64 {
+        (self.needed + self.needed / 4).next_multiple_of(ROOM)
+    }
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (needed, limit) = (self.needed.div_ceil(1024), self.limit / 1024);
+        let enough = self.enough() / 1024;
+        write!(
+            f,
+            "the controller is to reach {needed} KiB of memory so far, and RLIMIT_MEMLOCK lets this process lock {limit} KiB: \
+             allow {enough} KiB (`ulimit -l {enough}` as root, limits.conf(5), LimitMEMLOCK= in systemd.exec(5))"
+        )
+    }
 }
 
 impl Drop for Reached {
     fn drop(&mut self) {
         // The address is free when nothing is mapped there any more.
         drop(self.mapping.take());
-        self.space.addresses().free.push((self.bytes, self.bus));
+        let mut addresses = self.space.addresses();
+        addresses.reached -= self.bytes as u64;
+        addresses.free.push((self.bytes, self.bus));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_named_only_where_it_is_the_reason() {
+        let of = |error, needed| Shortage::of(error, needed, Some(8 << 20));
+        let shortage = of(Some(Errno::NOMEM), (8 << 20) + 1).unwrap().to_string();
+        assert!(shortage.contains("8193 KiB"), "{shortage}");
+        assert!(
+            shortage.contains("lock 8192 KiB: allow 16384 KiB (`ulimit -l 16384`"),
+            "{shortage}"
+        );
+        assert_eq!(of(Some(Errno::NOMEM), 8 << 20), None);
+        assert_eq!(of(Some(Errno::IO), 9 << 20), None);
+        assert_eq!(of(None, 9 << 20), None);
+        assert_eq!(Shortage::of(Some(Errno::NOMEM), 9 << 20, None), None, "no limit");
+    }
+
+    #[test]
+    fn an_address_that_was_not_mapped_is_free_again_and_counts_for_nothing() {
+        let mut addresses = Addresses::default();
+        let first = addresses.take(4096).unwrap();
+        addresses.note(4096, first, Some(Errno::NOMEM));
+        assert_eq!((addresses.take(4096), addresses.reached), (Some(first), 0));
+        addresses.note(4096, first, None);
+        assert_eq!((addresses.free.len(), addresses.reached), (0, 4096));
     }
 }

@@ -3,7 +3,7 @@
 # second serial port: "@ok CHECK", "@fail CHECK", "@value NAME TEXT", "@durable WRITER FILE", "@want ACTION", "@end".
 
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp
-/bin/busybox mkdir -p /proc /sys /dev /tmp /run /mnt /mnt2
+/bin/busybox mkdir -p /etc /proc /sys /dev /tmp /run /mnt /mnt2
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
@@ -141,6 +141,48 @@ driver() {
     mount_uhs
     check "files are there still" filled /mnt
     umount_uhs
+}
+
+# as USER KIB COMMAND...: runs a command as an ordinary user who may lock so much memory.
+as() (
+    user=$1
+    ulimit -l "$2" || return
+    shift 2
+    # The words of the command have no spaces.
+    su -s /bin/sh -c "exec $*" "$user"
+)
+
+# raised KIB COMMAND...: a command of the owner is refused with this limit, and succeeds with the limit that the refusal names.
+raised() {
+    limit=$1
+    shift
+    refused "RLIMIT_MEMLOCK lets this process lock $limit KiB" as owner "$limit" "$@" || return
+    limit=$(sed -n 's/.*`ulimit -l \([0-9]*\)`.*/\1/p' /tmp/refusal)
+    as owner "$limit" "$@"
+}
+
+# The owner of the group needs no other rights, but memory that may be locked.
+owner() {
+    printf 'root:x:0:0::/tmp:/bin/sh\nowner:x:1000:1000::/tmp:/bin/sh\nother:x:1001:1001::/tmp:/bin/sh\n' > /etc/passwd
+    check "bind for a user" defuse nvme bind $A
+    group=$(basename "$(readlink /sys/bus/pci/devices/$A/iommu_group)")
+    chown owner "/dev/vfio/$group"
+    check "it is an ordinary user" says "^CapEff:.*00000000$" as owner 8192 grep CapEff /proc/self/status
+    check "identify as the owner" says "serial *guest0" as owner 8192 defuse nvme identify $A
+    check "smart as the owner" says temperature_celsius as owner 8192 defuse nvme smart $A
+    check "mkfs as the owner" as owner 65536 defuse mkfs uhs --force nvme:$A
+    check "dump as the owner" says superblock as owner 65536 defuse dump nvme:$A
+    check "fsck as the owner" says clean as owner 65536 defuse fsck nvme:$A
+    for ask in "nvme identify $A" "mkfs uhs --force nvme:$A" "fsck nvme:$A"; do
+        check "another user, ${ask%% *}" refused "/dev/vfio/$group: Permission denied.*chown USER /dev/vfio/$group" \
+            as other 65536 defuse $ask
+    done
+    check "another user does not bind" refused "driver_override: Permission denied.*needs root" as other 8192 defuse nvme unbind $A
+    for ask in "nvme identify $A" "mkfs uhs --force nvme:$A" "dump nvme:$A" "fsck nvme:$A"; do
+        check "no memory to lock, ${ask%% *}" raised 0 defuse $ask
+    done
+    check "the kernel's default is too little for mkfs" raised 8192 defuse mkfs uhs --force nvme:$A
+    check "unbind after all" defuse nvme unbind $A
 }
 
 # Writes files one by one, and says so when each is durable.

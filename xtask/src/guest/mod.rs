@@ -65,6 +65,7 @@ pub fn check(parts: &mut Parts) -> Result<()> {
     let place = tempfile::Builder::new().prefix("defuse-guest-").tempdir()?;
     let files = prepare(place.path())?;
     job(&files, "driver")?;
+    job(&files, "owner")?;
     for _ in 0..POWER_CUTS {
         power_cut(&files)?;
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use defuse_block::{Access, Device, Errno, OpenError, OpenFile};
 use defuse_fs::source::{Error, NewImage, Result, Watch};
 
-use super::{cannot_open, contents, device, driven, interrupted, random};
+use super::{cannot_open, contents, device, driven, interrupted, random, refuse_short, with_limit};
 use crate::Uhs;
 use crate::format::superblock::{FEWEST_UNITS, MOST_UNITS};
 use crate::format::{BLOCK, UNIT_BLOCKS};
@@ -108,7 +108,9 @@ fn create(image: &Path, new: &NewImage, watch: &dyn Watch) -> Result<()> {
 
 /// Fails if the image has data, unless the user insists.
 fn refuse_contents(image: &Path, device: &dyn Device, new: &NewImage) -> Result<()> {
-    match contents::of(device) {
+    let found = contents::of(device);
+    refuse_short(image, found, device)?;
+    match found {
         Some(found) if !new.force => Err(has(image, found.name())),
         _ => Ok(()),
     }
@@ -158,8 +160,8 @@ fn allocate_part(image: &Path, file: &OpenFile, part: Range<u64>) -> Result<()> 
 
 fn write(image: &Path, device: Arc<dyn Device>, new: &NewImage) -> Result<()> {
     let root = (new.root_perm, new.root_uid, new.root_gid);
-    Uhs::make(device, root, &mut random()).map_err(|error| {
-        let shown = image.display();
+    Uhs::make(Arc::clone(&device), root, &mut random()).map_err(|error| {
+        let (shown, error) = (image.display(), with_limit(&error, &*device));
         Error::Failed(format!("cannot make a file system in {shown}: {error}"))
     })
 }

@@ -47,7 +47,9 @@ impl Images for ImageFiles {
     ) -> Result<Option<Box<dyn Image>>> {
         let access = if writes { Access::ReadWrite } else { Access::Read };
         let (file, device) = open_device(image, access)?;
-        let is_uhs = contents::of(&*device).is_some_and(|found| found.is_uhs());
+        let contents = contents::of(&*device);
+        refuse_short(image, contents, &*device)?;
+        let is_uhs = contents.is_some_and(|found| found.is_uhs());
         let opened = || Box::new(Opened { path: image.to_owned(), file, device, watch });
         Ok(is_uhs.then(opened).map(|opened| opened as Box<dyn Image>))
     }
@@ -233,6 +235,29 @@ fn cannot_open(error: OpenError) -> Error {
     Error::Failed(format!("{error}; {next}"))
 }
 
+/// Fails where the device could not be read for lack of memory: nothing is known about its contents then.
+fn refuse_short(
+    image: &Path,
+    found: Option<contents::Contents>,
+    device: &dyn Device,
+) -> Result<()> {
+    match (found, device.shortage()) {
+        (Some(contents::Contents::Unreadable), Some(why)) => {
+            Err(Error::Failed(format!("{} cannot be read: {why}", image.display())))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// An error, with the limit of this process that is the reason for it.
+fn with_limit(error: &StoreError, device: &dyn Device) -> String {
+    let is_short = matches!(error, StoreError::Device { errno: Errno::NOMEM, .. });
+    match device.shortage() {
+        Some(why) if is_short => format!("{error}: {why}"),
+        _ => error.to_string(),
+    }
+}
+
 /// The error of a device that cannot be used as a file system, with its contents and the next step.
 fn unusable(image: &Path, device: &dyn Device, error: &StoreError) -> Error {
     let shown = image.display();
@@ -266,7 +291,7 @@ fn unusable(image: &Path, device: &dyn Device, error: &StoreError) -> Error {
             "{shown}: {doubt}\nNothing was changed. `defuse fsck --repair --newest keep {shown}` keeps what can \
              be read of these changes, and `--newest undo` undoes them; copy the image first if it matters"
         ),
-        other => format!("{shown}: {other}"),
+        other => format!("{shown}: {}", with_limit(other, device)),
     };
     Error::Failed(text)
 }
@@ -281,7 +306,7 @@ impl fmt::Display for contents::Contents {
 mod tests {
     use std::sync::OnceLock;
 
-    use defuse_block::{Driver, Ram, add_driver};
+    use defuse_block::{Driver, Facts, Queue, Ram, Region, add_driver};
     use defuse_fs::source::Unwatched;
 
     use super::*;
@@ -293,11 +318,54 @@ mod tests {
             let disk = DISK.get_or_init(|| Ram::new(4096, 8192)).clone();
             match name {
                 "disk" => Ok(Arc::new(disk)),
+                "no-queues" => Ok(Arc::new(Short { disk, has_queues: false })),
+                "no-regions" => Ok(Arc::new(Short { disk, has_queues: true })),
                 "large-blocks" => Ok(Arc::new(Ram::new(8192, 4096))),
                 name => Err(format!("there is no {name}")),
             }
         },
     };
+
+    /// A disk for which the process has too little memory.
+    struct Short {
+        disk: Ram,
+        has_queues: bool,
+    }
+
+    impl Device for Short {
+        fn facts(&self) -> &Facts {
+            self.disk.facts()
+        }
+
+        fn register(&self, _: &Arc<Region>) -> defuse_block::Result<()> {
+            Err(Errno::NOMEM)
+        }
+
+        fn queue(&self, depth: u32) -> defuse_block::Result<Box<dyn Queue>> {
+            if self.has_queues { self.disk.queue(depth) } else { Err(Errno::NOMEM) }
+        }
+
+        fn shortage(&self) -> Option<String> {
+            Some("raise the limit".to_owned())
+        }
+    }
+
+    #[test]
+    fn a_limit_of_memory_is_named_with_the_next_step() {
+        add_driver(&DRIVER);
+        for name in ["no-queues", "no-regions"] {
+            let image = format!("uhs-test:{name}");
+            let image = Path::new(&image);
+            let new = NewImage { force: true, root_perm: 0o755, ..NewImage::default() };
+            let made = ImageFiles.make(image, &new, &Unwatched).unwrap_err();
+            assert!(made.to_string().ends_with("raise the limit"), "{name}: {made}");
+            let opened = open(image, Options::default()).map(drop).unwrap_err();
+            assert!(opened.to_string().ends_with("raise the limit"), "{name}: {opened}");
+        }
+        let opened = ImageFiles.open(Path::new("uhs-test:no-queues"), true, Arc::new(Unwatched));
+        let error = opened.map(drop).unwrap_err().to_string();
+        assert!(error.ends_with("uhs-test:no-queues cannot be read: raise the limit"), "{error}");
+    }
 
     #[test]
     fn a_device_of_a_driver_is_an_image() {
