@@ -85,6 +85,16 @@ int defuse_openat(int dir, const char *path, int flags, ...);
 int defuse_creat(const char *path, mode_t mode);
 
 /**
+ * Creates a file of the `size` bytes at `data`, and closes it: as open(2) with O_CREAT, O_EXCL and O_WRONLY, write(2) and
+ * close(2), and a server of defuse is asked once for all three, up to 96 KiB. Fails with EEXIST if the path exists, and with EFBIG
+ * beyond RLIMIT_FSIZE. After another failure the file may be there, with a part of the data.
+ */
+int defuse_create_with(const char *path,
+                       const void *data,
+                       size_t size,
+                       mode_t mode);
+
+/**
  * Opens a file with restrictions on path resolution, openat2(2). `how` is a `struct open_how` of
  * <linux/openat2.h>, and `size` its size. Fails with EINVAL for unknown bits and for another size,
  * and with EXDEV, ELOOP and EAGAIN as described in its manual page.

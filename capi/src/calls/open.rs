@@ -12,7 +12,7 @@ use defuse_fs::{Errno, FileKind, IoctlArgs};
 
 use super::locks;
 use crate::explain::explained;
-use crate::memory::{In, Room, Text};
+use crate::memory::{Bytes, In, Room, Text};
 use crate::state::{State, call, done};
 
 /// Opens a file, open(2). `mode` is used with O_CREAT and O_TMPFILE.
@@ -35,6 +35,27 @@ pub extern "C" fn defuse_openat(dir: c_int, path: Text, flags: c_int, mode: libc
 pub extern "C" fn defuse_creat(path: Text, mode: libc::mode_t) -> c_int {
     let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
     call(|state| open(state, libc::AT_FDCWD, path.get()?, flags, mode))
+}
+
+/// Creates a file of the `size` bytes at `data`, and closes it: as open(2) with O_CREAT, O_EXCL and O_WRONLY, write(2) and
+/// close(2), and a server of defuse is asked once for all three, up to 96 KiB. Fails with EEXIST if the path exists, and with EFBIG
+/// beyond RLIMIT_FSIZE. After another failure the file may be there, with a part of the data.
+// SAFETY: no other symbol has this name.
+#[unsafe(no_mangle)]
+pub extern "C" fn defuse_create_with(
+    path: Text,
+    data: Bytes<c_void>,
+    size: usize,
+    mode: libc::mode_t,
+) -> c_int {
+    done(|state| {
+        let path = path.get()?;
+        let start = state.start(libc::AT_FDCWD, path, 0)?;
+        // SAFETY: `size` is the length of `data`.
+        let data = unsafe { data.of(size) }?;
+        let made = state.client.create_with(&state.task, start.at(), path, mode, data);
+        explained("create", path, made.map_err(Into::into))
+    })
 }
 
 pub(super) fn open(

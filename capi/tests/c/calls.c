@@ -87,6 +87,14 @@ static void data(const char *mount) {
     CHECK(defuse_fsync(fd2) == 0 && defuse_fdatasync(fd2) == 0 && defuse_syncfs(fd2) == 0);
     defuse_sync();
     CHECK(defuse_close(fd) == 0 && defuse_close(fd2) == 0);
+    CHECK(defuse_create_with(P("/d3"), "whole", 5, 0640) == 0);
+    CHECK(defuse_stat(P("/d3"), &st) == 0 && st.st_size == 5 && (st.st_mode & 07777) == 0640);
+    CHECK((fd = defuse_open(P("/d3"), O_RDONLY)) >= 0 && defuse_read(fd, back, 7) == 5);
+    CHECK(memcmp(back, "whole", 5) == 0 && defuse_close(fd) == 0);
+    FAILS(defuse_create_with(P("/d3"), "again", 5, 0600), EEXIST);
+    FAILS(defuse_create_with(P("/none/d3"), "x", 1, 0600), ENOENT);
+    FAILS(defuse_create_with(P("/d4"), NULL, 1, 0600), EFAULT);
+    CHECK(defuse_create_with(P("/d4"), NULL, 0, 0600) == 0 && defuse_stat(P("/d4"), &st) == 0 && st.st_size == 0);
 }
 
 static void attributes(const char *mount) {
