@@ -260,7 +260,9 @@ fn observe(client: &Remote, ends: &AtomicBool) -> Duration {
         timed(&mut || assert!(client.resolve(&cx, Ino::ROOT, name("own").into()).is_ok()));
         timed(&mut || {
             // Clients that live give it back after 200 us, and wait in turn.
+            let begun = Instant::now();
             while client.setlk(&cx, locked, &request(LockType::Write, 1, false)).is_err() {
+                assert!(begun.elapsed() < LIMIT, "the lock of a client that is gone");
                 std::thread::sleep(Duration::from_micros(50));
             }
             client.setlk(&cx, locked, &request(LockType::Unlock, 1, false)).unwrap();

@@ -1,7 +1,7 @@
 //! Requests that are answered later: how an INTERRUPT finds them, and how they are answered.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use defuse_fs::{
@@ -21,12 +21,19 @@ use defuse_wire::op::op_of;
 #[derive(Default)]
 pub(super) struct DeferredTable {
     shards: [Mutex<HashMap<u64, Arc<InterruptToken>>>; 8],
+    /// The session is over. Set before the shards are looked at for the last time.
+    over: AtomicBool,
 }
 
 impl DeferredTable {
+    /// The token of a request that begins. It is interrupted if the session is over: its client is gone, and a lock that it
+    /// were granted later would be nobody's.
     fn insert(&self, unique: u64) -> Arc<InterruptToken> {
         let token = Arc::new(InterruptToken::default());
         self.shard(unique).insert(unique, Arc::clone(&token));
+        if self.over.load(Ordering::SeqCst) {
+            token.trip();
+        }
         token
     }
 
@@ -38,12 +45,14 @@ impl DeferredTable {
         self.shard(unique).get(&unique).cloned()
     }
 
-    pub(super) fn all(&self) -> Vec<Arc<InterruptToken>> {
+    /// Interrupts all requests, and those that begin from now on.
+    pub(super) fn end(&self) {
+        self.over.store(true, Ordering::SeqCst);
         let lock = |shard: &'_ Mutex<HashMap<_, _>>| {
             let shard = shard.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-            shard.values().cloned().collect::<Vec<_>>()
+            shard.values().cloned().collect::<Vec<Arc<InterruptToken>>>()
         };
-        self.shards.iter().flat_map(lock).collect()
+        self.shards.iter().flat_map(lock).for_each(|token| token.trip());
     }
 
     fn shard(&self, unique: u64) -> MutexGuard<'_, HashMap<u64, Arc<InterruptToken>>> {
@@ -173,5 +182,22 @@ impl Completion for KernelCompletion {
                 cells.add_bytes(op, count as u64);
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use defuse_fs::Interrupted;
+
+    use super::*;
+
+    /// A lock that such a request were granted would have nobody who gives it back.
+    #[test]
+    fn a_request_that_begins_after_the_end_of_the_session_is_interrupted() {
+        let table = DeferredTable::default();
+        let before = table.insert(2);
+        assert!(!before.interrupted());
+        table.end();
+        assert!(before.interrupted() && table.insert(4).interrupted());
     }
 }

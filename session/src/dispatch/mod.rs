@@ -400,11 +400,9 @@ impl Dispatcher {
         token.map(|token| token.trip()).is_some()
     }
 
-    /// Ends the waits of all deferred requests: the session is over.
+    /// Ends the waits of all deferred requests, also of those that begin later: the session is over.
     pub(crate) fn interrupt_all_deferred(&self) {
-        for token in self.deferred.all() {
-            token.trip();
-        }
+        self.deferred.end();
     }
 }
 
