@@ -54,7 +54,7 @@ pub extern "C" fn defuse_create_with(
         // SAFETY: `size` is the length of `data`.
         let data = unsafe { data.of(size) }?;
         let made = state.client.create_with(&state.task, start.at(), path, mode, data);
-        explained("create", path, made.map_err(Into::into))
+        explained("create", path, made)
     })
 }
 
