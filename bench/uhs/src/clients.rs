@@ -358,12 +358,29 @@ fn personality(name: &str, at: usize, processes: usize, scale: &Scale) -> Result
         };
         // The sets of each process have names of their own.
         let line = line.replace("filesetname=", &format!("filesetname=p{at}-"));
-        let line = match line.strip_prefix("define fileset name=") {
-            Some(rest) => format!("define fileset name=p{at}-{rest}"),
-            None => line,
-        };
+        let kinds = ["define fileset name=", "define file name="];
+        let defined = kinds.iter().find_map(|kind| Some((kind, line.strip_prefix(kind)?)));
+        let line = defined.map_or(line.clone(), |(kind, rest)| format!("{kind}p{at}-{rest}"));
         text += &line;
         text.push('\n');
     }
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_personality_is_a_workload_of_each_of_several_processes() {
+        for name in crate::personalities::ALL {
+            for (at, processes) in [(0, 1), (3, 4)] {
+                let text = personality(name, at, processes, &Scale::quick()).unwrap();
+                let plan = defuse_wml::load(&text, "one.f", &defuse_wml::Options::default());
+                let plan = plan.unwrap_or_else(|mistake| panic!("{name}: {mistake}"));
+                let own = format!("p{at}-");
+                assert!(plan.filesets.iter().all(|set| set.name.starts_with(&own)), "{name}");
+            }
+        }
+    }
 }
