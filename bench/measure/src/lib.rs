@@ -1,5 +1,5 @@
-//! Tools for measurements: CPU clocks, context switches, cold caches, loop devices, servers of GlusterFS, other
-//! programs, and medians.
+//! Tools for measurements: CPU clocks, context switches, cold caches, loop devices, servers of GlusterFS and of defuse,
+//! other programs, and medians.
 //!
 //! The benchmarks (`defuse-bench`, `defuse-bench-uhs`), the study (`defuse-study`) and, for the servers, the testkit share
 //! this crate. It has no workloads, mounts nothing and reports nothing.
@@ -13,6 +13,7 @@ pub mod cpu;
 pub mod gluster;
 pub mod limits;
 pub mod loop_device;
+pub mod server;
 pub mod stats;
 pub mod switches;
 pub mod threads;

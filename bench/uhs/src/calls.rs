@@ -10,9 +10,9 @@ use defuse_fs::{
     Caller, Context as Cx, Errno, File, FileKind, FileSystem, Ino, Name, NewNode, OpenArgs,
     OpenFlags, ReadArgs, ReadBuf, SliceSink, SliceSource, WriteArgs, WriteBuf,
 };
+use defuse_measure::server::Server;
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
 
-use crate::clients::Server;
 use crate::mounted::with_mount;
 use crate::results::{Better, Results};
 use crate::targets::Stage;
@@ -30,7 +30,7 @@ pub(crate) fn measure(
     results: &mut Results,
 ) -> Result<()> {
     let socket = dir.join("calls");
-    let server = Server::start(program, "memory:", &socket)?;
+    let server = Server::start(program, "memory:".as_ref(), &socket)?;
     let by = |lanes| -> Result<Client> {
         let options = RemoteOptions { lanes, ..RemoteOptions::default() };
         Client::new(Remote::connect(&socket, options)?)

@@ -4,21 +4,18 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use defuse_measure::server::Server;
 use defuse_measure::{caches, command, cpu};
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::mounted::with_mount;
 use crate::results::{Better, Results};
 use crate::targets::{Stage, Target, sectors};
 use crate::{Options, Scale, calls};
-
-/// Time for a server to appear.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Processes that share the work, in turns.
 const READERS: [usize; 4] = [1, 2, 4, 8];
@@ -64,35 +61,6 @@ enum Place {
     /// The source, in the process of the workload.
     Source(String),
     Directory(PathBuf),
-}
-
-/// `defuse serve`, ended when dropped.
-pub(crate) struct Server(Child);
-
-impl Server {
-    /// Serves `source` at `socket`.
-    pub(crate) fn start(program: &Path, source: &str, socket: &Path) -> Result<Server> {
-        let mut serve = Command::new(program);
-        serve.args(["serve", "--foreground", "--shared", source]).arg(socket);
-        let child = serve.stdin(Stdio::null()).stderr(Stdio::null()).spawn();
-        let mut server = Server(child.context("cannot start defuse serve")?);
-        let begun = Instant::now();
-        while !socket.exists() {
-            if let Some(status) = server.0.try_wait()? {
-                bail!("defuse serve {source}: {status}");
-            }
-            ensure!(begun.elapsed() < PATIENCE, "defuse serve {source} does not begin");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(server)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
-        let _ = self.0.wait();
-    }
 }
 
 /// Texts of workloads, and what runs them.
@@ -221,8 +189,8 @@ fn serve(
     work: &mut dyn FnMut(&Place) -> Result<()>,
 ) -> Result<()> {
     let socket = runner.dir.join("socket");
-    let _server =
-        Server::start(runner.program, &format!("uhs:{}", stage.node()?.display()), &socket)?;
+    let source = format!("uhs:{}", stage.node()?.display());
+    let _server = Server::start(runner.program, source.as_ref(), &socket)?;
     let kind = if way == Way::Shared { "shared" } else { "socket" };
     work(&Place::Source(format!("{kind}:{}", socket.display())))
 }

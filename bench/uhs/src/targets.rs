@@ -1,7 +1,7 @@
 //! The file systems that are measured, each on a loop device of its own.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub(crate) struct Stage {
     device: Option<LoopDevice>,
     mountpoint: PathBuf,
     ram: PathBuf,
-    _work: Work,
+    work: Work,
 }
 
 /// A directory that goes with its value.
@@ -63,7 +63,9 @@ impl Stage {
     pub(crate) fn new(options: &Options) -> Result<Stage> {
         let name = format!("defuse-bench-uhs-{}-{:016x}", std::process::id(), fastrand::u64(..));
         let work = options.work.join(name);
-        fs::create_dir(&work).with_context(|| format!("cannot make {}", work.display()))?;
+        // Nobody else may put anything below: this process is root.
+        let made = fs::DirBuilder::new().mode(0o700).create(&work);
+        made.with_context(|| format!("cannot make {}", work.display()))?;
         let work = Work(work);
         let (ram, mountpoint) = (work.0.join("ram"), work.0.join("mnt"));
         fs::create_dir(&ram)?;
@@ -77,7 +79,7 @@ impl Stage {
         let size = std::ffi::CString::new(format!("size={}", 2 * bytes))?;
         rustix::mount::mount("tmpfs", &ram, "tmpfs", flags, size.as_c_str())
             .context("cannot mount a tmpfs: be root")?;
-        let mut stage = Stage { device: None, mountpoint, ram, _work: work };
+        let mut stage = Stage { device: None, mountpoint, ram, work };
         let image = stage.ram.join("image");
         stage.device = Some(LoopDevice::create(&image, bytes, BLOCK)?);
         fill(&image, bytes)?;
@@ -95,7 +97,7 @@ impl Stage {
 
     /// A directory for small files, not on the device.
     pub(crate) fn scratch(&self) -> Result<PathBuf> {
-        let dir = self.ram.join("scratch");
+        let dir = self.work.0.join("scratch");
         fs::create_dir_all(&dir)?;
         Ok(dir)
     }

@@ -1,11 +1,10 @@
-//! Mounts and servers of the real program, and native ext4 as the reference.
+//! Mounts of the real program, and native ext4 as the reference.
 //!
 //! The server is a separate process, as for users. Everything is unmounted and removed when
 //! dropped, also after a failed assertion.
 
 mod ext4;
 mod program;
-mod server;
 
 use std::ffi::OsStr;
 use std::fs;
@@ -22,7 +21,6 @@ pub use ext4::Ext4;
 pub(crate) use ext4::succeed;
 pub use program::program;
 pub(crate) use program::root;
-pub use server::Server;
 
 /// Time limit for a mount to appear, and for a server to exit.
 const PATIENCE: Duration = Duration::from_secs(20);

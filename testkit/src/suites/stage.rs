@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
+use defuse_measure::server::Server;
 use tempfile::TempDir;
 
 use crate::gluster::{HOST, Servers};
-use crate::mounted::{Ext4, Mount, Server, program, scratch, succeed};
+use crate::mounted::{Ext4, Mount, program, scratch, succeed};
 
 /// The server of the files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,7 +197,7 @@ impl Stage {
         stage.text = text.into();
         if is_shared {
             let socket = stage.place.path().join("socket");
-            stage.server = Some(Server::new(&stage.text, &socket)?);
+            stage.server = Some(Server::start(program()?, &stage.text, &socket)?);
             stage.text = OsString::from("shared:");
             stage.text.push(socket);
         }

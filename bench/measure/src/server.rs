@@ -1,4 +1,4 @@
-//! Servers of the real program.
+//! Servers of file systems, by the program under measurement or test.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -8,22 +8,21 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::program;
-
 /// Time limit for a socket to appear.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// `defuse serve --shared` in the foreground of a child process, ended when dropped.
+#[derive(Debug)]
 pub struct Server(Child);
 
 impl Server {
-    /// Serves `source` at `socket`.
+    /// Serves `source` at `socket` by `program`. Nothing may be at this path.
     ///
     /// # Errors
     ///
-    /// Fails if the program cannot be built or run, or does not serve.
-    pub fn new(source: &OsStr, socket: &Path) -> Result<Server> {
-        let mut serve = Command::new(program()?);
+    /// Fails if the program cannot be run, or does not serve.
+    pub fn start(program: &Path, source: &OsStr, socket: &Path) -> Result<Server> {
+        let mut serve = Command::new(program);
         serve.args(["serve", "--foreground", "--shared"]).arg(source).arg(socket);
         let child = serve.stdin(Stdio::null()).stderr(Stdio::null()).spawn();
         let mut server = Server(child.context("defuse cannot be run")?);
@@ -33,7 +32,7 @@ impl Server {
                 bail!("defuse serve {}: {status}", source.display());
             }
             ensure!(begun.elapsed() < PATIENCE, "no server after {PATIENCE:?}");
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(5));
         }
         Ok(server)
     }
