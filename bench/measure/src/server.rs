@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Time limit for a socket to appear.
@@ -27,7 +28,7 @@ impl Server {
         let child = serve.stdin(Stdio::null()).stderr(Stdio::null()).spawn();
         let mut server = Server(child.context("defuse cannot be run")?);
         let begun = Instant::now();
-        while !socket.exists() {
+        while !is_listening(socket) {
             if let Some(status) = server.0.try_wait()? {
                 bail!("defuse serve {}: {status}", source.display());
             }
@@ -73,4 +74,12 @@ impl Drop for Server {
             let _ = self.0.wait();
         }
     }
+}
+
+/// True if somebody listens at the path: a server binds its socket a moment before.
+fn is_listening(socket: &Path) -> bool {
+    let address = SocketAddrUnix::new(socket);
+    let of_client = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None);
+    let connected = address.and_then(|address| rustix::net::connect(&of_client?, &address));
+    connected.is_ok()
 }
