@@ -25,8 +25,8 @@ use defuse_ring::pages::{PAGE, Pages};
 use crate::counts::Parts;
 use crate::memory::{Bound, Groups};
 
-/// The most pages that one read fills.
-const MOST_FILLED: u64 = 32;
+/// The most pages of a read that fills them: 1 MiB that begins within a page.
+const MOST_FILLED: u64 = 257;
 const ALL: Range<u64> = 0..u64::MAX;
 /// Of the memory, this part may be heads.
 pub(crate) const HEADS: u64 = 8;
@@ -89,6 +89,15 @@ struct Entries {
 struct Charged {
     pages: Pages,
     uid: u32,
+}
+
+/// Pages that a read is going to fill.
+struct Missing {
+    /// The number of changes that had begun before.
+    epoch: u64,
+    /// The file has no length for readers.
+    is_closed: bool,
+    pages: Range<u64>,
 }
 
 impl std::fmt::Debug for Paged {
@@ -227,53 +236,60 @@ impl Paged {
         change()
     }
 
-    /// Fills the pages of a read that the client has just made.
-    fn fill(&self, cx: &Context<'_>, file: File, args: ReadArgs, len: usize) {
-        let (epoch, is_closed, missing) = {
-            let State { files, bound } = &mut *self.table.lock();
-            let Some(entry) = files.get_mut(&file.ino) else { return };
-            let epoch = entry.epoch;
-            let Some(pages) = entry.fillable() else { return };
-            bound.counts.of(file.ino).requests += 1;
-            let first = args.offset / PAGE as u64;
-            let end = args.offset.saturating_add(len as u64).div_ceil(PAGE as u64);
-            let all = first..end.min(first + MOST_FILLED);
-            let mut groups: Vec<u64> = all.clone().map(|page| pages.group_of(page)).collect();
-            groups.dedup();
-            groups.into_iter().for_each(|group| bound.used(files, file.ino, group, cx.caller));
-            let Some(pages) = files.pages(file.ino) else { return };
-            let missing: Vec<u64> = all.filter(|&page| !pages.has(page)).collect();
-            (epoch, pages.is_closed(), missing)
-        };
+    /// The pages of a read that can be filled, and are not: so many pages, and how they are before they are read.
+    fn missing(&self, by: Caller, ino: Ino, pages: Range<u64>) -> Option<Missing> {
+        let State { files, bound } = &mut *self.table.lock();
+        let entry = files.get_mut(&ino)?;
+        let epoch = entry.epoch;
+        let of_file = entry.fillable()?;
+        bound.counts.of(ino).requests += 1;
+        let mut groups: Vec<u64> = pages.clone().map(|page| of_file.group_of(page)).collect();
+        groups.dedup();
+        groups.into_iter().for_each(|group| bound.used(files, ino, group, by));
+        let of_file = files.pages(ino)?;
+        let is_closed = of_file.is_closed();
+        let is_missing = is_closed || pages.clone().any(|page| !of_file.has(page));
+        is_missing.then_some(Missing { epoch, is_closed, pages })
+    }
+
+    /// Reads by pages, which it fills.
+    fn read_and_fill(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+        missing: Missing,
+    ) -> Result<()> {
+        let Missing { epoch, is_closed, pages } = missing;
         // A file that was closed has its new length now, or a change has begun.
         let size = is_closed.then(|| self.inner.getattr(cx, file.ino, Some(file.fh)));
-        let mut read = Vec::new();
-        for page in missing {
-            let mut bytes = [0; PAGE];
-            let mut sink = SliceSink::new(&mut bytes);
-            let args = ReadArgs { offset: page * PAGE as u64, ..args };
-            let mut out = ReadBuf::new(&mut sink, PAGE);
-            if self.inner.read(cx, file, args, &mut out).is_err() {
-                return;
-            }
-            // Behind the end of the file there is nothing, whatever was there in the buffer.
-            let filled = out.filled();
-            bytes[filled..].fill(0);
-            read.push((page, bytes));
-        }
+        // Not into the reply, which its client can change before it is in the pages.
+        let mut bytes = vec![0; (pages.end - pages.start) as usize * PAGE];
+        let mut sink = SliceSink::new(&mut bytes);
+        let mut read = ReadBuf::new(&mut sink, (pages.end - pages.start) as usize * PAGE);
+        let begin = pages.start * PAGE as u64;
+        self.inner.read(cx, file, ReadArgs { offset: begin, ..args }, &mut read)?;
+        // Behind the end of the file there is nothing, whatever was there in the buffer.
+        let filled = read.filled();
+        bytes[filled..].fill(0);
+        let from = (args.offset - begin) as usize;
+        let end = filled.min(from + out.remaining());
+        out.put(bytes.get(from..end).unwrap_or_default())?;
         let State { files, bound } = &mut *self.table.lock();
         let entry = files.get_mut(&file.ino).filter(|entry| entry.epoch == epoch);
-        let Some(pages) = entry.and_then(Entries::fillable) else { return };
-        for (page, bytes) in read {
+        let Some(of_file) = entry.and_then(Entries::fillable) else { return Ok(()) };
+        for (page, bytes) in pages.zip(bytes.as_chunks().0) {
             // Its group may have left meanwhile.
-            if bound.holds(file.ino, pages.group_of(page)) {
-                pages.put(page, &bytes);
+            if !of_file.has(page) && bound.holds(file.ino, of_file.group_of(page)) {
+                of_file.put(page, bytes);
                 bound.counts.of(file.ino).filled += 1;
             }
         }
         if let Some(Ok(attr)) = size {
-            pages.open(attr.size);
+            of_file.open(attr.size);
         }
+        Ok(())
     }
 
     fn opened(&self, ino: Ino, opened: Opened) -> Opened {
@@ -403,10 +419,14 @@ impl FileSystem for Paged {
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
-        let len = out.remaining();
-        self.inner.read(cx, file, args, out)?;
-        self.fill(cx, file, args, len);
-        Ok(())
+        let end = args.offset.saturating_add(out.remaining() as u64).div_ceil(PAGE as u64);
+        let pages = args.offset / PAGE as u64..end;
+        let is_paged = pages.end - pages.start <= MOST_FILLED && !args.flags.has(OpenFlags::DIRECT);
+        let missing = is_paged.then(|| self.missing(cx.caller, file.ino, pages)).flatten();
+        match missing {
+            Some(missing) => self.read_and_fill(cx, file, args, out, missing),
+            None => self.inner.read(cx, file, args, out),
+        }
     }
 
     fn write(

@@ -6,7 +6,8 @@
 //!   keeps copies of size and blocks ([`Facts`]), so that stat(2) needs no content. Whoever changes a
 //!   content takes the new [`Facts`] there (`Names::settle`) before it unlocks the content.
 //! - Lock order: handle of the running group, content, names, [`Pool`]. No lock is held while a device
-//!   works: [`Content::missing`] says what to read, [`Content::fill`] takes it in.
+//!   works: [`Content::missing`] says what to read, [`Content::fill`] takes it in. [`Content::begin_fetch`] tells other
+//!   readers meanwhile.
 //! - A method that changes a content is called with a handle of the running group (`Gate::enter`), and
 //!   returns without waiting for anything.
 //! - A change needs pages and frames ([`Need`]), which are read and taken while nothing is locked.
@@ -22,6 +23,7 @@ mod ahead;
 mod batches;
 mod direct;
 pub(crate) mod extents;
+mod fetches;
 mod frames;
 mod lost;
 mod moving;
@@ -45,6 +47,7 @@ use ahead::Ahead;
 use direct::Direct;
 pub(crate) use direct::{Source, Target, whole_pages};
 use extents::Extents;
+use fetches::Fetches;
 pub(crate) use frames::{Frame, Supply, Wanted};
 use page_set::PageSet;
 use page_table::PageTable;
@@ -86,6 +89,7 @@ pub(crate) struct Content {
     /// Changes with the blocks, and when dirty pages are written.
     version: u64,
     ahead: Ahead,
+    fetches: Fetches,
     direct: Direct,
     /// The inode is gone.
     ended: bool,

@@ -96,22 +96,35 @@ impl Engine {
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
         let mut fetched = Fetched::default();
-        let mut in_memory = true;
+        let (mut in_memory, mut ahead, mut fetcher) = (true, None, None);
         loop {
             let mut held = lock(content);
             fetched.fill(&mut held, &self.pool)?;
-            let wanted = held.missing(at, len as u64).len();
-            if wanted == 0 {
+            drop(fetcher.take());
+            let mut wanted = held.missing(at, len as u64);
+            if wanted.is_empty() {
                 held.has_read(at, len as u64);
                 if in_memory { &self.reads.hits } else { &self.reads.misses }.add(1);
                 return out.with_limit(len, |out| held.read(at, out));
             }
-            let ahead = held.ahead(at, len as u64, self.options.cache_pages);
-            let missing = held.missing(at, len as u64 + ahead);
-            drop(held);
             in_memory = false;
-            self.reads.fetched.add(wanted as u64);
-            self.reads.ahead.add((missing.len() - wanted) as u64);
+            // The line must not wait for a thread that may wait for it.
+            let theirs = if is_line() { None } else { held.leave_to_others(&mut wanted) };
+            if let (Some(fetch), true) = (&theirs, wanted.is_empty()) {
+                drop(held);
+                fetch.wait();
+                continue;
+            }
+            let pages = self.options.cache_pages;
+            let more = *ahead.get_or_insert_with(|| held.ahead(at, len as u64, pages));
+            let mut missing = held.missing(at, len as u64 + more);
+            if !is_line() {
+                held.leave_to_others(&mut missing);
+            }
+            fetcher = Some(held.begin_fetch(&missing));
+            drop(held);
+            self.reads.fetched.add(wanted.len() as u64);
+            self.reads.ahead.add((missing.len() - wanted.len()) as u64);
             self.fetch(&missing, &mut fetched)?;
         }
     }

@@ -1,7 +1,8 @@
 //! The operations of the device that reads, writes and removals take.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Barrier};
+use std::time::Duration;
 
 use defuse_block::sim::Call;
 use defuse_block::{Ram, Sim};
@@ -90,6 +91,69 @@ fn a_sequential_reader_needs_few_reads_and_a_random_one_no_more_than_it_asks_for
     // Never two neighbours one after the other.
     (0..200).for_each(|nth| counted.read(nth * 7 % PAGES));
     assert_eq!(counted.count(0), 200);
+}
+
+#[test]
+fn readers_of_several_places_are_read_ahead_for_as_one_is() {
+    let counted = Counted::new(false, [Call::Read, Call::Write]);
+    let part = PAGES / 4;
+    for nth in 0..part {
+        (0..4).for_each(|reader| counted.read(reader * part + nth));
+    }
+    let reads = counted.count(0);
+    assert!(reads < 4 * 20, "{reads} reads of the device");
+}
+
+/// Each of them found the pages missing, and read them.
+#[test]
+fn what_several_read_at_once_is_read_from_the_device_once() {
+    let counted = Counted::new(false, [Call::Read, Call::Write]);
+    let blocks = Arc::new(AtomicU64::new(0));
+    let read = Arc::clone(&blocks);
+    // A device that takes its time, so that all readers meet there.
+    counted.sim.fail(move |victim| {
+        std::thread::sleep(Duration::from_millis(1));
+        read.fetch_add(victim.blocks, Ordering::Relaxed);
+        None
+    });
+    let together = Barrier::new(4);
+    std::thread::scope(|scope| {
+        for first in [0, 0, 0, PAGES / 2] {
+            let (counted, together) = (&counted, &together);
+            scope.spawn(move || {
+                together.wait();
+                (first..PAGES).chain(0..first).for_each(|page| counted.read(page));
+            });
+        }
+    });
+    assert_eq!(blocks.load(Ordering::Relaxed), PAGES);
+}
+
+/// Otherwise they would wait for ever.
+#[test]
+fn readers_that_wait_for_a_read_that_fails_read_themselves() {
+    let counted = Counted::new(false, [Call::Read, Call::Write]);
+    let mut left = 2;
+    counted.sim.fail(move |_| {
+        std::thread::sleep(Duration::from_millis(20));
+        left -= i32::from(left > 0);
+        (left > 0).then_some(defuse_block::Errno::IO)
+    });
+    let together = Barrier::new(4);
+    let failed = std::thread::scope(|scope| {
+        let readers = [(); 4].map(|()| {
+            scope.spawn(|| {
+                together.wait();
+                let mut bytes = [0; 4096];
+                let mut sink = SliceSink::new(&mut bytes);
+                let mut out = ReadBuf::new(&mut sink, 4096);
+                let file = File { ino: counted.file, fh: Fh(0) };
+                counted.fs.read(&cx(), file, ReadArgs::default(), &mut out).is_err()
+            })
+        });
+        readers.map(|reader| reader.join().unwrap()).into_iter().filter(|failed| *failed).count()
+    });
+    assert_eq!(failed, 1, "the one whose read failed");
 }
 
 #[test]
