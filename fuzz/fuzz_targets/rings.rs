@@ -4,7 +4,7 @@
 
 #![no_main]
 
-use defuse_ring::layout::{BYTES, LANES, number_in};
+use defuse_ring::layout::{LANES, number_in};
 use defuse_ring::{Desk, Lane, Memory, Shared};
 use libfuzzer_sys::fuzz_target;
 
@@ -16,9 +16,9 @@ fn number(message: &[u8]) -> u64 {
 }
 
 fuzz_target!(|input: &[u8]| {
-    let (memory, fd) = Memory::new(BYTES).unwrap();
+    let (memory, fd) = Memory::new().unwrap();
     let desk = Desk::new(memory);
-    let client = Memory::of(fd, BYTES).unwrap();
+    let client = Memory::of(fd).unwrap();
     let mut lane = Lane::new(0);
     let mut room = [0; 512];
     for step in input.chunks_exact(6) {

@@ -9,8 +9,14 @@ use crate::{Shared, Violation};
 
 /// Where requests lie in the arena, and where replies.
 const HALF: usize = ARENA / 2;
+/// The most requests of a lane whose replies nobody waits for.
+pub const LATER: usize = 8;
+/// Bytes for each of them, and for its reply, at the ends of both halves.
+const LATER_ROOM: usize = 256;
+/// Bytes for the request that somebody waits for, and for its reply.
+const ROOM: usize = HALF - LATER * LATER_ROOM;
 
-/// The client's end of a lane. It has one request at a time, whose message always lies in the same place:
+/// The client's end of a lane. Somebody waits for one request at a time, whose message always lies in the same place:
 /// what both processes touch stays in their caches.
 pub struct Lane {
     index: usize,
@@ -18,19 +24,25 @@ pub struct Lane {
     submitted: u32,
     seen: u32,
     waits_for: u64,
+    /// The numbers of requests that nobody waits for; 0 for none.
+    later: [u64; LATER],
 }
 
 /// A completion: the reply lies in the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
+    /// The number of the request.
+    pub number: u64,
     /// Bytes of the message.
     pub len: usize,
+    /// Where it lies in the arena.
+    at: usize,
 }
 
 impl Lane {
     /// The lane `index`, which was never used.
     pub fn new(index: usize) -> Self {
-        Lane { index, count: 0, submitted: 0, seen: 0, waits_for: 0 }
+        Lane { index, count: 0, submitted: 0, seen: 0, waits_for: 0, later: [0; LATER] }
     }
 
     /// The number for the next request.
@@ -42,7 +54,7 @@ impl Lane {
 
     /// The longest request and the longest reply, in bytes.
     pub const fn longest() -> usize {
-        HALF
+        ROOM
     }
 
     /// Submits the request `number`, the concatenation of `parts`. Returns true if the server sleeps, and
@@ -58,26 +70,55 @@ impl Lane {
         number: u64,
         parts: &[&[u8]],
     ) -> Result<bool, Violation> {
+        if length(parts) > ROOM {
+            return Err(Violation("a request is too long"));
+        }
+        let sleeps = self.push(memory, (0, ROOM), parts)?;
+        self.waits_for = number;
+        Ok(sleeps)
+    }
+
+    /// Submits a request whose reply nobody waits for. [`poll`](Lane::poll) finds it among others. `None` where the request
+    /// is too long, or too many were not answered.
+    ///
+    /// # Errors
+    ///
+    /// As for [`submit`](Lane::submit).
+    pub fn submit_later(
+        &mut self,
+        memory: &impl Shared,
+        number: u64,
+        parts: &[&[u8]],
+    ) -> Result<Option<bool>, Violation> {
+        let free = self.later.iter().position(|number| *number == 0);
+        let Some(place) = free.filter(|_| length(parts) <= LATER_ROOM) else { return Ok(None) };
+        let sleeps = self.push(memory, (ROOM + place * LATER_ROOM, LATER_ROOM), parts)?;
+        self.later[place] = number;
+        Ok(Some(sleeps))
+    }
+
+    fn push(
+        &mut self,
+        memory: &impl Shared,
+        (place, room): (usize, usize),
+        parts: &[&[u8]],
+    ) -> Result<bool, Violation> {
         let at = lane_at(self.index);
         if self.submitted.wrapping_sub(memory.load(at + lane::TAKEN)) >= ENTRIES {
             return Err(Violation("submissions are not taken"));
         }
-        let len: usize = parts.iter().map(|part| part.len()).sum();
-        if len > HALF {
-            return Err(Violation("a request is too long"));
-        }
-        let mut to = at + lane::ARENA;
+        let mut to = at + lane::ARENA + place;
         for part in parts {
             memory.write(to, part);
             to += part.len();
         }
         let mut entry = [0; ENTRY];
-        for (word, value) in entry.chunks_mut(4).zip([0, len, HALF, HALF]) {
+        let words = [place, length(parts), HALF + place, room];
+        for (word, value) in entry.chunks_mut(4).zip(words) {
             word.copy_from_slice(&(value as u32).to_ne_bytes());
         }
         let slot = (self.submitted % ENTRIES) as usize;
         memory.write(at + lane::SUBMISSIONS + slot * ENTRY, &entry);
-        self.waits_for = number;
         self.submitted = self.submitted.wrapping_add(1);
         if (memory.load(AT_USED) as usize) <= self.index {
             memory.raise(AT_USED, self.index as u32 + 1);
@@ -88,34 +129,52 @@ impl Lane {
         Ok(memory.load(AT_SLEEPERS) != 0)
     }
 
-    /// The reply to the submitted request, if it is there.
+    /// The reply to a request that was submitted, if one is there.
     ///
     /// # Errors
     ///
     /// A [`Violation`] of the server: its counter jumps, or it answers another request or more than fits.
     pub fn poll(&mut self, memory: &impl Shared) -> Result<Option<Answer>, Violation> {
         let at = lane_at(self.index);
-        match memory.load(at + lane::COMPLETED).wrapping_sub(self.seen) {
-            0 => return Ok(None),
-            1 => {}
-            _ => return Err(Violation("completions without requests")),
+        let new = memory.load(at + lane::COMPLETED).wrapping_sub(self.seen);
+        if new == 0 {
+            return Ok(None);
+        }
+        if new > self.submitted.wrapping_sub(self.seen) {
+            return Err(Violation("completions without requests"));
         }
         let mut entry = [0; ENTRY];
         let slot = (self.seen % ENTRIES) as usize;
         memory.read(at + lane::COMPLETIONS + slot * ENTRY, &mut entry);
-        let (number, rest) = entry.split_at(8);
-        let len = u32::from_ne_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize;
-        if number != self.waits_for.to_ne_bytes() || len > HALF {
+        let [n0, n1, n2, n3, n4, n5, n6, n7, l0, l1, l2, l3, ..] = entry;
+        let number = u64::from_ne_bytes([n0, n1, n2, n3, n4, n5, n6, n7]);
+        let len = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
+        let place = self.answered(number).filter(|(_, room)| len <= *room);
+        let Some((place, _)) = place else {
             return Err(Violation("a completion of another request"));
-        }
+        };
         self.seen = self.seen.wrapping_add(1);
         memory.store(at + lane::SEEN, self.seen);
-        Ok(Some(Answer { len }))
+        Ok(Some(Answer { number, len, at: HALF + place }))
     }
 
-    /// Copies the reply out of the lane, from its byte `from` on.
-    pub fn copy(&self, memory: &impl Shared, from: usize, out: &mut [u8]) {
-        memory.read(lane_at(self.index) + lane::ARENA + HALF + from, out);
+    /// The place of the reply to a request that was not answered before, and the bytes there.
+    fn answered(&mut self, number: u64) -> Option<(usize, usize)> {
+        if number == 0 {
+            return None;
+        }
+        if self.waits_for == number {
+            self.waits_for = 0;
+            return Some((0, ROOM));
+        }
+        let place = self.later.iter().position(|later| *later == number)?;
+        self.later[place] = 0;
+        Some((ROOM + place * LATER_ROOM, LATER_ROOM))
+    }
+
+    /// Copies a reply out of the lane, from its byte `from` on. A later request takes its place.
+    pub fn copy(&self, memory: &impl Shared, answer: Answer, from: usize, out: &mut [u8]) {
+        memory.read(lane_at(self.index) + lane::ARENA + answer.at + from, out);
     }
 
     /// Sleeps until there is a completion, at most for `patience`.
@@ -133,4 +192,8 @@ impl Lane {
     pub fn notices(memory: &impl Shared) -> u32 {
         memory.load(AT_NOTICES)
     }
+}
+
+fn length(parts: &[&[u8]]) -> usize {
+    parts.iter().map(|part| part.len()).sum()
 }

@@ -3,16 +3,25 @@
 /// The first word of the memory: "defuseR1".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"defuseR1");
 /// The version of the format.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
-/// Number of lanes of a connection.
-pub const LANES: usize = 16;
+/// Number of lanes of a block. A connection begins with one block.
+pub const LANES_OF_BLOCK: usize = 16;
+/// The most blocks of a connection.
+pub const MOST_BLOCKS: usize = 8;
+/// The most lanes of a connection.
+pub const LANES: usize = MOST_BLOCKS * LANES_OF_BLOCK;
 /// Number of entries of each ring. A power of two.
 pub const ENTRIES: u32 = 32;
 /// Bytes of a lane's arena: a request and a reply with 128 KiB of data each.
 pub const ARENA: usize = 2 * 132 * 1024;
-/// Bytes of the memory.
-pub const BYTES: usize = PAGE + LANES * LANE;
+/// Bytes of a block. Blocks follow each other.
+pub const BYTES: usize = PAGE + LANES_OF_BLOCK * LANE;
+
+/// Bytes of the message on the socket that wakes a thread of the server, the *bell*.
+pub const BELL: usize = 1;
+/// Bytes of the message on the socket that asks for a further block of lanes.
+pub const MORE: usize = 2;
 
 /// The shortest request and the shortest reply, in bytes: the headers of the protocol.
 pub const SHORTEST: (usize, usize) = (40, 16);
@@ -24,11 +33,12 @@ pub(crate) const LANE: usize = PAGE + ARENA;
 pub(crate) const AT_MAGIC: usize = 0;
 /// `u32`: [`VERSION`].
 pub(crate) const AT_VERSION: usize = 8;
+// The following words are those of the first block, for all lanes.
 /// `u32`, written by the server: its threads that sleep, and need a bell for the next submission.
 pub(crate) const AT_SLEEPERS: usize = 64;
 /// `u32`, written by the server: notifications that it has sent.
 pub(crate) const AT_NOTICES: usize = 128;
-/// `u32`, written by the client: the lanes from 0 that it has used.
+/// `u32`, written by the client: the lanes from 0 that it has used, of all blocks.
 pub(crate) const AT_USED: usize = 192;
 
 /// Positions within a lane.
@@ -56,7 +66,7 @@ pub(crate) const ENTRY: usize = 16;
 
 /// The first byte of a lane.
 pub(crate) const fn lane_at(lane: usize) -> usize {
-    PAGE + lane * LANE
+    lane / LANES_OF_BLOCK * BYTES + PAGE + lane % LANES_OF_BLOCK * LANE
 }
 
 /// The bits of a request's number that name its lane.
@@ -101,5 +111,8 @@ mod tests {
         assert!(lane::SUBMISSIONS + rings <= lane::COMPLETIONS);
         assert!(lane::COMPLETIONS + rings <= lane::ARENA && lane::ARENA + ARENA <= LANE);
         assert_eq!((LANE % PAGE, BYTES % PAGE), (0, 0));
+        let ends = (0..LANES).map(|index| (lane_at(index), lane_at(index) + LANE));
+        assert!(ends.clone().zip(ends.skip(1)).all(|((_, end), (next, _))| end <= next));
+        assert_eq!(lane_at(LANES - 1) + LANE, MOST_BLOCKS * BYTES);
     }
 }

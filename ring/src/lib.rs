@@ -16,7 +16,7 @@ pub mod pages;
 mod server;
 pub mod versions;
 
-pub use client::{Answer, Lane};
+pub use client::{Answer, LATER, Lane};
 pub use memory::{Memory, Shared};
 pub use server::{Arrived, Desk, DeskCounts};
 

@@ -1,7 +1,8 @@
 //! The memory itself: a sealed memfd that both processes have mapped.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -9,7 +10,7 @@ use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 
-use crate::layout::{AT_MAGIC, AT_VERSION, MAGIC, VERSION};
+use crate::layout::{AT_MAGIC, AT_VERSION, BYTES, MAGIC, MOST_BLOCKS, VERSION};
 
 /// Memory that another process may change at any time. Positions are in bytes, and those of words are
 /// multiples of four. A position outside of the memory panics: callers check first.
@@ -34,11 +35,15 @@ pub trait Shared {
     fn wake(&self, at: usize);
 }
 
-/// A mapped memfd of a fixed length. It holds no descriptor: those of a process are few, and the numbers of a
-/// client's belong to its program.
+/// Mapped memfds of fixed lengths, one after the other. It holds no descriptor: those of a process are few, and the
+/// numbers of a client's belong to its program.
 pub struct Memory {
     start: *mut u8,
-    len: usize,
+    /// Bytes that are mapped. They become more, and never fewer.
+    len: AtomicUsize,
+    /// Bytes of addresses.
+    room: usize,
+    growing: Mutex<()>,
 }
 
 // SAFETY: the mapping lives as long as the value, and is reached by atomic operations and by copies through
@@ -47,25 +52,42 @@ unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
-const WRITABLE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+pub(crate) const WRITABLE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 impl Memory {
-    /// New memory of `len` bytes, all zero but for the magic number and the version, with the descriptor for the
-    /// other process. Its length can never change.
+    /// New memory of one block, all zero but for the magic number and the version, with the descriptor for the other
+    /// process. The length of a block can never change.
     ///
     /// # Errors
     ///
     /// Those of memfd_create(2), ftruncate(2) and mmap(2).
-    pub fn new(len: usize) -> Result<(Memory, OwnedFd)> {
-        let (memory, fd) = Memory::sealed(len)?;
-        memory.write(AT_VERSION, &VERSION.to_ne_bytes());
-        memory.write(AT_MAGIC, &MAGIC.to_ne_bytes());
+    pub fn new() -> Result<(Memory, OwnedFd)> {
+        let memory = Memory::reserve(MOST_BLOCKS * BYTES)?;
+        let fd = memory.add_new()?;
         Ok((memory, fd))
+    }
+
+    /// Adds a new block, and returns the descriptor for the other process.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Memory::new); `ENOSPC` after the last block.
+    pub fn add_new(&self) -> Result<OwnedFd> {
+        let fd = Memory::sealed_file(BYTES)?;
+        let at = self.add(&fd, BYTES)?;
+        self.write(at + AT_VERSION, &VERSION.to_ne_bytes());
+        self.write(at + AT_MAGIC, &MAGIC.to_ne_bytes());
+        Ok(fd)
     }
 
     /// New memory of `len` bytes, all zero.
     pub(crate) fn sealed(len: usize) -> Result<(Memory, OwnedFd)> {
+        let fd = Memory::sealed_file(len)?;
+        Ok((Memory::map(&fd, len, WRITABLE)?, fd))
+    }
+
+    fn sealed_file(len: usize) -> Result<OwnedFd> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::NOEXEC_SEAL;
         let fd = rustix::fs::memfd_create(c"defuse-ring", flags).or_else(|error| match error {
             // Before Linux 6.3.
@@ -76,23 +98,41 @@ impl Memory {
         })?;
         rustix::fs::ftruncate(&fd, len as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SEALS)?;
-        Ok((Memory::map(&fd, len, WRITABLE)?, fd))
+        Ok(fd)
     }
 
-    /// The memory of another process, which has `len` bytes.
+    /// The memory of another process, of which this is the first block.
     ///
     /// # Errors
     ///
     /// `EINVAL` where it has another length, could be made shorter, or has another format.
-    pub fn of(fd: OwnedFd, len: usize) -> Result<Memory> {
-        if Memory::fixed_length(&fd)? != len {
+    pub fn of(fd: OwnedFd) -> Result<Memory> {
+        let memory = Memory::reserve(MOST_BLOCKS * BYTES)?;
+        memory.add_block(fd)?;
+        Ok(memory)
+    }
+
+    /// Adds a further block of the other process.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`of`](Memory::of); `ENOSPC` after the last block.
+    pub fn add_block(&self, fd: OwnedFd) -> Result<()> {
+        if Memory::fixed_length(&fd)? != BYTES {
             return Err(Errno::INVAL);
         }
-        let memory = Memory::map(&fd, len, WRITABLE)?;
         let mut head = [0; 12];
-        memory.read(AT_MAGIC, &mut head);
+        let read = rustix::io::pread(&fd, &mut head, AT_MAGIC as u64)?;
         let expected = [&MAGIC.to_ne_bytes()[..], &VERSION.to_ne_bytes()].concat();
-        if head[..] == expected[..] { Ok(memory) } else { Err(Errno::INVAL) }
+        if read < head.len() || head[..] != expected[..] {
+            return Err(Errno::INVAL);
+        }
+        self.add(&fd, BYTES).map(drop)
+    }
+
+    /// The blocks that are there.
+    pub fn blocks(&self) -> usize {
+        self.len() / BYTES
     }
 
     /// The memory of another process, of `most` bytes at most, to read: writing to it kills this process.
@@ -112,7 +152,7 @@ impl Memory {
 
     /// Bytes of the memory.
     pub(crate) fn len(&self) -> usize {
-        self.len
+        self.len.load(Ordering::Acquire)
     }
 
     /// The number of 64 bits at `at`, and everything that its writer wrote before it.
@@ -131,35 +171,63 @@ impl Memory {
     }
 
     fn word64(&self, at: usize) -> &AtomicU64 {
-        assert!(at.is_multiple_of(8) && at < self.len && self.len - at >= 8, "a number at {at}");
+        let len = self.len();
+        assert!(at.is_multiple_of(8) && at < len && len - at >= 8, "a number at {at}");
         // SAFETY: as for `word`, with eight aligned bytes.
         unsafe { AtomicU64::from_ptr(self.start.add(at).cast()) }
     }
 
-    fn map(fd: &OwnedFd, len: usize, prot: ProtFlags) -> Result<Memory> {
+    pub(crate) fn map(fd: &OwnedFd, len: usize, prot: ProtFlags) -> Result<Memory> {
         // SAFETY: the kernel chooses a free range of addresses.
         let start =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)? };
-        Ok(Memory { start: start.cast(), len })
+        Ok(Memory { start: start.cast(), len: len.into(), room: len, growing: Mutex::new(()) })
+    }
+
+    /// Addresses without memory.
+    fn reserve(room: usize) -> Result<Memory> {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: the kernel chooses a free range of addresses.
+        let start = unsafe {
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), room, ProtFlags::empty(), flags)?
+        };
+        Ok(Memory { start: start.cast(), len: 0.into(), room, growing: Mutex::new(()) })
+    }
+
+    /// Maps the first `len` bytes of a file behind what is mapped. Returns where.
+    fn add(&self, fd: &OwnedFd, len: usize) -> Result<usize> {
+        let _alone = self.growing.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = self.len();
+        if self.room - at < len {
+            return Err(Errno::NOSPC);
+        }
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        // SAFETY: the addresses are a part of those that `reserve` got, and nobody uses them yet: all accesses are to what is
+        // mapped, and nobody else adds meanwhile.
+        unsafe { rustix::mm::mmap(self.start.add(at).cast(), len, WRITABLE, flags, fd, 0)? };
+        self.len.store(at + len, Ordering::Release);
+        Ok(at)
     }
 
     fn word(&self, at: usize) -> &AtomicU32 {
-        assert!(at.is_multiple_of(4) && at < self.len && self.len - at >= 4, "a word at {at}");
+        let len = self.len();
+        assert!(at.is_multiple_of(4) && at < len && len - at >= 4, "a word at {at}");
         // SAFETY: four aligned bytes within the mapping, which lives as long as `self`. This process reaches
         // words by atomic operations only, and any bytes are a number.
         unsafe { AtomicU32::from_ptr(self.start.add(at).cast()) }
     }
 
     fn range(&self, at: usize, len: usize) -> *mut u8 {
-        assert!(at <= self.len && self.len - at >= len, "{len} bytes at {at}");
+        let all = self.len();
+        assert!(at <= all && all - at >= len, "{len} bytes at {at}");
         self.start.wrapping_add(at)
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: the mapping is that of `map`, and no reference into it is left.
-        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
+        // SAFETY: the addresses are those of `map` or `reserve`, and no reference into them is left.
+        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.room) };
     }
 }
 
@@ -215,12 +283,11 @@ impl Shared for Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::BYTES;
 
     #[test]
     fn both_processes_see_one_memory_whose_length_is_fixed() {
-        let (memory, fd) = Memory::new(BYTES).unwrap();
-        let other = Memory::of(fd.try_clone().unwrap(), BYTES).unwrap();
+        let (memory, fd) = Memory::new().unwrap();
+        let other = Memory::of(fd.try_clone().unwrap()).unwrap();
         memory.write(BYTES - 3, b"end");
         let mut seen = [0; 3];
         other.read(BYTES - 3, &mut seen);
@@ -238,7 +305,7 @@ mod tests {
             let fd = rustix::fs::memfd_create(c"other", flags).unwrap();
             rustix::fs::ftruncate(&fd, len).unwrap();
             rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
-            Memory::of(fd, BYTES).err()
+            Memory::of(fd).err()
         };
         assert_eq!(make(BYTES as u64, SealFlags::GROW), Some(Errno::INVAL));
         assert_eq!(make(4096, SEALS), Some(Errno::INVAL));
@@ -248,6 +315,25 @@ mod tests {
     #[test]
     #[should_panic(expected = "8 bytes at")]
     fn an_access_outside_of_the_memory_panics() {
-        Memory::new(4096).unwrap().0.write(4090, &[0; 8]);
+        Memory::new().unwrap().0.write(BYTES - 6, &[0; 8]);
+    }
+
+    #[test]
+    fn both_processes_see_the_blocks_that_are_added_until_there_is_no_room() {
+        let (memory, fd) = Memory::new().unwrap();
+        let other = Memory::of(fd).unwrap();
+        for block in 1..MOST_BLOCKS {
+            other.add_block(memory.add_new().unwrap()).unwrap();
+            memory.write(block * BYTES + 7000, &[block as u8]);
+        }
+        assert_eq!((memory.blocks(), other.blocks()), (MOST_BLOCKS, MOST_BLOCKS));
+        for block in 1..MOST_BLOCKS {
+            let mut seen = [0];
+            other.read(block * BYTES + 7000, &mut seen);
+            assert_eq!(seen, [block as u8]);
+        }
+        assert_eq!(memory.add_new().err(), Some(Errno::NOSPC));
+        let (_, fd) = Memory::new().unwrap();
+        assert_eq!(other.add_block(fd).err(), Some(Errno::NOSPC));
     }
 }

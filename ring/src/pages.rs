@@ -304,6 +304,7 @@ impl PageReader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::WRITABLE;
 
     fn both(size: u64) -> (Pages, PageReader) {
         let mut pages = Pages::new(size).unwrap();
@@ -397,7 +398,7 @@ mod tests {
         let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
         assert_eq!(rustix::fs::fallocate(&fd, punch, 0, 4096), Err(Errno::BADF));
         assert_eq!(rustix::fs::fstat(&fd).unwrap().st_mode & 0o777, 0o400);
-        assert!(Memory::of(fd, bytes_of(16)).is_err(), "a mapping for writing");
+        assert!(Memory::map(&fd, bytes_of(16), WRITABLE).is_err(), "a mapping for writing");
     }
 
     /// A client that keeps the descriptor would otherwise keep the memory of all files that it ever read.

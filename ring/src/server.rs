@@ -1,17 +1,21 @@
 //! The server's side: takes submissions, and answers them.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::layout::{
-    ARENA, AT_NOTICES, AT_SLEEPERS, AT_USED, ENTRIES, ENTRY, LANES, SHORTEST, lane, lane_at,
+    ARENA, AT_NOTICES, AT_SLEEPERS, AT_USED, ENTRIES, ENTRY, LANES, LANES_OF_BLOCK, SHORTEST, lane,
+    lane_at,
 };
-use crate::{Shared, Violation};
+use crate::{Memory, Shared, Violation};
 
 /// The server's end of all lanes of a connection. Any thread may use it at any time.
 pub struct Desk<M> {
     memory: M,
     lanes: Box<[LaneState]>,
+    /// The lanes that there is memory for.
+    offered: AtomicU32,
     /// The lane to look at first, so that none is looked at first always.
     turn: AtomicU32,
 }
@@ -36,7 +40,9 @@ pub struct Arrived {
     pub len: usize,
 }
 
+/// Different threads use different lanes, whose states share no cache line.
 #[derive(Default)]
+#[repr(align(64))]
 struct LaneState {
     /// The submissions taken: the server's own number, never read back from the memory.
     taken: AtomicU32,
@@ -58,11 +64,32 @@ struct Open {
     room: usize,
 }
 
+impl Desk<Memory> {
+    /// Adds a block of lanes, and returns the descriptor for the client.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Memory::add_new`].
+    pub fn add_block(&self) -> rustix::io::Result<OwnedFd> {
+        let fd = self.memory.add_new()?;
+        // Another thread may have added one, too.
+        let lanes = self.memory.blocks() * LANES_OF_BLOCK;
+        self.offered.fetch_max(lanes as u32, Ordering::AcqRel);
+        Ok(fd)
+    }
+}
+
 impl<M: Shared> Desk<M> {
-    /// The server's end of `memory`, which is new.
+    /// The server's end of `memory`, which is new and has one block.
     pub fn new(memory: M) -> Self {
         let lanes = (0..LANES).map(|_| LaneState::default()).collect();
-        Desk { memory, lanes, turn: AtomicU32::new(0) }
+        let offered = (LANES_OF_BLOCK as u32).into();
+        Desk { memory, lanes, offered, turn: AtomicU32::new(0) }
+    }
+
+    /// The lanes that the client says it has used, of those that there are.
+    fn used(&self) -> usize {
+        self.memory.load(AT_USED).min(self.offered.load(Ordering::Acquire)) as usize
     }
 
     /// Copies the next submitted message into `room`; `None` if there is none. `number` reads the number of
@@ -77,7 +104,7 @@ impl<M: Shared> Desk<M> {
         room: &mut [u8],
         number: impl Fn(&[u8]) -> u64,
     ) -> Result<Option<Arrived>, Violation> {
-        let used = (self.memory.load(AT_USED) as usize).min(LANES);
+        let used = self.used();
         let first = self.turn.load(Ordering::Relaxed) as usize;
         for step in 0..used {
             let index = (first + step) % used;
@@ -93,7 +120,7 @@ impl<M: Shared> Desk<M> {
 
     /// True if a submission waits.
     pub fn is_waiting(&self) -> bool {
-        let used = (self.memory.load(AT_USED) as usize).min(LANES);
+        let used = self.used();
         (0..used).any(|index| self.has_submission(index))
     }
 

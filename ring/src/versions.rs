@@ -160,6 +160,7 @@ impl VersionReader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::WRITABLE;
 
     fn both() -> (Versions, VersionReader) {
         let versions = Versions::new().unwrap();
@@ -215,12 +216,12 @@ mod tests {
         assert_eq!(rustix::io::pwrite(&fd, &[1], 0), Err(Errno::BADF));
         assert!(rustix::fs::ftruncate(&fd, 0).is_err());
         assert_eq!(rustix::fs::fstat(&fd).unwrap().st_mode & 0o777, 0o400);
-        assert!(Memory::of(fd, BYTES).is_err(), "a mapping for writing");
+        assert!(Memory::map(&fd, BYTES, WRITABLE).is_err(), "a mapping for writing");
     }
 
     #[test]
     fn memory_with_another_format_is_refused() {
-        let (_, fd) = Memory::new(BYTES).unwrap();
+        let (_, fd) = Memory::new().unwrap();
         assert!(VersionReader::of(fd).is_err());
         let (_, fd) = Memory::sealed(64).unwrap();
         assert!(VersionReader::of(fd).is_err());

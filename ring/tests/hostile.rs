@@ -1,7 +1,7 @@
 //! A client that writes anything into the memory: the server takes valid requests or ends the connection, and
 //! never touches anything outside of the lane.
 
-use defuse_ring::layout::{BYTES, LANES, number_in};
+use defuse_ring::layout::{BYTES, LANES, LANES_OF_BLOCK, number_in};
 use defuse_ring::{Desk, DeskCounts, Lane, Memory, Shared, Violation};
 
 const FIRST: usize = 4096;
@@ -16,9 +16,9 @@ struct World {
 
 impl World {
     fn new() -> World {
-        let (memory, fd) = Memory::new(BYTES).unwrap();
+        let (memory, fd) = Memory::new().unwrap();
         let desk = Desk::new(memory);
-        World { desk, client: Memory::of(fd, BYTES).unwrap() }
+        World { desk, client: Memory::of(fd).unwrap() }
     }
 
     /// Submits an entry of these words to lane 0, with a request of `number`.
@@ -52,6 +52,25 @@ fn counters_that_jump_end_the_connection() {
     assert_eq!(world.submit([0, 48, 0, 4096], number_in(0, 2)), Ok(true));
     world.client.store(FIRST, 0);
     assert!(world.take().is_err(), "backwards");
+}
+
+/// The words of lanes that there is no memory for are not read.
+#[test]
+fn a_client_that_claims_all_lanes_is_looked_for_in_those_that_it_has() {
+    let world = World::new();
+    world.client.store(192, u32::MAX);
+    assert_eq!(world.take(), Ok(None));
+    assert_eq!(world.desk.answer(LANES - 1, number_in(LANES - 1, 2), &[], &[0; 16]), Ok(false));
+    world.client.add_block(world.desk.add_block().unwrap()).unwrap();
+    let mut lane = Lane::new(2 * LANES_OF_BLOCK - 1);
+    let number = lane.next_number();
+    let message = [&[0; 8][..], &number.to_ne_bytes(), &[0; 32]].concat();
+    lane.submit(&world.client, number, &[&message]).unwrap();
+    assert_eq!(world.take(), Ok(Some(48)));
+    assert_eq!(world.desk.answer(31, number, &[&[7; 20]], &[0; 16]), Ok(true));
+    assert_eq!(lane.poll(&world.client).unwrap().unwrap().len, 20);
+    world.client.store(BYTES + 4096, 77);
+    assert_eq!(world.take(), Err(Violation("more submissions than entries")));
 }
 
 #[test]
@@ -155,4 +174,58 @@ fn a_client_refuses_completions_that_it_did_not_ask_for() {
     let number = lane.next_number();
     lane.submit(&world.client, number, &[&[0; 48]]).unwrap();
     assert!(lane.poll(&world.client).is_err(), "the entry names no request");
+}
+
+fn message(number: u64) -> Vec<u8> {
+    [&[0; 8][..], &number.to_ne_bytes(), &[number as u8; 32]].concat()
+}
+
+#[test]
+fn requests_that_nobody_waits_for_are_answered_in_any_order_and_a_lane_has_few_of_them() {
+    let (world, mut lane) = (World::new(), Lane::new(0));
+    let later = |lane: &mut Lane| {
+        let number = lane.next_number();
+        lane.submit_later(&world.client, number, &[&message(number)]).unwrap().map(|_| number)
+    };
+    let mut numbers: Vec<u64> =
+        (0..defuse_ring::LATER).map(|_| later(&mut lane).unwrap()).collect();
+    assert_eq!(later(&mut lane), None);
+    assert_eq!(lane.submit_later(&world.client, 2, &[&[0; 257]]), Ok(None), "too long");
+    let number = lane.next_number();
+    lane.submit(&world.client, number, &[&message(number)]).unwrap();
+    numbers.push(number);
+    while world.take().unwrap().is_some() {}
+    numbers.rotate_left(5);
+    for number in numbers {
+        let reply = [number as u8; 24];
+        assert_eq!(world.desk.answer(0, number, &[&reply], &[0; 16]), Ok(true));
+        let answer = lane.poll(&world.client).unwrap().unwrap();
+        let mut seen = [0; 24];
+        lane.copy(&world.client, answer, 0, &mut seen);
+        assert_eq!((answer.number, answer.len, seen), (number, 24, reply));
+        assert_eq!(lane.poll(&world.client), Ok(None));
+    }
+    assert!(later(&mut lane).is_some());
+}
+
+/// Each reply has a place of its own, and the second one would be read as that of another request.
+#[test]
+fn a_client_refuses_a_second_reply_to_a_request_and_one_that_is_too_long() {
+    for (number_at, len) in [(0, 24_u32), (1, 257)] {
+        let (world, mut lane) = (World::new(), Lane::new(0));
+        let mut numbers = [0; 3];
+        for number in &mut numbers {
+            *number = lane.next_number();
+            lane.submit_later(&world.client, *number, &[&message(*number)]).unwrap();
+        }
+        let complete = |count: u32, number: u64, len: u32| {
+            let at = FIRST + 2048 + 16 * (count as usize - 1);
+            world.client.write(at, &[&number.to_ne_bytes()[..], &len.to_ne_bytes()].concat());
+            world.client.store(FIRST + 128, count);
+        };
+        complete(1, numbers[0], 24);
+        assert!(lane.poll(&world.client).unwrap().is_some());
+        complete(2, numbers[number_at], len);
+        assert!(lane.poll(&world.client).is_err());
+    }
 }

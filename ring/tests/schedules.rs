@@ -118,6 +118,13 @@ fn serve(memory: &Model, mut left: usize) {
 fn ask(memory: &Model, index: usize, requests: usize) {
     let mut lane = Lane::new(index);
     for round in 0..requests {
+        // Nobody waits for this one.
+        let later = lane.next_number();
+        let mut message = [round as u8; 48];
+        message[8..16].copy_from_slice(&later.to_ne_bytes());
+        if lane.submit_later(memory, later, &[&message]).unwrap().unwrap() {
+            memory.ring();
+        }
         let unique = lane.next_number();
         let mut message = [round as u8 + index as u8; 48];
         message[8..16].copy_from_slice(&unique.to_ne_bytes());
@@ -126,12 +133,13 @@ fn ask(memory: &Model, index: usize, requests: usize) {
         }
         let answer = loop {
             match lane.poll(memory).unwrap() {
-                Some(answer) => break answer,
+                Some(answer) if answer.number == unique => break answer,
+                Some(answer) => assert_eq!(answer.len, 48),
                 None => lane.sleep(memory, Duration::MAX),
             }
         };
         let mut reply = [0; 48];
-        lane.copy(memory, 0, &mut reply);
+        lane.copy(memory, answer, 0, &mut reply);
         assert_eq!((answer.len, reply), (48, message));
     }
 }
@@ -145,7 +153,7 @@ fn every_request_is_answered_once_and_no_wake_up_is_lost() {
             thread::spawn(move || ask(&memory, index, 2))
         });
         let clients: Vec<_> = clients.collect();
-        serve(&memory, LANES * 2);
+        serve(&memory, LANES * 4);
         for client in clients {
             client.join().unwrap();
         }

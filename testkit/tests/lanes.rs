@@ -5,6 +5,7 @@ mod served;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{
@@ -112,17 +113,26 @@ fn each_client_has_counts_of_its_own_and_the_sum_has_those_of_ended_ones() {
     assert_eq!(most(&after) * 2, most(&statistics));
 }
 
-/// Where more threads ask than there are lanes, the rest uses messages.
+/// Where more threads ask than there are lanes, the rest uses messages, until there are more lanes.
 #[test]
-fn more_threads_than_lanes_all_get_their_own_replies() {
+fn more_threads_than_lanes_all_get_their_own_replies_and_more_lanes() {
     let served = memory(LaneLimits::default());
     let client = served.client();
+    let lanes = || served.server.statistics().clients[0].lanes.unwrap().used;
+    let more = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        for thread in 0..16_u8 {
-            let client = &client;
+        for thread in 0..40_u8 {
+            let (client, lanes, more) = (&client, &lanes, &more);
             scope.spawn(move || {
                 let (entry, file) = create(client, &format!("of thread {thread}"));
-                for round in 0..40_u8 {
+                let begun = Instant::now();
+                for round in (0..=u8::MAX).cycle() {
+                    // They meet when the scheduler lets them.
+                    if round >= 40 && more.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    more.fetch_or(lanes() > 16, Ordering::Relaxed);
+                    assert!(begun.elapsed() < Duration::from_secs(120), "{} lanes", lanes());
                     let bytes = [thread ^ round; 3000];
                     assert_eq!(write(client, file, 0, &bytes), Ok(3000));
                     assert_eq!(read(client, file, 0, 4000).unwrap(), bytes);
@@ -138,7 +148,7 @@ fn more_threads_than_lanes_all_get_their_own_replies() {
 
 #[test]
 fn a_server_without_lanes_is_named_and_a_client_beyond_the_limit_uses_messages() {
-    let limits = LaneLimits { connections: 1, connections_of_user: 1 };
+    let limits = LaneLimits { blocks: 1, blocks_of_user: 1 };
     let served = memory(limits);
     let (first, second) = (served.client(), served.client());
     assert!(first.lane_counts().is_some() && second.lane_counts().is_none());

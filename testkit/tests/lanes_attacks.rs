@@ -133,6 +133,21 @@ fn request(opcode: u32, number: u64, ino: u64, body: &[u8]) -> Vec<u8> {
     raw::request(opcode, number, ino, USER, body)
 }
 
+/// The descriptor and the length of a message.
+fn receive(socket: &OwnedFd) -> (Option<OwnedFd>, usize) {
+    let mut room = [0; 4096];
+    let mut beside = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut beside = RecvAncillaryBuffer::new(&mut beside);
+    let mut parts = [IoSliceMut::new(&mut room)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::net::recvmsg(socket, &mut parts, &mut beside, flags).unwrap();
+    let fd = beside.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    (fd, received.bytes)
+}
+
 const LOOKUP: u32 = 1;
 const GETATTR: u32 = 3;
 const OPEN: u32 = 14;
@@ -141,17 +156,9 @@ const READ: u32 = 15;
 impl Attacker {
     fn connect(path: &Path) -> Attacker {
         let socket = raw::begun(path, USER);
+        let (fd, _) = receive(&socket);
+        let memory = Arc::new(Ring::of(fd.unwrap()).unwrap());
         let mut room = [0; 4096];
-        let mut beside = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut beside = RecvAncillaryBuffer::new(&mut beside);
-        let mut parts = [IoSliceMut::new(&mut room)];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        rustix::net::recvmsg(&socket, &mut parts, &mut beside, flags).unwrap();
-        let fd = beside.drain().find_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-            _ => None,
-        });
-        let memory = Arc::new(Ring::of(fd.unwrap(), BYTES).unwrap());
         let (len, _) = rustix::net::recv(&socket, &mut room[..], RecvFlags::empty()).unwrap();
         assert!(len > 16, "INIT was not answered");
         Attacker { socket, memory, lane: Lane::new(0) }
@@ -170,7 +177,7 @@ impl Attacker {
         loop {
             if let Some(answer) = self.lane.poll(&*self.memory).unwrap() {
                 let mut reply = vec![0; answer.len];
-                self.lane.copy(&*self.memory, 0, &mut reply);
+                self.lane.copy(&*self.memory, answer, 0, &mut reply);
                 let error = i32::from_ne_bytes(reply[4..8].try_into().unwrap());
                 return Some(if error == 0 { Ok(reply.split_off(16)) } else { Err(-error) });
             }
@@ -321,5 +328,25 @@ fn any_bytes_in_the_lanes_harm_nobody() {
             }
             assert!(!attacker.has_secret());
         }
+    });
+}
+
+/// Each further block takes memory that other clients, too, want.
+#[test]
+fn a_client_that_asks_for_lanes_without_end_gets_few_and_others_still_get_theirs() {
+    attack(|path, _| {
+        let greedy: Vec<Attacker> = (0..5).map(|_| Attacker::connect(path)).collect();
+        let mut blocks = 0;
+        for attacker in &greedy {
+            for _ in 0..20 {
+                rustix::net::send(&attacker.socket, &[0; 2], SendFlags::NOSIGNAL).unwrap();
+                let (fd, len) = receive(&attacker.socket);
+                assert_eq!(len, 32, "an offer");
+                blocks += usize::from(fd.is_some());
+            }
+        }
+        // Seven each, until half of the 64 of a user are in use.
+        assert_eq!(blocks, 32 - 5);
+        assert!((0..30).all(|_| Attacker::connect(path).memory.blocks() == 1));
     });
 }

@@ -128,6 +128,37 @@ fn a_small_file_is_read_by_its_open_alone() {
     assert!(made < 10, "{made} requests");
 }
 
+#[test]
+fn a_small_file_that_is_open_for_both_is_read_by_its_open_until_it_is_written_to() {
+    let served = served();
+    let client = connect(&served);
+    let ino = make(&client, "file", &[1; 5000]);
+    let before = requests(&served, "READ");
+    for _ in 0..3 {
+        let file = open(&client, ino, OpenFlags::RDWR);
+        assert_eq!(read(&client, file, 100, 9000), [1; 4900]);
+        close(&client, file);
+    }
+    assert_eq!(requests(&served, "READ"), before);
+    let file = open(&client, ino, OpenFlags::RDWR);
+    write(&client, file, 0, &[2; 100]);
+    assert_eq!(read(&client, file, 50, 100), [[2; 50], [1; 50]].concat());
+    close(&client, file);
+    // Programs that only write to such files end the bytes of these, and not of those that are only read.
+    for _ in 0..20 {
+        let file = open(&client, ino, OpenFlags::RDWR);
+        write(&client, file, 0, &[3; 100]);
+        close(&client, file);
+    }
+    let before = requests(&served, "READ");
+    for (flags, reads) in [(0, 0), (OpenFlags::RDWR, 1)] {
+        let file = open(&client, ino, flags);
+        assert_eq!(read(&client, file, 0, 100), [3; 100]);
+        close(&client, file);
+        assert_eq!(requests(&served, "READ"), before + reads);
+    }
+}
+
 /// Whatever another client does to the file after it was opened, a read sees it.
 #[test]
 fn a_change_by_another_client_is_read() {

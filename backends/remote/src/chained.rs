@@ -115,7 +115,7 @@ impl Shared {
                     && versions.all() == before.all
                 {
                     let bytes = decode::OpenBytes { bytes: &bytes, read_is_due };
-                    self.keep_whole(version, file, bytes);
+                    self.keep_whole((version, args.flags), file, bytes);
                 }
                 Ok((resolved?, Some(opened)))
             }

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::{Context, Errno, Result};
 use defuse_probe::clock;
+use defuse_ring::Lane;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown,
@@ -20,7 +21,7 @@ use rustix::net::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::lanes::{Lanes, Offered};
+use super::lanes::{Lanes, Offered, write_number};
 use super::slots::{Claim, Done, Slots, Waited};
 use crate::LOG;
 use crate::sys::{errno, keep_process_id, process_id};
@@ -161,6 +162,9 @@ impl ClientConnection {
             if let Some(seat) = lanes.seat(head.len() + data.len()) {
                 return self.exchange((lanes, seat), cx, head, data, decode);
             }
+            if head.len() + data.len() <= Lane::longest() {
+                self.ask_for_lanes(lanes);
+            }
         }
         let claim = self.claim(None)?;
         self.send_claimed(claim, head, data)?;
@@ -288,6 +292,20 @@ impl ClientConnection {
         Ok(claim.unique)
     }
 
+    /// Sends a request whose reply has no body, and comes soon. The thread that finds the reply calls `done`.
+    pub(super) fn ask_aside(&self, head: &mut [u8], mut done: Done) -> Result<()> {
+        if let Some(lanes) = self.lanes.get() {
+            self.usable()?;
+            if let Some(seat) = lanes.seat(head.len()) {
+                match self.post((lanes, seat), head, done)? {
+                    Some(again) => done = again,
+                    None => return Ok(()),
+                }
+            }
+        }
+        self.ask_later(head, &[], done).map(drop)
+    }
+
     /// Sends a message without a reply.
     pub(super) fn tell(&self, head: &[u8], data: &[u8]) -> Result<()> {
         self.usable()?;
@@ -336,6 +354,9 @@ impl ClientConnection {
             }
         }
         self.slots.pass_on();
+        if let Some(Err(why)) = self.lanes.get().map(Lanes::take_later) {
+            self.break_off(why);
+        }
     }
 
     /// Waits for a short time until a message arrives.
@@ -390,8 +411,7 @@ impl ClientConnection {
     }
 
     fn send_claimed(&self, claim: Claim, head: &mut [u8], data: &[u8]) -> Result<()> {
-        let at = std::mem::offset_of!(InHeader, unique);
-        head[at..at + 8].copy_from_slice(&claim.unique.to_ne_bytes());
+        write_number(head, claim.unique);
         let sent = self.send(&[IoSlice::new(head), IoSlice::new(data)]);
         // If the connection ended after the slot was claimed, it has not failed this request.
         let sent = sent.and_then(|()| if self.is_dead() { Err(Errno::ENOTCONN) } else { Ok(()) });
@@ -570,7 +590,10 @@ impl ClientConnection {
             return Event::Nothing;
         }
         if header.unique == 0 && header.error == vendor::OFFER {
-            self.offered.put(fd);
+            match self.lanes.get() {
+                Some(lanes) => lanes.add(fd),
+                None => self.offered.put(fd),
+            }
             return Event::Other;
         }
         if let Some(fd) = fd.filter(|_| header.unique != 0) {

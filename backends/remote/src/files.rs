@@ -106,12 +106,12 @@ impl Shared {
             return self.opened(cx, request, decode::open_out);
         };
         let open_flags = open_flags | OPEN_WANTS_BYTES;
-        let args = abi::OpenIn { flags: args.flags.0, open_flags };
-        let request = Request::new(Opcode::Open, cx, ino).with(&args);
+        let open = abi::OpenIn { flags: args.flags.0, open_flags };
+        let request = Request::new(Opcode::Open, cx, ino).with(&open);
         self.opened(cx, request, |body| {
             let (opened, bytes) = decode::open_out_with_bytes(body)?;
             if let Some(bytes) = bytes {
-                self.keep_whole(version, File { ino, fh: opened.fh }, bytes);
+                self.keep_whole((version, args.flags), File { ino, fh: opened.fh }, bytes);
             }
             Ok(opened)
         })

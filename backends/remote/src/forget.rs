@@ -115,8 +115,8 @@ impl Shared {
         self.forgets.releases(ino);
         let forgets = Arc::clone(&self.forgets);
         let answered = Box::new(move |_: defuse_fs::Result<&[u8]>| forgets.released(ino));
-        let sent = self.connection.ask_later(request.finish(0), &[], answered);
-        sent.map(drop).inspect_err(|_| self.forgets.released(ino))
+        let sent = self.connection.ask_aside(request.finish(0), answered);
+        sent.inspect_err(|_| self.forgets.released(ino))
     }
 
     /// Sends the batch.

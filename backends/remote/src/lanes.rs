@@ -1,22 +1,24 @@
 //! Requests through lanes in shared memory, beside the socket of a connection.
 //!
 //! A thread takes a free lane, writes its request, and looks for the reply before it sleeps. While the server
-//! looks, too, there is no system call. Without a free lane the request goes through the socket.
+//! looks, too, there is no system call. Without a free lane the request goes through the socket, and the client asks for
+//! more lanes.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use defuse_fs::{Context, Errno, Result};
 use defuse_probe::clock;
-use defuse_ring::layout::{BYTES, LANES};
-use defuse_ring::{Lane, Memory, Violation};
+use defuse_ring::layout::{BELL, LANES, LANES_OF_BLOCK, MORE};
+use defuse_ring::{Answer, Lane, Memory, Violation};
 use defuse_wire::abi::{InHeader, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
 use zerocopy::FromBytes;
 
 use super::connection::{ClientConnection, HOPE, SPIN_NS, TICK, Waiting};
+use super::slots::Done;
 use crate::sys::errno;
 
 /// Looks for a reply between two looks at the clock.
@@ -25,7 +27,12 @@ const LOOKS: u32 = 16;
 /// The lanes of a connection.
 pub(super) struct Lanes {
     memory: Memory,
+    /// Those of all blocks that there may be.
     seats: Box<[Mutex<Seat>]>,
+    /// A further block was asked for, and has not come; it never comes where the server has refused it.
+    asked: AtomicBool,
+    /// Requests that nobody waits for, and that are not known to be answered.
+    later: AtomicU32,
     /// As that of the socket: how many replies may be late before threads no longer look.
     hope: AtomicU32,
     may_spin: bool,
@@ -46,17 +53,53 @@ pub(super) struct Counts {
 pub(super) struct Seat {
     lane: Lane,
     reply: Vec<u8>,
+    /// The requests that nobody waits for.
+    later: Vec<(u64, Done)>,
+}
+
+impl Seat {
+    /// The reply to the request `number`. Those to requests that nobody waits for are passed on, as many as are there.
+    fn poll(
+        &mut self,
+        lanes: &Lanes,
+        number: u64,
+    ) -> std::result::Result<Option<Answer>, Violation> {
+        while let Some(answer) = self.lane.poll(&lanes.memory)? {
+            if answer.number == number {
+                return Ok(Some(answer));
+            }
+            let place = self.later.iter().position(|(later, _)| *later == answer.number);
+            let Some(place) = place else { continue };
+            let (_, done) = self.later.swap_remove(place);
+            lanes.later.fetch_sub(1, Ordering::Relaxed);
+            let mut reply = [0; HEADER_LEN];
+            let len = answer.len.min(HEADER_LEN);
+            self.lane.copy(&lanes.memory, answer, 0, &mut reply[..len]);
+            match OutHeader::read_from_bytes(&reply) {
+                Ok(header) if header.unique == answer.number => {
+                    // They have no body.
+                    done(ClientConnection::outcome(&header, 0).map(|_| &[][..]));
+                }
+                _ => return Err(Violation("a reply that is not a FUSE message")),
+            }
+        }
+        Ok(None)
+    }
 }
 
 impl Lanes {
     /// The lanes in the memory that a server has passed.
     pub(super) fn of(fd: OwnedFd) -> Result<Lanes> {
-        let memory = Memory::of(fd, BYTES).map_err(errno)?;
-        let seat = |index| Mutex::new(Seat { lane: Lane::new(index), reply: Vec::new() });
+        let memory = Memory::of(fd).map_err(errno)?;
+        let seat = |index| {
+            Mutex::new(Seat { lane: Lane::new(index), reply: Vec::new(), later: Vec::new() })
+        };
         let may_spin = defuse_probe::processors() > 1;
         Ok(Lanes {
             memory,
             seats: (0..LANES).map(seat).collect(),
+            asked: AtomicBool::new(false),
+            later: AtomicU32::new(0),
             hope: AtomicU32::new(if may_spin { HOPE } else { 0 }),
             may_spin,
             noticed: AtomicU32::new(0),
@@ -69,17 +112,33 @@ impl Lanes {
         if len > Lane::longest() {
             return None;
         }
-        let first = hint();
-        (0..LANES).map(|step| (first + step) % LANES).find_map(|index| {
-            let seat = match self.seats[index].try_lock() {
-                Ok(seat) => seat,
-                // A closure that decoded a reply has panicked; the lane was done by then.
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return None,
-            };
+        let (first, lanes) = (hint(), self.memory.blocks() * LANES_OF_BLOCK);
+        (0..lanes).map(|step| (first + step) % lanes).find_map(|index| {
+            let seat = sit(&self.seats[index])?;
             HINT.set(Some(index));
             Some(seat)
         })
+    }
+
+    /// Takes the replies that nobody waits for.
+    pub(super) fn take_later(&self) -> std::result::Result<(), Violation> {
+        if self.later.load(Ordering::Relaxed) > 0 {
+            for mut seat in self.seats.iter().filter_map(sit) {
+                if !seat.later.is_empty() {
+                    seat.poll(self, 0)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a block that the server offers; `None` if it has none.
+    pub(super) fn add(&self, block: Option<OwnedFd>) {
+        let Some(fd) = block else { return };
+        match self.memory.add_block(fd) {
+            Ok(()) => self.asked.store(false, Ordering::Release),
+            Err(error) => log::debug!("further lanes cannot be used: {error}"),
+        }
     }
 
     /// Notes that a reply came late, or early enough to be looked for; there was `hope` before.
@@ -96,7 +155,44 @@ impl Lanes {
     }
 }
 
+/// The lane, if nobody uses it.
+fn sit(seat: &Mutex<Seat>) -> Option<MutexGuard<'_, Seat>> {
+    match seat.try_lock() {
+        Ok(seat) => Some(seat),
+        // A closure that decoded a reply has panicked; the lane was done by then.
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
 impl ClientConnection {
+    /// Sends a request through a lane, and does not wait for its reply, which has no body. Returns `done` if it must go
+    /// through the socket.
+    pub(super) fn post(
+        &self,
+        (lanes, mut seat): (&Lanes, MutexGuard<'_, Seat>),
+        head: &mut [u8],
+        done: Done,
+    ) -> Result<Option<Done>> {
+        let seat = &mut *seat;
+        if !seat.later.is_empty() {
+            seat.poll(lanes, 0).map_err(|why| self.break_off(why))?;
+        }
+        let number = seat.lane.next_number();
+        write_number(head, number);
+        let sleeps = seat.lane.submit_later(&lanes.memory, number, &[head]);
+        let Some(sleeps) = sleeps.map_err(|why| self.break_off(why))? else {
+            return Ok(Some(done));
+        };
+        seat.later.push((number, done));
+        lanes.later.fetch_add(1, Ordering::Relaxed);
+        lanes.counts.requests.fetch_add(1, Ordering::Relaxed);
+        if sleeps {
+            self.ring_bell(lanes);
+        }
+        Ok(None)
+    }
+
     /// Sends a request through a lane, and waits for its reply.
     pub(super) fn exchange<T>(
         &self,
@@ -108,18 +204,18 @@ impl ClientConnection {
     ) -> Result<T> {
         let seat = &mut *seat;
         let number = seat.lane.next_number();
-        let at = std::mem::offset_of!(InHeader, unique);
-        head[at..at + 8].copy_from_slice(&number.to_ne_bytes());
+        write_number(head, number);
         lanes.counts.requests.fetch_add(1, Ordering::Relaxed);
         let sleeps = seat.lane.submit(&lanes.memory, number, &[head, data]);
         if sleeps.map_err(|why| self.break_off(why))? {
             self.ring_bell(lanes);
         }
-        let len = self.await_reply(lanes, &mut seat.lane, number, cx)?;
+        let answer = self.await_reply(lanes, seat, number, cx)?;
+        let len = answer.len;
         if seat.reply.len() < len {
             seat.reply.resize(len, 0);
         }
-        seat.lane.copy(&lanes.memory, 0, &mut seat.reply[..len]);
+        seat.lane.copy(&lanes.memory, answer, 0, &mut seat.reply[..len]);
         if lanes.has_news() || self.has_unheard() {
             self.drain();
         }
@@ -135,24 +231,24 @@ impl ClientConnection {
     fn await_reply(
         &self,
         lanes: &Lanes,
-        lane: &mut Lane,
+        seat: &mut Seat,
         number: u64,
         cx: &Context<'_>,
-    ) -> Result<usize> {
+    ) -> Result<Answer> {
         let mut waiting = None;
         loop {
-            if let Some(len) = self.look_for_reply(lanes, lane)? {
-                return Ok(len);
+            if let Some(answer) = self.look_for_reply(lanes, seat, number)? {
+                return Ok(answer);
             }
             let waiting = waiting.get_or_insert_with(|| Waiting::of(self.timeout()));
             let slept = clock::now();
             lanes.counts.sleeps.fetch_add(1, Ordering::Relaxed);
-            lane.sleep(&lanes.memory, TICK);
-            let answer = lane.poll(&lanes.memory).map_err(|why| self.break_off(why))?;
+            seat.lane.sleep(&lanes.memory, TICK);
+            let answer = seat.poll(lanes, number).map_err(|why| self.break_off(why))?;
             if let Some(answer) = answer {
                 let hope = lanes.hope.load(Ordering::Relaxed);
                 lanes.note(hope, hope > 0 || slept.elapsed_ns() >= SPIN_NS);
-                return Ok(answer.len);
+                return Ok(answer);
             }
             self.look_around(number, cx, waiting);
             // A notification, for which the server may wait, or its end.
@@ -164,18 +260,23 @@ impl ClientConnection {
     }
 
     /// Looks for a reply as long as that is promising.
-    fn look_for_reply(&self, lanes: &Lanes, lane: &mut Lane) -> Result<Option<usize>> {
+    fn look_for_reply(
+        &self,
+        lanes: &Lanes,
+        seat: &mut Seat,
+        number: u64,
+    ) -> Result<Option<Answer>> {
         let hope = lanes.hope.load(Ordering::Relaxed);
         let limit_ns = if hope > 0 { SPIN_NS } else { 0 };
         let begun = clock::now();
         let mut yielded = false;
         loop {
             for _ in 0..LOOKS {
-                let answer = lane.poll(&lanes.memory).map_err(|why| self.break_off(why))?;
+                let answer = seat.poll(lanes, number).map_err(|why| self.break_off(why))?;
                 if let Some(answer) = answer {
                     // Where processors are short, others have run meanwhile, and for longer than a wake-up takes.
                     lanes.note(hope, yielded && begun.elapsed_ns() >= SPIN_NS);
-                    return Ok(Some(answer.len));
+                    return Ok(Some(answer));
                 }
                 if limit_ns > 0 {
                     std::hint::spin_loop();
@@ -193,13 +294,30 @@ impl ClientConnection {
     /// Wakes the server. If its socket is full, it has not yet slept.
     fn ring_bell(&self, lanes: &Lanes) {
         lanes.counts.bells.fetch_add(1, Ordering::Relaxed);
-        let _ = self.try_tell(&[0], &[]);
+        let _ = self.try_tell(&[0; BELL], &[]);
     }
 
-    fn break_off(&self, why: Violation) -> Errno {
+    /// All lanes are in use: asks for more, unless that was done. The answer comes with others.
+    pub(super) fn ask_for_lanes(&self, lanes: &Lanes) {
+        let are_all = lanes.memory.blocks() * LANES_OF_BLOCK == LANES;
+        if !are_all
+            && !lanes.asked.swap(true, Ordering::AcqRel)
+            && self.try_tell(&[0; MORE], &[]).is_err()
+        {
+            lanes.asked.store(false, Ordering::Release);
+        }
+    }
+
+    pub(super) fn break_off(&self, why: Violation) -> Errno {
         self.end(&why.to_string());
         Errno::ENOTCONN
     }
+}
+
+/// Writes the number of a request into its header.
+pub(super) fn write_number(head: &mut [u8], number: u64) {
+    let at = std::mem::offset_of!(InHeader, unique);
+    head[at..at + 8].copy_from_slice(&number.to_ne_bytes());
 }
 
 impl Waiting {
@@ -242,7 +360,7 @@ thread_local! {
 
 fn hint() -> usize {
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    HINT.get().unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed) as usize % LANES)
+    HINT.get().unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed) as usize % LANES_OF_BLOCK)
 }
 
 /// The offer of a server, until it is looked at.

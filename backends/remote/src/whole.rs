@@ -26,8 +26,8 @@ const RARELY: u32 = 32;
 #[derive(Default)]
 pub(super) struct WholeFiles {
     files: RwLock<HashMap<Fh, Arc<Whole>>>,
-    /// Files in a row that were closed and not read.
-    unread: AtomicU32,
+    /// Files in a row that were closed and not read: of those that were open for reading alone, and of the others.
+    unread: [AtomicU32; 2],
     /// Files that were read, which the server is to be told.
     owed: AtomicUsize,
 }
@@ -36,6 +36,7 @@ struct Whole {
     ino: Ino,
     version: u64,
     bytes: Box<[u8]>,
+    writes: bool,
     /// Reading changes the access time.
     read_is_due: bool,
     was_read: AtomicBool,
@@ -55,16 +56,17 @@ impl WholeFiles {
     /// True if an open with these flags asks for bytes.
     pub(super) fn wants(&self, flags: OpenFlags) -> bool {
         let others = OpenFlags::DIRECT | OpenFlags::TRUNC | OpenFlags::DIRECTORY;
-        let is_read = flags.access() == AccessMode::Read && flags.0 & others == 0;
+        let is_read = flags.access() != AccessMode::Write && flags.0 & others == 0;
         if !is_read || self.read().len() >= MOST {
             return false;
         }
-        let unread = self.unread.load(Ordering::Relaxed);
-        if unread < UNREAD {
+        let unread = &self.unread[usize::from(writes(flags))];
+        let before = unread.load(Ordering::Relaxed);
+        if before < UNREAD {
             return true;
         }
-        self.unread.store(unread.wrapping_add(1).max(UNREAD), Ordering::Relaxed);
-        unread.is_multiple_of(RARELY)
+        unread.store(before.wrapping_add(1).max(UNREAD), Ordering::Relaxed);
+        before.is_multiple_of(RARELY)
     }
 
     /// Pays what is owed for this file. True if something was.
@@ -82,10 +84,11 @@ impl WholeFiles {
             return false;
         }
         let Some(whole) = self.write().remove(&fh) else { return false };
+        let unread = &self.unread[usize::from(whole.writes)];
         if whole.was_read.load(Ordering::Relaxed) {
-            self.unread.store(0, Ordering::Relaxed);
+            unread.store(0, Ordering::Relaxed);
         } else {
-            self.unread.fetch_add(1, Ordering::Relaxed);
+            unread.fetch_add(1, Ordering::Relaxed);
         }
         self.pay(&whole)
     }
@@ -106,11 +109,17 @@ impl Shared {
     }
 
     /// Keeps the bytes of an open file. They are of the version before the request, or newer ones, which nobody reads.
-    pub(super) fn keep_whole(&self, version: u64, file: File, bytes: OpenBytes<'_>) {
+    pub(super) fn keep_whole(
+        &self,
+        (version, flags): (u64, OpenFlags),
+        file: File,
+        bytes: OpenBytes<'_>,
+    ) {
         let whole = Whole {
             ino: file.ino,
             version,
             bytes: bytes.bytes.into(),
+            writes: writes(flags),
             read_is_due: bytes.read_is_due,
             was_read: AtomicBool::new(false),
             is_owed: AtomicBool::new(false),
@@ -164,4 +173,9 @@ impl Shared {
             let _ = self.ask(cx, request, |body| out.put(body));
         }
     }
+}
+
+/// True for a file that its user may also write to, and then hardly reads from what came with its open.
+fn writes(flags: OpenFlags) -> bool {
+    flags.access() != AccessMode::Read
 }

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 use std::io::IoSlice;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use defuse_fs::{Errno, Result};
-use defuse_ring::layout::{BYTES, LANES, VERSION, lane_of};
+use defuse_ring::layout::{BELL, BYTES, LANES_OF_BLOCK, MORE, VERSION, lane_of};
 use defuse_ring::{Desk, DeskCounts, Memory, Violation};
 use defuse_session::{LaneCounts, Line, Lines, Port, ReplyPort};
 use defuse_wire::abi::{InHeader, OutHeader};
@@ -22,26 +22,25 @@ const ROW: u32 = 64;
 const LOOKS: u32 = 12;
 /// Of so many turns without a request, one looks at the socket, too.
 const TURNS: u32 = 4;
-/// The length of a bell: a message that only wakes a thread of the server.
-const BELL: usize = 1;
 
-/// Limits of the memory for lanes. A connection has four megabytes.
+/// Limits of the memory for lanes. A block of lanes has four megabytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneLimits {
-    /// Maximum number of connections with lanes. Further ones use messages.
-    pub connections: usize,
-    /// Maximum number of connections of a user with lanes.
-    pub connections_of_user: usize,
+    /// Maximum number of blocks of all connections. Each connection has one, and further ones use messages. A connection
+    /// with more threads than lanes gets more blocks while half of them are free.
+    pub blocks: usize,
+    /// Maximum number of blocks of the connections of a user.
+    pub blocks_of_user: usize,
 }
 
 impl Default for LaneLimits {
     fn default() -> Self {
-        LaneLimits { connections: 256, connections_of_user: 64 }
+        LaneLimits { blocks: 256, blocks_of_user: 64 }
     }
 }
 
 /// Offers lanes to the clients of a server.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct LaneOffers {
     limits: LaneLimits,
     users: Arc<Mutex<HashMap<u32, usize>>>,
@@ -53,12 +52,13 @@ impl LaneOffers {
         LaneOffers { limits, users: Arc::default() }
     }
 
-    /// Counts a connection of `uid`; `None` beyond the limits.
-    fn admit(&self, uid: u32) -> Option<Counted> {
+    /// Counts a block of `uid`, who may have this part of the limits; `None` beyond it.
+    fn admit(&self, uid: u32, part: usize) -> Option<Counted> {
         let mut users = lock(&self.users);
         let all: usize = users.values().sum();
         let own = users.get(&uid).copied().unwrap_or(0);
-        if all >= self.limits.connections || own >= self.limits.connections_of_user {
+        let LaneLimits { blocks, blocks_of_user } = self.limits;
+        if all >= blocks / part || own >= blocks_of_user / part {
             return None;
         }
         users.insert(uid, own + 1);
@@ -69,25 +69,52 @@ impl LaneOffers {
 impl Lines for LaneOffers {
     fn line(&self, uid: u32, messages: Arc<dyn Line>) -> Result<Arc<dyn Line>> {
         let port = messages.port(false);
-        let Some(place) = self.admit(uid) else {
-            port.send_whole(&offer(Offer { version: VERSION, ..Offer::default() }))?;
+        let Some(place) = self.admit(uid, 1) else {
+            offer(&*port, None)?;
             return Ok(messages);
         };
-        let (memory, fd) = Memory::new(BYTES).map_err(errno)?;
-        let lanes = Offer { version: VERSION, lanes: LANES as u32, bytes: BYTES as u64 };
-        port.send_with(&offer(lanes), fd.as_fd())?;
-        let desk = Arc::new(Desk::new(memory));
-        Ok(Arc::new(LaneLine { messages, desk, _place: place }))
+        let (memory, fd) = Memory::new().map_err(errno)?;
+        offer(&*port, Some(fd.as_fd()))?;
+        let desk = Desk::new(memory);
+        let blocks = Blocks { desk, uid, offers: self.clone(), places: Mutex::new(vec![place]) };
+        Ok(Arc::new(LaneLine { messages, blocks: Arc::new(blocks) }))
     }
 }
 
-fn offer(offer: Offer) -> Vec<u8> {
+/// Offers a block of lanes, or says that there is none.
+fn offer(port: &dyn Port, block: Option<BorrowedFd<'_>>) -> Result<()> {
+    let (lanes, bytes) = block.map_or((0, 0), |_| (LANES_OF_BLOCK as u32, BYTES as u64));
+    let offer = Offer { version: VERSION, lanes, bytes };
     let len = HEADER_LEN + size_of::<Offer>();
     let header = OutHeader { len: len as u32, error: OFFER, unique: 0 };
-    [header.as_bytes(), offer.as_bytes()].concat()
+    let message = [header.as_bytes(), offer.as_bytes()].concat();
+    match block {
+        Some(fd) => port.send_with(&message, fd),
+        None => port.send_whole(&message),
+    }
 }
 
-/// A counted connection.
+/// The lanes of a connection.
+struct Blocks {
+    desk: Desk<Memory>,
+    uid: u32,
+    offers: LaneOffers,
+    places: Mutex<Vec<Counted>>,
+}
+
+impl Blocks {
+    /// A further block, unless most of the memory for lanes is in use.
+    fn add(&self) -> Option<OwnedFd> {
+        let place = self.offers.admit(self.uid, 2)?;
+        let added = self.desk.add_block();
+        let fd = added.inspect_err(|error| log::debug!("no further lanes: {error}")).ok()?;
+        lock(&self.places).push(place);
+        Some(fd)
+    }
+}
+
+/// A counted block.
+#[derive(Debug)]
 struct Counted {
     uid: u32,
     users: Arc<Mutex<HashMap<u32, usize>>>,
@@ -107,18 +134,17 @@ impl Drop for Counted {
 
 struct LaneLine {
     messages: Arc<dyn Line>,
-    desk: Arc<Desk<Memory>>,
-    _place: Counted,
+    blocks: Arc<Blocks>,
 }
 
 impl LaneLine {
     fn with(&self, messages: Arc<dyn Port>, waits: bool) -> Result<Arc<dyn Port>> {
         let now = self.messages.port_without_waiting()?;
-        let desk = Arc::clone(&self.desk);
+        let blocks = Arc::clone(&self.blocks);
         Ok(Arc::new(LanePort {
             messages,
             now,
-            desk,
+            blocks,
             waits,
             row: AtomicU32::new(0),
             turn: AtomicU32::new(0),
@@ -137,7 +163,7 @@ impl Line for LaneLine {
     }
 
     fn lanes(&self) -> Option<LaneCounts> {
-        let DeskCounts { lanes, taken, open } = self.desk.counts();
+        let DeskCounts { lanes, taken, open } = self.blocks.desk.counts();
         Some(LaneCounts { used: lanes, requests: taken, unanswered: open })
     }
 }
@@ -146,7 +172,7 @@ struct LanePort {
     messages: Arc<dyn Port>,
     /// The socket, whose `receive` never waits.
     now: Arc<dyn Port>,
-    desk: Arc<Desk<Memory>>,
+    blocks: Arc<Blocks>,
     waits: bool,
     /// Requests in a row from lanes.
     row: AtomicU32,
@@ -155,9 +181,13 @@ struct LanePort {
 }
 
 impl LanePort {
+    fn desk(&self) -> &Desk<Memory> {
+        &self.blocks.desk
+    }
+
     /// The next request of any lane.
     fn take(&self, room: &mut [u8]) -> Result<Option<usize>> {
-        let taken = self.desk.take(room, number_of_request).map_err(|why| self.end(why))?;
+        let taken = self.desk().take(room, number_of_request).map_err(|why| self.end(why))?;
         if taken.is_some() {
             self.row.fetch_add(1, Ordering::Relaxed);
         }
@@ -166,7 +196,7 @@ impl LanePort {
 
     /// Looks for a request without waiting: `EAGAIN` if there is none.
     fn look(&self, room: &mut [u8]) -> Result<usize> {
-        let looks = if self.desk.is_used() { LOOKS } else { 1 };
+        let looks = if self.desk().is_used() { LOOKS } else { 1 };
         for _ in 0..looks {
             if let Some(len) = self.take(room)? {
                 return Ok(len);
@@ -182,32 +212,44 @@ impl LanePort {
 
     /// Waits for a request. `EAGAIN` where a bell has woken the thread for one that another has taken.
     fn wait(&self, room: &mut [u8]) -> Result<usize> {
-        self.desk.fall_asleep();
+        self.desk().fall_asleep();
         let received = match self.take(room) {
             Ok(None) => self.messages.receive(room),
             Ok(Some(len)) => Ok(len),
             Err(errno) => Err(errno),
         };
-        self.desk.wake_up();
-        match received {
-            Ok(BELL) => self.take(room)?.ok_or(Errno::EAGAIN),
-            other => other,
+        self.desk().wake_up();
+        match self.sorted(received) {
+            Ok(None) => self.take(room)?.ok_or(Errno::EAGAIN),
+            Ok(Some(len)) => Ok(len),
+            Err(errno) => Err(errno),
         }
     }
 
     /// A message of the socket.
     fn message_now(&self, room: &mut [u8]) -> Result<usize> {
         self.row.store(0, Ordering::Relaxed);
-        match self.now.receive(room) {
-            Ok(BELL) => Err(Errno::EAGAIN),
-            other => other,
+        self.sorted(self.now.receive(room))?.ok_or(Errno::EAGAIN)
+    }
+
+    /// Sees to messages about lanes, and returns the length of others.
+    fn sorted(&self, received: Result<usize>) -> Result<Option<usize>> {
+        match received? {
+            BELL => Ok(None),
+            MORE => {
+                let block = self.blocks.add();
+                offer(&*self.messages, block.as_ref().map(AsFd::as_fd))?;
+                self.desk().notified();
+                Ok(None)
+            }
+            len => Ok(Some(len)),
         }
     }
 
     fn answer(&self, lane: usize, number: u64, parts: &[&[u8]]) -> Result<()> {
         let error = -Errno::EIO.raw();
         let refusal = OutHeader { len: HEADER_LEN as u32, error, unique: number };
-        let answered = self.desk.answer(lane, number, parts, refusal.as_bytes());
+        let answered = self.desk().answer(lane, number, parts, refusal.as_bytes());
         match answered.map_err(|why| self.end(why))? {
             true => Ok(()),
             // The session takes back what the reply gave away.
@@ -232,7 +274,7 @@ impl ReplyPort for LanePort {
         }
         self.messages.send(parts)?;
         if number == 0 {
-            self.desk.notified();
+            self.desk().notified();
         }
         Ok(())
     }
@@ -269,11 +311,11 @@ impl Port for LanePort {
     }
 
     fn has_more(&self) -> Option<bool> {
-        self.desk.is_used().then(|| self.desk.is_waiting())
+        self.desk().is_used().then(|| self.desk().is_waiting())
     }
 
     fn is_readable(&self) -> bool {
-        self.desk.is_waiting() || self.messages.is_readable()
+        self.desk().is_waiting() || self.messages.is_readable()
     }
 }
 
@@ -305,12 +347,22 @@ mod tests {
 
     #[test]
     fn a_user_has_no_more_lanes_than_its_share_and_gives_them_back() {
-        let lanes = LaneOffers::new(LaneLimits { connections: 3, connections_of_user: 2 });
-        let held = [lanes.admit(1), lanes.admit(1)];
-        assert!(held.iter().all(Option::is_some) && lanes.admit(1).is_none());
-        let other = lanes.admit(2);
-        assert!(other.is_some() && lanes.admit(2).is_none() && lanes.admit(3).is_none());
+        let lanes = LaneOffers::new(LaneLimits { blocks: 3, blocks_of_user: 2 });
+        let held = [lanes.admit(1, 1), lanes.admit(1, 1)];
+        assert!(held.iter().all(Option::is_some) && lanes.admit(1, 1).is_none());
+        let other = lanes.admit(2, 1);
+        assert!(other.is_some() && lanes.admit(2, 1).is_none() && lanes.admit(3, 1).is_none());
         drop(held);
-        assert!(lanes.admit(1).is_some() && lock(&lanes.users).len() == 1);
+        assert!(lanes.admit(1, 1).is_some() && lock(&lanes.users).len() == 1);
+    }
+
+    #[test]
+    fn further_lanes_leave_half_of_the_memory_to_other_connections() {
+        let lanes = LaneOffers::new(LaneLimits { blocks: 8, blocks_of_user: 4 });
+        let held = [lanes.admit(1, 1), lanes.admit(1, 2)];
+        assert!(held.iter().all(Option::is_some) && lanes.admit(1, 2).is_none());
+        let others = [lanes.admit(2, 1), lanes.admit(3, 1)];
+        assert!(others.iter().all(Option::is_some) && lanes.admit(2, 2).is_none());
+        assert!(lanes.admit(1, 1).is_some());
     }
 }
