@@ -83,6 +83,48 @@ fn a_program_that_another_one_executes_has_lanes_too() {
     end(&asked(&place), Signal::TERM);
 }
 
+/// Each open searched for the path of the working directory: a listing and a lookup for each directory up to the mount. Paths with
+/// `./` took a lookup for each name.
+#[test]
+fn a_relative_path_takes_no_more_requests_than_an_absolute_one() {
+    let place = Place::new();
+    place.ok(&["serve", "memory:", "socket", "--shared"]);
+    let mount = format!("/x=shared:{}", place.path("socket").display());
+    let run = |script: &str| place.ok(&["run", "--mount", &mount, "--", "sh", "-c", script]);
+    run(
+        "mkdir -p /x/a/b/c && cd /x/a/b/c && for i in 0 1 2 3 4 5 6 7 8 9; do echo $i > file$i; done",
+    );
+    let requests = |name: &str| {
+        let all = asked(&place);
+        let ops = all["ops"].as_array().unwrap().iter();
+        let of = ops.filter(|op| op["op"] == name).map(|op| op["count"].as_u64().unwrap());
+        of.sum::<u64>()
+    };
+    let kinds = ["OPENDIR", "READDIR", "LOOKUP", "OPEN"];
+    let ten_times = |path: &str| {
+        let before = kinds.map(&requests);
+        let files = (0..10).map(|nth| format!("{path}{nth} ")).collect::<String>();
+        assert_eq!(run(&format!("cd /x/a/b/c && cat {files}")).lines().count(), 10);
+        let mut made = kinds.map(&requests);
+        made.iter_mut().zip(before).for_each(|(made, before)| *made -= before);
+        made
+    };
+    let absolute = ten_times("/x/a/b/c/file");
+    // A worker counts a request after it has answered it.
+    assert!(absolute[3] >= 9, "{absolute:?}");
+    for path in ["file", "./file", ".//./file", "../c/./file", "/x/./a//b/c/file"] {
+        let made = ten_times(path);
+        assert_eq!(made[..2], absolute[..2], "{path}");
+        // A path with `..` is walked.
+        let walked = if path.starts_with("..") { 30 } else { 2 };
+        assert!(made[2] <= absolute[2] + walked, "{path}: {made:?} and not {absolute:?}");
+    }
+    // The path is found when somebody asks for it.
+    let script = "cd /x/a/b && exec 3<c/file7 && cd / && readlink /proc/self/fd/3 && cat <&3";
+    assert_eq!(run(script), "/x/a/b/c/file7\n7\n");
+    end(&asked(&place), Signal::TERM);
+}
+
 /// Nothing showed who used a server, and what each client held.
 #[test]
 fn a_server_tells_of_each_client_and_of_none_after_its_end() {

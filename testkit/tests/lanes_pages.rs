@@ -122,32 +122,6 @@ fn a_warm_read_makes_no_request_and_wakes_nobody() {
 }
 
 #[test]
-fn direct_reads_are_requests_that_fill_no_pages() {
-    serve(PagedOptions::default(), |connect| {
-        let client = connect();
-        let file = create(&client, "file");
-        write(&client, file, 0, &[7; 40_000]);
-        warm(&client, file, 4096);
-        let direct = |offset: u64| {
-            let mut bytes = [0; 4096];
-            let mut sink = SliceSink::new(&mut bytes);
-            let args =
-                ReadArgs { offset, flags: OpenFlags(OpenFlags::DIRECT), ..ReadArgs::default() };
-            client.read(&cx(), file, args, &mut ReadBuf::new(&mut sink, 4096)).unwrap();
-            assert_eq!(bytes, [7; 4096]);
-        };
-        let reads = || client.lane_counts().unwrap().page_reads;
-        let before = reads();
-        direct(0);
-        direct(8192);
-        read(&client, file, 8192, 4096);
-        assert_eq!(reads(), before);
-        read(&client, file, 8192, 4096);
-        assert_eq!(reads(), before + 1);
-    });
-}
-
-#[test]
 fn each_change_of_another_client_is_read_as_soon_as_it_is_answered() {
     serve(PagedOptions::default(), |connect| {
         let (one, other) = (connect(), connect());

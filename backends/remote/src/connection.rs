@@ -24,7 +24,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::lanes::{Lanes, Offered, write_number};
 use super::slots::{Claim, Done, Slots, Waited};
 use crate::LOG;
-use crate::sys::{errno, keep_process_id, process_id};
+use crate::sys::{errno, has_several_processors, keep_process_id, process_id};
 use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
 use defuse_wire::vendor;
@@ -107,7 +107,7 @@ impl ClientConnection {
         timeout: Option<Duration>,
         on_notification: OnNotification,
     ) -> Result<Self> {
-        let may_spin = defuse_probe::processors() > 1;
+        let may_spin = has_several_processors();
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TICK)).map_err(errno)?;
         keep_process_id();
         Ok(ClientConnection {

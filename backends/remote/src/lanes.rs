@@ -19,7 +19,7 @@ use zerocopy::FromBytes;
 
 use super::connection::{ClientConnection, HOPE, SPIN_NS, TICK, Waiting};
 use super::slots::Done;
-use crate::sys::errno;
+use crate::sys::{errno, has_several_processors};
 
 /// Looks for a reply between two looks at the clock.
 const LOOKS: u32 = 16;
@@ -94,7 +94,7 @@ impl Lanes {
         let seat = |index| {
             Mutex::new(Seat { lane: Lane::new(index), reply: Vec::new(), later: Vec::new() })
         };
-        let may_spin = defuse_probe::processors() > 1;
+        let may_spin = has_several_processors();
         Ok(Lanes {
             memory,
             seats: (0..LANES).map(seat).collect(),

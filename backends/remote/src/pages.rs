@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
-use defuse_fs::{Context, Fh, File, OpenFlags, ReadArgs, ReadBuf, Result};
+use defuse_fs::{Context, Fh, File, ReadArgs, ReadBuf, Result};
 use defuse_ring::pages::PageReader;
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::encode::Request;
@@ -54,8 +54,7 @@ impl FilePages {
 }
 
 impl Shared {
-    /// Reads from pages. Returns false if they do not have everything, or the file is open with `O_DIRECT`; nothing is
-    /// read then.
+    /// Reads from pages. Returns false if they do not have everything; nothing is read then.
     pub(super) fn read_pages(
         &self,
         cx: &Context<'_>,
@@ -63,8 +62,7 @@ impl Shared {
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> bool {
-        let is_direct = args.flags.has(OpenFlags::DIRECT);
-        if is_direct || self.connection.lanes().is_none() || self.connection.is_dead() {
+        if self.connection.lanes().is_none() || self.connection.is_dead() {
             return false;
         }
         let files = self.pages.files();

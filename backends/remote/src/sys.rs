@@ -16,6 +16,15 @@ pub(crate) fn errno(error: rustix::io::Errno) -> Errno {
     Errno::from_raw(error.raw_os_error())
 }
 
+/// True if a server may run while a thread of this process looks for its reply. A control group may permit less time than the
+/// processors have: to ask that takes fifteen system calls, and replies that come late tell it, too.
+pub(crate) fn has_several_processors() -> bool {
+    static SEVERAL: OnceLock<bool> = OnceLock::new();
+    *SEVERAL.get_or_init(|| {
+        rustix::thread::sched_getaffinity(None).map_or(true, |processors| processors.count() > 1)
+    })
+}
+
 /// The user at the other end of a connected socket (`SO_PEERCRED`, unix(7)). The function of rustix
 /// cannot represent a process of another PID namespace.
 pub(crate) fn peer_user(socket: impl AsFd) -> Result<u32> {

@@ -14,7 +14,7 @@ use defuse_compose::{Settings, Source};
 use defuse_fs::FileSystem;
 use defuse_fs::source::{Frontend, Locks, Sharing};
 use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
-use defuse_shared::Versioned;
+use defuse_shared::{LaneOffers, Versioned};
 use defuse_socket::{Server, ServerOptions};
 use rustix::fs::{Mode, OFlags};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
@@ -139,7 +139,8 @@ impl Servers {
         let versioned = Versioned::over(Arc::clone(&fs));
         let fs = versioned.clone().map_or(fs, |versioned| versioned as Arc<dyn FileSystem>);
         let versions = versioned.map(|versioned| versioned as _);
-        let options = ServerOptions { versions, ..ServerOptions::default() };
+        let lines = Some(Arc::new(LaneOffers::default()) as _);
+        let options = ServerOptions { versions, lines, ..ServerOptions::default() };
         let server = Server::inherited(listener, Arc::clone(&fs), options);
         let server = Arc::new(server.map_err(Failure::failed)?);
         let thread = std::thread::Builder::new().name("defuse-server".to_owned());

@@ -64,10 +64,18 @@ impl Client {
 
     /// The path of the working directory, getcwd(2). Fails with `ENOENT` if it was removed.
     pub fn getcwd(&self, task: &Task) -> Result<Vec<u8>> {
-        let who = task.credentials();
         match &*task.cwd() {
             WorkDir::Outside(_) => Err(Stop::outside(None)),
-            WorkDir::Inside(held) => Ok(self.path_of(&held.0, &who)?),
+            inside @ WorkDir::Inside(_) => Ok(self.path_of_work_dir(task, inside)?),
+        }
+    }
+
+    /// The path of a directory that is or was the working directory. Fails with `ENOENT` if it was removed. In a mount, this
+    /// looks for the name of each directory up to the root of the mount.
+    pub fn path_of_work_dir(&self, task: &Task, dir: &WorkDir) -> defuse_fs::Result<Vec<u8>> {
+        match dir {
+            WorkDir::Outside(path) => Ok(path.clone()),
+            WorkDir::Inside(held) => self.path_of(&held.0, &task.credentials()),
         }
     }
 

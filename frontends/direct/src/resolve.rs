@@ -257,24 +257,41 @@ impl Client {
         let table = self.mounts.load();
         let found = if is_absolute { table.prefix(path) } else { table.named(path) };
         if let Some((mount, len)) = found {
-            let rest = NormalPath::new(path[len..].strip_prefix(b"/")?)?;
-            return mount.may_resolve().then(|| run(mount, Ino::ROOT, rest));
+            let rest = path[len..].strip_prefix(b"/")?;
+            return in_normal_form(rest, |rest| {
+                mount.may_resolve().then(|| run(mount, Ino::ROOT, rest))
+            });
         }
         if is_absolute {
             return None;
         }
-        let run = |here: &Here, path| {
-            here.mount.may_resolve().then(|| run(&here.mount, here.node.ino(), path))
+        let run = |here: &Here| {
+            in_normal_form(path, |path| {
+                here.mount.may_resolve().then(|| run(&here.mount, here.node.ino(), path))
+            })
         };
         match at {
             At::Cwd => task.with_cwd(|cwd| match cwd {
-                WorkDir::Inside(held) => run(&held.0, NormalPath::new(path)?),
+                WorkDir::Inside(held) => run(&held.0),
                 WorkDir::Outside(_) => None,
             }),
-            At::Dir(dir) => run(dir.here(), NormalPath::new(path)?),
+            At::Dir(dir) => run(dir.here()),
             At::Itself(_) | At::Path(_) => None,
         }
     }
+}
+
+/// Calls `run` with the path in normal form; `None` for paths with `..`, and for those whose last component does not name
+/// something. What stands before a slash must be a directory in any case, so that a `.` or another slash after it says nothing.
+fn in_normal_form<T>(path: &[u8], run: impl FnOnce(NormalPath<'_>) -> Option<T>) -> Option<T> {
+    if let Some(path) = NormalPath::new(path) {
+        return run(path);
+    }
+    let mut parts: Vec<&[u8]> = path.split(|&byte| byte == b'/').collect();
+    let last = parts.pop()?;
+    parts.retain(|part| !matches!(*part, b"" | b"."));
+    parts.push(last);
+    run(NormalPath::new(&parts.join(&b'/'))?)
 }
 
 /// True if the permissions of directories do not restrict where `who` searches.
@@ -340,5 +357,26 @@ impl Mount {
             }
         }
         Ok(Subject::with_node(self, self.lookup(dir, name, who)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_has_a_normal_form_if_it_names_something_below_its_begin() {
+        let normal = |path: &str| {
+            let text = |path: NormalPath<'_>| String::from_utf8(path.as_bytes().to_vec()).ok();
+            in_normal_form(path.as_bytes(), text)
+        };
+        for path in ["a/b", "./a/b", ".//./a/b", "a//b", "a/./b", "/a/b", "a/././//b"] {
+            assert_eq!(normal(path).as_deref(), Some("a/b"), "{path}");
+        }
+        for path in ["", ".", "./", "a/", "a/.", "a/./", "..", "./..", "a/../b", "./a/..", "a/.//"]
+        {
+            assert_eq!(normal(path), None, "{path}");
+        }
+        assert_eq!(normal("./...").as_deref(), Some("..."));
     }
 }

@@ -421,8 +421,8 @@ impl FileSystem for Paged {
     ) -> Result<()> {
         let end = args.offset.saturating_add(out.remaining() as u64).div_ceil(PAGE as u64);
         let pages = args.offset / PAGE as u64..end;
-        let is_paged = pages.end - pages.start <= MOST_FILLED && !args.flags.has(OpenFlags::DIRECT);
-        let missing = is_paged.then(|| self.missing(cx.caller, file.ino, pages)).flatten();
+        let fits = pages.end - pages.start <= MOST_FILLED;
+        let missing = fits.then(|| self.missing(cx.caller, file.ino, pages)).flatten();
         match missing {
             Some(missing) => self.read_and_fill(cx, file, args, out, missing),
             None => self.inner.read(cx, file, args, out),

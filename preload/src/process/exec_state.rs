@@ -24,6 +24,7 @@ use crate::machine::descriptors::{keep_above, owned};
 use crate::machine::{state_pipe, sys};
 use crate::process::compose::InheritedConnection;
 use crate::process::holders;
+use crate::process::opened_by::OpenedBy;
 use crate::process::state::Process;
 use crate::process::table::Entry;
 
@@ -152,7 +153,10 @@ impl StateWriter {
         let cells = entry.cells.map_or(-1, i64::from);
         let backed = u8::from(entry.backed);
         let (lower, taken) = (self.leave_lower(entry), taken.unwrap_or_default());
-        format!("{backed} {open} {cells} {ino} {lower} {}{taken}", hex(&entry.path))
+        format!(
+            "{backed} {open} {cells} {ino} {lower} {}{taken}",
+            hex(&entry.opened_by.path(&process.client, process.task()))
+        )
     }
 
     /// The number at which the next program finds the lower open file, with the locks on it; -1 where
@@ -331,7 +335,7 @@ impl Record {
             }
         }
         let cells = file.arena_cells().map(|cells| process.shared.index(cells));
-        let entry = Entry::new(file, self.backed, self.path.clone(), cells);
+        let entry = Entry::new(file, self.backed, OpenedBy::absolute(self.path.clone()), cells);
         Some(Arc::new(entry.with_lower(lower)))
     }
 }

@@ -7,6 +7,8 @@ use std::sync::{Arc, OnceLock};
 use arc_swap::{ArcSwapOption, Guard};
 use defuse_direct::Description;
 
+use super::opened_by::OpenedBy;
+
 /// How many descriptors have their kind noted where one instruction finds it.
 pub const KINDS_LEN: usize = 1 << 16;
 /// The kind of a descriptor with which the kernel can do nothing.
@@ -32,9 +34,9 @@ pub struct Entry {
     /// The descriptor is the file's own bytes (`Opened::backing`): data, positions, locks and
     /// mappings are the kernel's. Otherwise it is a placeholder, with which the kernel can do nothing.
     pub backed: bool,
-    /// The absolute path that it was opened by. The next program after execve(2) and links of
+    /// The path that it was opened by. The next program after execve(2) and links of
     /// `/proc/self/fd` use it.
-    pub path: Vec<u8>,
+    pub opened_by: OpenedBy,
     /// The number of the open file in the shared memory.
     pub cells: Option<u32>,
     /// Of a placeholder: the open file of the lower file system (`Opened::lower`). Children inherit
@@ -44,9 +46,14 @@ pub struct Entry {
 
 impl Entry {
     /// A descriptor of `file`.
-    pub fn new(file: Arc<Description>, backed: bool, path: Vec<u8>, cells: Option<u32>) -> Self {
+    pub fn new(
+        file: Arc<Description>,
+        backed: bool,
+        opened_by: OpenedBy,
+        cells: Option<u32>,
+    ) -> Self {
         let lower = if backed { None } else { file.lower().cloned() };
-        Entry { file, backed, path, cells, lower }
+        Entry { file, backed, opened_by, cells, lower }
     }
 
     /// The entry with the lower file that the program before has left.

@@ -1,6 +1,5 @@
 //! The working directory, the umask, and who the process is.
 
-use defuse_direct::WorkDir;
 use defuse_fs::Errno;
 
 use crate::machine::sys;
@@ -61,10 +60,7 @@ pub fn getcwd(call: &Call<'_>) -> Served {
 /// The path of the working directory.
 pub fn path(process: &'static Process) -> Option<Vec<u8>> {
     let task = process.task();
-    match &*task.cwd() {
-        WorkDir::Outside(path) => Some(path.clone()),
-        WorkDir::Inside(_) => process.client.getcwd(task).ok(),
-    }
+    process.client.path_of_work_dir(task, &task.cwd()).ok()
 }
 
 /// A root of its own within a mount would need the kernel's help.

@@ -192,7 +192,7 @@ impl Execution<'_> {
                     true => client.open(task, target.at(), b"", how)?,
                     false => std::sync::Arc::clone(entry.file()),
                 };
-                (file, entry.path.clone())
+                (file, entry.opened_by.path(self.call.client(), self.call.task()))
             }
             None => {
                 let how = (true, true);
@@ -206,7 +206,8 @@ impl Execution<'_> {
                 let absolute = target.path.starts_with(b"/") || !target.magic && is_cwd(target);
                 let name = match absolute {
                     true => target.path.to_vec(),
-                    false => open::full_path(self.call.process, target),
+                    false => open::opened_by(self.call.process, target)
+                        .path(self.call.client(), self.call.task()),
                 };
                 (file, name)
             }
@@ -232,8 +233,9 @@ impl Execution<'_> {
         leaving::look_at_mounted(self.call, &file, fd, &name);
         if is_static && self.call.process.plan.dispatch {
             let full = match target.whole() {
-                Some(entry) => entry.path.clone(),
-                None => open::full_path(self.call.process, target),
+                Some(entry) => entry.opened_by.path(self.call.client(), self.call.task()),
+                None => open::opened_by(self.call.process, target)
+                    .path(self.call.client(), self.call.task()),
             };
             return self.carry(fd, &name, &plain(&full));
         }

@@ -12,11 +12,12 @@ use defuse_fs::{Errno, FileKind};
 use crate::machine::descriptors::{close, keep_above, memory};
 use crate::machine::inside::Inside;
 use crate::machine::sys;
+use crate::process::opened_by::OpenedBy;
 use crate::process::state::{self, Process};
 use crate::process::table::Entry;
 use crate::serve::call::{ByKernel, Call, Fail, Served, TRIES};
 use crate::serve::path::{Start, Target};
-use crate::serve::{cwd, nodes, path};
+use crate::serve::{nodes, path};
 
 pub fn open(call: &Call<'_>) -> Served {
     let how = How { flags: call.args[1] as u32, mode: call.args[2] as u32, ..How::default() };
@@ -53,10 +54,10 @@ fn one(call: &Call<'_>, dir: Option<usize>, path: usize, how: How) -> Served {
         Some(_) => How { flags: how.flags & !(libc::O_NOFOLLOW | libc::O_CREAT) as u32, ..how },
         None => how,
     };
-    let full = full_path(call.process, &target);
+    let by = opened_by(call.process, &target);
     for _ in 0..TRIES {
         match call.client().open(call.task(), target.at(), target.path, how) {
-            Ok(file) => return give_number(call, file, how.flags, full),
+            Ok(file) => return give_number(call, file, how.flags, by),
             Err(defuse_direct::Stop::Errno(Errno::ENXIO)) => {}
             Err(stop) => return Err(stop.into()),
         }
@@ -97,8 +98,8 @@ fn path_only(call: &Call<'_>, target: &Target<'_>, flags: u32) -> Result<Arc<Des
 /// The entry of a file that the kernel opens for the program.
 fn as_entry(call: &Call<'_>, target: &Target<'_>, file: Arc<Description>) -> Arc<Entry> {
     let cells = file.arena_cells().map(|cells| call.process.shared.index(cells));
-    let path = full_path(call.process, target);
-    Arc::new(Entry::new(file, true, path, cells))
+    let by = opened_by(call.process, target);
+    Arc::new(Entry::new(file, true, by, cells))
 }
 
 /// Opens what `entry` has open once more, by a link of /proc in the argument `path`: the kernel does
@@ -127,21 +128,17 @@ pub fn took(call: &Call<'_>, fd: i32, entry: Arc<Entry>) -> i64 {
     i64::from(fd)
 }
 
-/// The path by which an open file is named later: absolute.
-pub fn full_path(process: &'static Process, target: &Target<'_>) -> Vec<u8> {
-    let mut full = match &target.start {
+/// The path by which an open file is named later.
+pub fn opened_by(process: &'static Process, target: &Target<'_>) -> OpenedBy {
+    let from = match &target.start {
         _ if target.path.starts_with(b"/") || process.client.may_be_inside(target.path) => {
-            return target.path.to_vec();
+            return OpenedBy::absolute(target.path.to_vec());
         }
-        Start::Entry(entry) => entry.path.clone(),
-        Start::Kernel(path) => path.clone(),
-        Start::Cwd => cwd::path(process).unwrap_or_default(),
+        Start::Entry(entry) => entry.opened_by.clone(),
+        Start::Kernel(path) => OpenedBy::absolute(path.clone()),
+        Start::Cwd => OpenedBy::work_dir(process.task().cwd()),
     };
-    if !matches!(target.path, b"" | b".") {
-        full.push(b'/');
-        full.extend_from_slice(target.path);
-    }
-    full
+    from.then(target.path)
 }
 
 /// The file behind `fd` opened for the program alone: the kernel locks the position of a file that
@@ -156,7 +153,7 @@ fn open_again(fd: i32, flags: u32) -> Option<i32> {
 }
 
 /// Gives an open file the lowest number that is free.
-pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, path: Vec<u8>) -> Served {
+pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, by: OpenedBy) -> Served {
     let process = call.process;
     let cloexec = flags & libc::O_CLOEXEC as u32 != 0;
     let how = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD } as u64;
@@ -180,7 +177,7 @@ pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, path: Ve
         let _ = sys::plain(libc::SYS_fcntl, fd as u64, set, u64::from(flags & SETTABLE as u32));
     }
     let cells = file.arena_cells().map(|cells| process.shared.index(cells));
-    let entry = Arc::new(Entry::new(file, backed, path, cells));
+    let entry = Arc::new(Entry::new(file, backed, by, cells));
     match call.process.view().table.set(fd, entry) {
         Ok(_) => Ok(i64::from(fd)),
         Err(_) => {
