@@ -343,10 +343,11 @@ fn restore_owner(owner: Owner) -> Result<Guard> {
     let mut guard = Guard::default();
     let gid = sys::setfsgid(owner.gid);
     guard.gid = (gid != owner.gid).then_some(gid);
-    let caps = rustix::thread::capabilities(None).or_errno()?;
-    let uid = sys::setfsuid(owner.uid);
-    guard.uid = (uid != owner.uid).then_some(uid);
-    if guard.uid.is_some() {
+    let uid = sys::setfsuid(ASK);
+    if uid != owner.uid {
+        let caps = rustix::thread::capabilities(None).or_errno()?;
+        sys::setfsuid(owner.uid);
+        guard.uid = Some(uid);
         // Without SECBIT_NO_SETUID_FIXUP, which would stay with the application's thread, the
         // change of user dropped capabilities.
         guard.caps = Some(caps);

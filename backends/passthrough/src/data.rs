@@ -98,9 +98,13 @@ impl Passthrough {
 
     /// True if a read-only descriptor of `inode` can serve the next open. It cannot without file
     /// handles, because each open is then checked by the lower file system; nor for a pinned inode,
-    /// which has lost its name; nor with locks in the lower file system, which end with the close.
+    /// which has lost its name; nor with locks in the lower file system, which end with the close; nor where an application
+    /// gets the descriptor, whose position would go on.
     fn is_reusable(&self, inode: &Inode) -> bool {
-        !self.forwards_locks()
+        let is_given =
+            self.options.backing_files && self.options.credentials == Credentials::Restore;
+        !is_given
+            && !self.forwards_locks()
             && inode.kind == FileKind::Regular
             && inode.handle.is_some()
             && !inode.is_pinned()

@@ -211,13 +211,16 @@ impl Client {
         if found.kind == FileKind::Symlink {
             return Err(Errno::EOPNOTSUPP.into());
         }
-        let attr = found.attr(who)?;
-        if !owns(&attr, who) {
-            return Err(Errno::EPERM.into());
-        }
         let mut perm = mode & 0o7777;
-        if !keeps_sgid(who, attr.gid) {
-            perm &= !0o2000;
+        // Who may change any file, and set any bit, needs no attributes.
+        if !(who.has(cap::FOWNER) && (perm & 0o2000 == 0 || who.has(cap::FSETID))) {
+            let attr = found.attr(who)?;
+            if !owns(&attr, who) {
+                return Err(Errno::EPERM.into());
+            }
+            if !keeps_sgid(who, attr.gid) {
+                perm &= !0o2000;
+            }
         }
         let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
         Ok(set_attr(found, fh, &set, who)?)
@@ -252,29 +255,30 @@ impl Client {
         who: &Credentials,
     ) -> Result<()> {
         found.writable()?;
-        let attr = found.attr(who)?;
-        let privileged = who.has(cap::CHOWN);
-        let own = attr.uid == who.uid;
-        let may_user = owner.uid.is_none_or(|uid| own && uid == attr.uid);
-        let may_group = owner.gid.is_none_or(|gid| own && (gid == attr.gid || who.in_group(gid)));
-        if !(privileged || may_user && may_group) {
-            return Err(Errno::EPERM.into());
-        }
         let kill_suidgid = !found.is_dir();
-        // chown(2) clears the set-id bits even if it changes neither id (`chown_common()` in
-        // fs/open.c). That is a change of the mode. The file system sees it as a change to the
-        // current owner.
-        let bits_alone = owner.uid.is_none() && owner.gid.is_none() && loses_bits(&attr, who);
-        let only_kills = kill_suidgid && bits_alone;
-        if only_kills && !owns(&attr, who) {
-            return Err(Errno::EPERM.into());
+        let mut set =
+            SetAttr { uid: owner.uid, gid: owner.gid, kill_suidgid, ..SetAttr::default() };
+        let changes_ids = owner.uid.is_some() || owner.gid.is_some();
+        // Who may give any file to anyone needs no attributes.
+        if !(changes_ids && who.has(cap::CHOWN)) {
+            let attr = found.attr(who)?;
+            let own = attr.uid == who.uid;
+            let may_user = owner.uid.is_none_or(|uid| own && uid == attr.uid);
+            let may_group =
+                owner.gid.is_none_or(|gid| own && (gid == attr.gid || who.in_group(gid)));
+            if !(who.has(cap::CHOWN) || may_user && may_group) {
+                return Err(Errno::EPERM.into());
+            }
+            // chown(2) clears the set-id bits even if it changes neither id (`chown_common()` in
+            // fs/open.c). That is a change of the mode. The file system sees it as a change to the
+            // current owner.
+            if kill_suidgid && !changes_ids && loses_bits(&attr, who) {
+                if !owns(&attr, who) {
+                    return Err(Errno::EPERM.into());
+                }
+                set.uid = Some(attr.uid);
+            }
         }
-        let set = SetAttr {
-            uid: if only_kills { Some(attr.uid) } else { owner.uid },
-            gid: owner.gid,
-            kill_suidgid,
-            ..SetAttr::default()
-        };
         Ok(set_attr(found, fh, &set, who)?)
     }
 
@@ -313,8 +317,7 @@ impl Client {
         who: &Credentials,
     ) -> Result<()> {
         found.writable()?;
-        let attr = found.attr(who)?;
-        if !owns(&attr, who) {
+        if !who.has(cap::FOWNER) && !owns(&found.attr(who)?, who) {
             if times != Times::NOW {
                 return Err(Errno::EPERM.into());
             }
