@@ -6,7 +6,7 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use defuse_fs::{Errno, Result};
@@ -57,9 +57,12 @@ pub(super) struct Claim {
     index: usize,
 }
 
+/// Slots that are made together, when one of them is used first: a process that makes few requests touches little memory.
+const GROUP: usize = 64;
+
 /// The slots of a connection.
 pub(super) struct Slots {
-    slots: Box<[Slot]>,
+    groups: [OnceLock<Box<[Slot]>>; SLOTS / GROUP],
     /// One bit for every slot whose thread waits while another thread receives.
     followers: [AtomicU64; SLOTS / 64],
 }
@@ -67,9 +70,19 @@ pub(super) struct Slots {
 impl Slots {
     pub(super) fn new() -> Self {
         Slots {
-            slots: (0..SLOTS).map(|_| Slot::default()).collect(),
+            groups: std::array::from_fn(|_| OnceLock::new()),
             followers: std::array::from_fn(|_| AtomicU64::new(0)),
         }
+    }
+
+    fn slot(&self, index: usize) -> &Slot {
+        let make = || (0..GROUP).map(|_| Slot::default()).collect();
+        &self.groups[index / GROUP].get_or_init(make)[index % GROUP]
+    }
+
+    /// The slots that were made.
+    fn made(&self) -> impl Iterator<Item = &Slot> {
+        self.groups.iter().filter_map(OnceLock::get).flatten()
     }
 
     /// Takes a free slot; `None` if there is none. With `done`, which is then moved out, no thread
@@ -77,12 +90,12 @@ impl Slots {
     pub(super) fn claim(&self, done: &mut Option<Done>) -> Option<Claim> {
         let first = hint();
         let index = (0..SLOTS).map(|step| (first + step) % SLOTS).find(|&index| {
-            let unique = &self.slots[index].unique;
+            let unique = &self.slot(index).unique;
             unique.load(Ordering::Relaxed) == 0
                 && unique.compare_exchange(0, CLAIMED, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         })?;
         remember(index);
-        let slot = &self.slots[index];
+        let slot = self.slot(index);
         let mut state = lock(&slot.state);
         *state = State { uses: state.uses + 1, done: done.take(), ..State::default() };
         let unique = ((state.uses << SLOT_BITS) | index as u64) << 1;
@@ -92,7 +105,7 @@ impl Slots {
 
     /// Frees the slot, unless the reply has freed it.
     pub(super) fn free(&self, claim: Claim) {
-        let slot = &self.slots[claim.index];
+        let slot = self.slot(claim.index);
         let mut state = lock(&slot.state);
         if slot.unique.load(Ordering::Acquire) != claim.unique {
             return;
@@ -107,7 +120,8 @@ impl Slots {
     /// Passes the reply of the request `unique` on to its waiter. Returns false if there is none.
     pub(super) fn answer(&self, unique: u64, result: Result<&[u8]>) -> bool {
         let index = (unique >> 1) as usize % SLOTS;
-        let slot = &self.slots[index];
+        let group = self.groups[index / GROUP].get();
+        let Some(slot) = group.map(|group| &group[index % GROUP]) else { return false };
         if unique <= CLAIMED || slot.unique.load(Ordering::Acquire) != unique {
             return false;
         }
@@ -129,7 +143,7 @@ impl Slots {
 
     /// Answers every waiting request with `errno`.
     pub(super) fn answer_all(&self, errno: Errno) {
-        for slot in &self.slots {
+        for slot in self.made() {
             let unique = slot.unique.load(Ordering::SeqCst);
             self.answer(unique, Err(errno));
         }
@@ -137,12 +151,12 @@ impl Slots {
 
     /// Takes the reply of `claim`, if another thread has received it.
     pub(super) fn take(&self, claim: Claim) -> Option<Result<Vec<u8>>> {
-        lock(&self.slots[claim.index].state).answer.take()
+        lock(&self.slot(claim.index).state).answer.take()
     }
 
     /// Waits for the reply of `claim`, at most for `patience`, while another thread receives.
     pub(super) fn wait(&self, claim: Claim, patience: Duration) -> Waited {
-        let slot = &self.slots[claim.index];
+        let slot = self.slot(claim.index);
         let mut state = lock(&slot.state);
         if state.answer.is_none() && !state.lead {
             state = match slot.changed.wait_timeout(state, patience) {
@@ -173,7 +187,7 @@ impl Slots {
         for (at, word) in self.followers.iter().enumerate() {
             let bits = word.load(Ordering::SeqCst);
             if bits != 0 {
-                let slot = &self.slots[at * 64 + bits.trailing_zeros() as usize];
+                let slot = self.slot(at * 64 + bits.trailing_zeros() as usize);
                 lock(&slot.state).lead = true;
                 slot.changed.notify_one();
                 return;
@@ -183,7 +197,7 @@ impl Slots {
 
     /// The number of requests that wait for a reply.
     pub(super) fn in_flight(&self) -> usize {
-        self.slots.iter().filter(|slot| slot.unique.load(Ordering::Relaxed) != 0).count()
+        self.made().filter(|slot| slot.unique.load(Ordering::Relaxed) != 0).count()
     }
 }
 
