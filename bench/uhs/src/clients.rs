@@ -20,6 +20,9 @@ use crate::{Options, Scale, calls};
 /// Processes that share the work, in turns.
 const READERS: [usize; 4] = [1, 2, 4, 8];
 
+/// Bytes of the files that they read.
+const OWN_FILES: u64 = 8 << 20;
+
 /// Processes that read the same file.
 const TOGETHER: usize = 4;
 
@@ -195,7 +198,8 @@ fn serve(
     work(&Place::Source(format!("{kind}:{}", socket.display())))
 }
 
-/// Reads of 4 KiB of cached pages by more and more processes, each of a file of its own.
+/// Reads of 4 KiB of cached pages by more and more processes, each of a file of its own. All files together have the same size,
+/// so that the caches of the processors hold as much of them.
 fn many_readers(
     runner: &Runner<'_>,
     place: &Place,
@@ -213,7 +217,8 @@ fn many_readers(
         }
         let texts = (0..processes).map(|at| {
             let flow = format!("flowop read name=read,filename=own{at},random,iosize=4k");
-            workload(&format!("own{at}"), (4 << 20, "prealloc"), &flow, &format!("run {seconds}\n"))
+            let file = (format!("own{at}"), OWN_FILES / processes as u64);
+            workload(&file.0, (file.1, "prealloc"), &flow, &format!("run {seconds}\n"))
         });
         let done = runner.run(place, &texts.collect::<Vec<_>>())?;
         let rate = done.operations_per_second;
