@@ -121,6 +121,23 @@ fn a_warm_read_makes_no_request_and_wakes_nobody() {
     });
 }
 
+/// The pages behind the end took the frames of those of the file, so that it was never read from them.
+#[test]
+fn a_file_is_read_from_its_pages_by_reads_that_are_longer_than_it_is() {
+    serve(PagedOptions::default(), |connect| {
+        let client = connect();
+        let file = create(&client, "file");
+        let bytes: Vec<u8> = (0..50_000_u32).map(|at| (at / 5) as u8).collect();
+        write(&client, file, 0, &bytes);
+        let long = || assert!(read(&client, file, 0, 1 << 20) == bytes);
+        (0..12).for_each(|_| long());
+        let reads = || client.lane_counts().unwrap().page_reads;
+        let before = reads();
+        (0..10).for_each(|_| long());
+        assert_eq!(reads(), before + 10);
+    });
+}
+
 #[test]
 fn each_change_of_another_client_is_read_as_soon_as_it_is_answered() {
     serve(PagedOptions::default(), |connect| {

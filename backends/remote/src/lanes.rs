@@ -6,12 +6,12 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
 use defuse_fs::{Context, Errno, Result};
 use defuse_probe::clock;
-use defuse_ring::layout::{BELL, LANES, LANES_OF_BLOCK, MORE};
+use defuse_ring::layout::{BELL, LANES_OF_BLOCK, MORE, MOST_BLOCKS};
 use defuse_ring::{Answer, Lane, Memory, Violation};
 use defuse_wire::abi::{InHeader, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
@@ -27,8 +27,8 @@ const LOOKS: u32 = 16;
 /// The lanes of a connection.
 pub(super) struct Lanes {
     memory: Memory,
-    /// Those of all blocks that there may be.
-    seats: Box<[Mutex<Seat>]>,
+    /// Those of a block are made when one of them is used.
+    seats: [OnceLock<Box<[Mutex<Seat>]>>; MOST_BLOCKS],
     /// A further block was asked for, and has not come; it never comes where the server has refused it.
     asked: AtomicBool,
     /// Requests that nobody waits for, and that are not known to be answered.
@@ -91,13 +91,10 @@ impl Lanes {
     /// The lanes in the memory that a server has passed.
     pub(super) fn of(fd: OwnedFd) -> Result<Lanes> {
         let memory = Memory::of(fd).map_err(errno)?;
-        let seat = |index| {
-            Mutex::new(Seat { lane: Lane::new(index), reply: Vec::new(), later: Vec::new() })
-        };
         let may_spin = has_several_processors();
         Ok(Lanes {
             memory,
-            seats: (0..LANES).map(seat).collect(),
+            seats: std::array::from_fn(|_| OnceLock::new()),
             asked: AtomicBool::new(false),
             later: AtomicU32::new(0),
             hope: AtomicU32::new(if may_spin { HOPE } else { 0 }),
@@ -114,16 +111,24 @@ impl Lanes {
         }
         let (first, lanes) = (hint(), self.memory.blocks() * LANES_OF_BLOCK);
         (0..lanes).map(|step| (first + step) % lanes).find_map(|index| {
-            let seat = sit(&self.seats[index])?;
+            let seat = sit(self.seat_of(index))?;
             HINT.set(Some(index));
             Some(seat)
         })
     }
 
+    fn seat_of(&self, lane: usize) -> &Mutex<Seat> {
+        let block = lane / LANES_OF_BLOCK;
+        let seat =
+            |lane| Mutex::new(Seat { lane: Lane::new(lane), reply: Vec::new(), later: Vec::new() });
+        let make = || (block * LANES_OF_BLOCK..).take(LANES_OF_BLOCK).map(seat).collect();
+        &self.seats[block].get_or_init(make)[lane % LANES_OF_BLOCK]
+    }
+
     /// Takes the replies that nobody waits for.
     pub(super) fn take_later(&self) -> std::result::Result<(), Violation> {
         if self.later.load(Ordering::Relaxed) > 0 {
-            for mut seat in self.seats.iter().filter_map(sit) {
+            for mut seat in self.seats.iter().filter_map(OnceLock::get).flatten().filter_map(sit) {
                 if !seat.later.is_empty() {
                     seat.poll(self, 0)?;
                 }
@@ -299,7 +304,7 @@ impl ClientConnection {
 
     /// All lanes are in use: asks for more, unless that was done. The answer comes with others.
     pub(super) fn ask_for_lanes(&self, lanes: &Lanes) {
-        let are_all = lanes.memory.blocks() * LANES_OF_BLOCK == LANES;
+        let are_all = lanes.memory.blocks() == MOST_BLOCKS;
         if !are_all
             && !lanes.asked.swap(true, Ordering::AcqRel)
             && self.try_tell(&[0; MORE], &[]).is_err()

@@ -242,14 +242,17 @@ impl Paged {
         let entry = files.get_mut(&ino)?;
         let epoch = entry.epoch;
         let of_file = entry.fillable()?;
+        let is_closed = of_file.is_closed();
+        let size = if is_closed { u64::MAX } else { of_file.size() };
+        // Behind the end of the file there are no pages, which would take the place of others.
+        let pages = pages.start..pages.end.min(size.div_ceil(PAGE as u64));
         bound.counts.of(ino).requests += 1;
         let mut groups: Vec<u64> = pages.clone().map(|page| of_file.group_of(page)).collect();
         groups.dedup();
         groups.into_iter().for_each(|group| bound.used(files, ino, group, by));
         let of_file = files.pages(ino)?;
-        let is_closed = of_file.is_closed();
         let is_missing = is_closed || pages.clone().any(|page| !of_file.has(page));
-        is_missing.then_some(Missing { epoch, is_closed, pages })
+        (is_missing && !pages.is_empty()).then_some(Missing { epoch, is_closed, pages })
     }
 
     /// Reads by pages, which it fills.
@@ -279,7 +282,7 @@ impl Paged {
         let State { files, bound } = &mut *self.table.lock();
         let entry = files.get_mut(&file.ino).filter(|entry| entry.epoch == epoch);
         let Some(of_file) = entry.and_then(Entries::fillable) else { return Ok(()) };
-        for (page, bytes) in pages.zip(bytes.as_chunks().0) {
+        for (page, bytes) in pages.zip(bytes.as_chunks().0).take(filled.div_ceil(PAGE)) {
             // Its group may have left meanwhile.
             if !of_file.has(page) && bound.holds(file.ino, of_file.group_of(page)) {
                 of_file.put(page, bytes);
