@@ -236,7 +236,7 @@ impl Paged {
         change()
     }
 
-    /// The pages of a read that can be filled, and are not: so many pages, and how they are before they are read.
+    /// The pages that a read is going to fill; `None` if all of them are there, or none may be filled now.
     fn missing(&self, by: Caller, ino: Ino, pages: Range<u64>) -> Option<Missing> {
         let State { files, bound } = &mut *self.table.lock();
         let entry = files.get_mut(&ino)?;
