@@ -143,12 +143,11 @@ impl Lane {
         if new > self.submitted.wrapping_sub(self.seen) {
             return Err(Violation("completions without requests"));
         }
-        let mut entry = [0; ENTRY];
-        let slot = (self.seen % ENTRIES) as usize;
-        memory.read(at + lane::COMPLETIONS + slot * ENTRY, &mut entry);
-        let [n0, n1, n2, n3, n4, n5, n6, n7, l0, l1, l2, l3, ..] = entry;
-        let number = u64::from_ne_bytes([n0, n1, n2, n3, n4, n5, n6, n7]);
-        let len = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
+        let entry = at + lane::COMPLETIONS + (self.seen % ENTRIES) as usize * ENTRY;
+        let (mut number, mut len) = ([0; 8], [0; 4]);
+        memory.read(entry, &mut number);
+        memory.read(entry + 8, &mut len);
+        let (number, len) = (u64::from_ne_bytes(number), u32::from_ne_bytes(len) as usize);
         let place = self.answered(number).filter(|(_, room)| len <= *room);
         let Some((place, _)) = place else {
             return Err(Violation("a completion of another request"));

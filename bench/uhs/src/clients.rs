@@ -216,9 +216,9 @@ fn many_readers(
             break;
         }
         let texts = (0..processes).map(|at| {
-            let flow = format!("flowop read name=read,filename=own{at},random,iosize=4k");
-            let file = (format!("own{at}"), OWN_FILES / processes as u64);
-            workload(&file.0, (file.1, "prealloc"), &flow, &format!("run {seconds}\n"))
+            let (file, bytes) = (format!("own{at}"), OWN_FILES / processes as u64);
+            let flow = format!("flowop read name=read,filename={file},random,iosize=4k");
+            workload(&file, (bytes, "prealloc"), &flow, &format!("run {seconds}\n"))
         });
         let done = runner.run(place, &texts.collect::<Vec<_>>())?;
         let rate = done.operations_per_second;

@@ -268,9 +268,10 @@ impl Paged {
         // A file that was closed has its new length now, or a change has begun.
         let size = is_closed.then(|| self.inner.getattr(cx, file.ino, Some(file.fh)));
         // Not into the reply, which its client can change before it is in the pages.
-        let mut bytes = vec![0; (pages.end - pages.start) as usize * PAGE];
+        let len = (pages.end - pages.start) as usize * PAGE;
+        let mut bytes = vec![0; len];
         let mut sink = SliceSink::new(&mut bytes);
-        let mut read = ReadBuf::new(&mut sink, (pages.end - pages.start) as usize * PAGE);
+        let mut read = ReadBuf::new(&mut sink, len);
         let begin = pages.start * PAGE as u64;
         self.inner.read(cx, file, ReadArgs { offset: begin, ..args }, &mut read)?;
         // Behind the end of the file there is nothing, whatever was there in the buffer.

@@ -192,7 +192,7 @@ impl Execution<'_> {
                     true => client.open(task, target.at(), b"", how)?,
                     false => std::sync::Arc::clone(entry.file()),
                 };
-                (file, entry.opened_by.path(self.call.client(), self.call.task()))
+                (file, entry.opened_by.path(client, task))
             }
             None => {
                 let how = (true, true);
@@ -206,8 +206,7 @@ impl Execution<'_> {
                 let absolute = target.path.starts_with(b"/") || !target.magic && is_cwd(target);
                 let name = match absolute {
                     true => target.path.to_vec(),
-                    false => open::opened_by(self.call.process, target)
-                        .path(self.call.client(), self.call.task()),
+                    false => open::full_path(self.call, target),
                 };
                 (file, name)
             }
@@ -233,9 +232,8 @@ impl Execution<'_> {
         leaving::look_at_mounted(self.call, &file, fd, &name);
         if is_static && self.call.process.plan.dispatch {
             let full = match target.whole() {
-                Some(entry) => entry.opened_by.path(self.call.client(), self.call.task()),
-                None => open::opened_by(self.call.process, target)
-                    .path(self.call.client(), self.call.task()),
+                Some(entry) => entry.opened_by.path(client, task),
+                None => open::full_path(self.call, target),
             };
             return self.carry(fd, &name, &plain(&full));
         }

@@ -139,7 +139,7 @@ fn link_of(call: &Call<'_>, at: usize) -> Result<Vec<u8>, Fail> {
     let target = call.target((at == 1).then_some(0), at, true)?;
     let (client, task) = (call.client(), call.task());
     Ok(match target.whole() {
-        Some(entry) if target.magic => entry.opened_by.path(call.client(), call.task()),
+        Some(entry) if target.magic => entry.opened_by.path(client, task),
         Some(entry) => client.freadlink(task, entry.file())?,
         None if target.magic => cwd::path(call.process).ok_or(Errno::ENOENT)?,
         None => client.readlink(task, target.at(), target.path)?,

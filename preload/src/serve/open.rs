@@ -129,7 +129,7 @@ pub fn took(call: &Call<'_>, fd: i32, entry: Arc<Entry>) -> i64 {
 }
 
 /// The path by which an open file is named later.
-pub fn opened_by(process: &'static Process, target: &Target<'_>) -> OpenedBy {
+fn opened_by(process: &'static Process, target: &Target<'_>) -> OpenedBy {
     let from = match &target.start {
         _ if target.path.starts_with(b"/") || process.client.may_be_inside(target.path) => {
             return OpenedBy::absolute(target.path.to_vec());
@@ -139,6 +139,11 @@ pub fn opened_by(process: &'static Process, target: &Target<'_>) -> OpenedBy {
         Start::Cwd => OpenedBy::work_dir(process.task().cwd()),
     };
     from.then(target.path)
+}
+
+/// The absolute path of a target.
+pub fn full_path(call: &Call<'_>, target: &Target<'_>) -> Vec<u8> {
+    opened_by(call.process, target).path(call.client(), call.task())
 }
 
 /// Gives an open file the lowest number that is free.

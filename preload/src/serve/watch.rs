@@ -18,7 +18,7 @@ pub fn add(call: &Call<'_>) -> Served {
     let target = call.target(None, 1, false)?;
     let follow = call.args[2] & DONT_FOLLOW == 0;
     let stat = call.client().stat(call.task(), target.at(), target.path, follow)?;
-    let full = open::opened_by(call.process, &target).path(call.client(), call.task());
+    let full = open::full_path(call, &target);
     let is_link = stat.attr.kind == FileKind::Symlink;
     let path = real_path(call, &full, is_link)?;
     let below = below(call.process, &path).ok_or(Errno::ENOSPC)?;
