@@ -156,6 +156,8 @@ impl Stage {
             let device = Arc::new(File::open(self.node()?, Access::ReadWrite)?);
             Uhs::make(device, (0o755, 0, 0), &mut random)?;
         }
+        // The kernel ends an io_uring, which holds the device, a moment after its close.
+        self.device()?.wait_until_free()?;
         let device = Arc::new(File::open(self.node()?, Access::ReadWrite)?);
         let (uhs, problems) = Uhs::open(device, options, random)?;
         anyhow::ensure!(problems.is_empty(), "the new file system is damaged: {problems:?}");
