@@ -153,6 +153,31 @@ fn coreutils_do_what_they_do_natively() {
 }
 
 #[test]
+fn an_open_file_has_the_lowest_number_that_is_free_and_closes_at_exec_as_asked() {
+    let script = r#"
+        echo hello > f; ln f g; ln -s f l
+        cat > numbers.py <<'END'
+import fcntl, os
+flags = os.O_RDONLY | os.O_CLOEXEC
+made = [os.open(name, flags) for name in ("f", "g", "l", "f")]
+os.close(made[1])
+made[1] = os.open("new", os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+made.append(os.open("f", os.O_RDWR | os.O_NONBLOCK))
+print([fd - made[0] for fd in made])
+print([fcntl.fcntl(fd, fcntl.F_GETFD) for fd in made])
+print([fcntl.fcntl(fd, fcntl.F_GETFL) & (os.O_ACCMODE | os.O_NONBLOCK) for fd in made])
+os.system("cat <&%d >&%d" % (made[0], made[1]))
+print(os.lseek(made[0], 0, os.SEEK_CUR), os.stat("new").st_size)
+os.close(0)
+print(os.open("f", flags), os.read(0, 9))
+END
+        python3 numbers.py
+    "#;
+    everywhere("numbers", &["python3"], script);
+    same("numbers", &["python3"], "passthrough:SRC,handles=off", script);
+}
+
+#[test]
 fn shells_redirect_and_pipe() {
     let script = r#"
         exec 3> out; echo one >&3; (echo two >&3); bash -c 'echo three >&3'; exec 3>&-; cat out

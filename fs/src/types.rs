@@ -305,9 +305,16 @@ pub struct SetAttr {
     /// Clear set-user-id, set-group-id (if group-executable) and `security.capability`, because a
     /// process without `CAP_FSETID` changes the data. A change of the owner always clears them.
     pub kill_suidgid: bool,
+    /// The caller ignores the attributes in the answer, which may then be any.
+    pub unanswered: bool,
 }
 
 impl SetAttr {
+    /// True if nothing is to be changed.
+    pub fn is_empty(&self) -> bool {
+        *self == SetAttr { unanswered: self.unanswered, ..SetAttr::default() }
+    }
+
     /// Makes all changes to `attr` but that of the size, which also concerns the data. A file with a new
     /// owner or group loses its set-id bits. The frontend has checked the permissions.
     pub fn apply(&self, attr: &mut Attr) {
@@ -510,6 +517,9 @@ pub struct Opened {
     /// instead of `O_WRONLY` is possible). A layer that must see mapped changes sets this to
     /// `None`.
     pub lower: Option<Arc<OwnedFd>>,
+    /// Another descriptor of the open file of `backing`, close-on-exec, with the lowest number that was free. Only for
+    /// [`Threads::Callers`](crate::source::Threads::Callers), whose frontend gives it to its program instead of a duplicate.
+    pub first: Option<Arc<OwnedFd>>,
     /// [`flush`](crate::FileSystem::flush) of this file only drops locks. It need not be called if the frontend
     /// keeps them, or if the file has none of them since it was opened.
     pub no_flush: bool,
@@ -851,6 +861,10 @@ pub struct Caps {
     /// The file system asks for the groups of callers ([`crate::Context::supplementary_groups`]), so that clients in other
     /// processes tell them.
     pub asks_for_groups: bool,
+    /// Operations on names look at them by themselves: create fails with `EEXIST` for an existing name, unlink with `EISDIR` for a
+    /// directory, rmdir with `ENOTDIR` for another file, and both with `ENOENT` where there is nothing. So a frontend need
+    /// not look at the name before.
+    pub decides_on_names: bool,
     /// Restrictions on the use of the files, regardless of their modes.
     pub denied: Denied,
 }
@@ -887,6 +901,7 @@ impl Default for Caps {
             time_granularity_ns: 1,
             birth_times: true,
             asks_for_groups: false,
+            decides_on_names: false,
             denied: Denied::default(),
         }
     }

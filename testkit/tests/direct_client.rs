@@ -1,11 +1,13 @@
 //! The in-process client: mounts, walks, open files, and file systems that fail.
 
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use defuse_direct::{
     At, Client, Credentials, Description, Descriptors, FdFlags, How, LockFamily, MountArgs,
-    Options, Outside, Resolve, Result, Stop, Task, WorkDir,
+    Options, Outside, Owner, Resolve, Result, Stop, Task, WorkDir,
 };
 use defuse_fs::layer::{Action, Fault, Method, Rule, When};
 use defuse_fs::{
@@ -74,6 +76,90 @@ fn several_file_systems_of_the_same_and_of_different_types_are_used_at_once() {
     let rename =
         client.rename(&task, (At::Cwd, b"a:/x"), (At::Cwd, b"b:/y"), RenameFlags::default());
     assert_eq!(errno(rename), Errno::EXDEV);
+}
+
+/// Two clients of one directory, which share a counter of changes, as programs of a run do.
+fn two_clients_that_count(dir: &std::path::Path) -> [Client; 2] {
+    let changes: &'static AtomicU32 = Box::leak(Box::default());
+    std::array::from_fn(|_| {
+        let client = Client::new(Options { path_changes: Some(changes), ..Options::default() });
+        let options = defuse_passthrough::Options {
+            attr_valid_for: Duration::ZERO,
+            entry_valid_for: Duration::ZERO,
+            credentials: defuse_passthrough::Credentials::Restore,
+            ..defuse_passthrough::Options::default()
+        };
+        let source = Passthrough::new(dir, options).unwrap();
+        let directories_hold = Duration::from_secs(60);
+        let args = MountArgs { directories_hold, ..MountArgs::default() };
+        client.mount(b"p:", Arc::new(source), &args).unwrap();
+        client
+    })
+}
+
+#[test]
+fn a_directory_within_a_path_is_not_looked_up_again_until_a_change_is_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    let [one, other] = two_clients_that_count(dir.path());
+    let task = task();
+    let lookups = |client: &Client| {
+        let ops = client.statistics(b"p:").unwrap().ops;
+        ops.iter().find(|stats| stats.op.name() == "LOOKUP").map_or(0, |stats| stats.latency.count)
+    };
+    let is_there =
+        |client: &Client, path: &str| client.stat(&task, At::Cwd, path.as_bytes(), false);
+    one.mkdir(&task, At::Cwd, b"p:/a", 0o755).unwrap();
+    one.mkdir(&task, At::Cwd, b"p:/a/b", 0o755).unwrap();
+    put(&one, &task, "p:/a/b/file", b"old");
+    is_there(&one, "p:/a/b/file").unwrap();
+    let before = lookups(&one);
+    is_there(&one, "p:/a/b/file").unwrap();
+    assert_eq!(lookups(&one), before + 1, "the file itself is looked up each time");
+
+    // Another client of the same counter moves a directory away, and puts another one in its place.
+    let rename = |from: &[u8], to: &[u8]| {
+        other.rename(&task, (At::Cwd, from), (At::Cwd, to), RenameFlags::default()).unwrap();
+    };
+    rename(b"p:/a/b", b"p:/a/c");
+    assert_eq!(errno(is_there(&one, "p:/a/b/file")), Errno::ENOENT);
+    other.mkdir(&task, At::Cwd, b"p:/a/b", 0o755).unwrap();
+    put(&one, &task, "p:/a/b/file", b"new");
+    assert_eq!(get(&one, &task, "p:/a/c/file").unwrap(), b"old");
+    assert_eq!(get(&one, &task, "p:/a/b/file").unwrap(), b"new");
+
+    // A removal is counted, too: the directory that comes after it has other files.
+    other.unlink(&task, At::Cwd, b"p:/a/b/file").unwrap();
+    other.rmdir(&task, At::Cwd, b"p:/a/b").unwrap();
+    rename(b"p:/a/c", b"p:/a/b");
+    assert_eq!(get(&one, &task, "p:/a/b/file").unwrap(), b"old");
+
+    // The name of a removed directory may be that of a link.
+    rename(b"p:/a/b", b"p:/a/d");
+    other.symlink(&task, b"d", At::Cwd, b"p:/a/b").unwrap();
+    assert_eq!(get(&one, &task, "p:/a/b/file").unwrap(), b"old");
+    assert!(one.readlink(&task, At::Cwd, b"p:/a/b").is_ok());
+}
+
+#[test]
+fn rights_of_a_directory_within_a_path_hold_until_a_change_is_counted() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let [one, other] = two_clients_that_count(dir.path());
+    let (root, user) = (task(), Credentials::user(1000, 1000, &[]));
+    let user = Task::new(user, WorkDir::Outside(b"/".to_vec()));
+    other.mkdir(&root, At::Cwd, b"p:/a", 0o755).unwrap();
+    put(&other, &root, "p:/a/file", b"x");
+    let look = || one.stat(&user, At::Cwd, b"p:/a/file", false);
+    look().unwrap();
+    other.chmod(&root, At::Cwd, b"p:/a", 0o700, false).unwrap();
+    assert_eq!(errno(look()), Errno::EACCES);
+    other.chown(&root, At::Cwd, b"p:/a", Owner { uid: Some(1000), gid: None }, false).unwrap();
+    look().unwrap();
+    // The attributes that stat(2) tells are not those of a moment ago.
+    std::fs::set_permissions(dir.path().join("a"), PermissionsExt::from_mode(0o711)).unwrap();
+    for path in [&b"p:/a"[..], b"p:/a/", b"p:/a/."] {
+        assert_eq!(one.stat(&user, At::Cwd, path, false).unwrap().attr.perm, 0o711);
+    }
 }
 
 #[test]

@@ -202,6 +202,7 @@ pub fn set_attr(from: &abi::SetattrIn) -> SetAttr {
         ctime: has(abi::FATTR_CTIME)
             .then_some(Timestamp { secs: from.ctime as i64, nanos: from.ctimensec }),
         kill_suidgid: has(abi::FATTR_KILL_SUIDGID),
+        unanswered: false,
     }
 }
 

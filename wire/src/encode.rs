@@ -266,6 +266,7 @@ mod tests {
             mtime: Some(SetTime::At(time)),
             ctime: Some(time),
             kill_suidgid: true,
+            unanswered: false,
         };
         assert_eq!(convert::set_attr(&setattr_in(Some(4), &set)), set);
         assert_eq!(convert::set_attr(&setattr_in(None, &SetAttr::default())), SetAttr::default());

@@ -335,9 +335,8 @@ impl Gluster {
 
     fn only_drops_set_id(&self, ino: Ino, change: &SetAttr, asked: &Asked) -> Result<bool> {
         let only_perm = SetAttr { perm: change.perm, size: change.size, ..SetAttr::default() };
-        let Some(perm) =
-            change.perm.filter(|_| SetAttr { kill_suidgid: false, ..*change } == only_perm)
-        else {
+        let asked_for = SetAttr { kill_suidgid: false, unanswered: false, ..*change };
+        let Some(perm) = change.perm.filter(|_| asked_for == only_perm) else {
             return Ok(false);
         };
         let old = self.attributes(ino, asked)?.perm;

@@ -62,7 +62,7 @@ fn defaults(frontend: &Frontend) -> Options {
     let base = Options::default();
     Options {
         valid_for: if frontend.concurrent { Duration::ZERO } else { base.valid_for },
-        in_application: frontend.threads == Threads::Application,
+        in_application: frontend.threads != Threads::Serving,
         // A server passes locks on, because it has several clients.
         submits: frontend.locks == Locks::Frontend,
         // Processes that each open the volume are not told of each other's changes in time.

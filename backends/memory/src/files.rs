@@ -88,7 +88,7 @@ impl Memory {
         };
         meta.atime = set.atime.map_or(meta.atime, time);
         meta.mtime = set.mtime.map_or(meta.mtime, time);
-        if *set != SetAttr::default() {
+        if !set.is_empty() {
             meta.ctime = set.ctime.unwrap_or(now);
         }
         Ok(self.attr_of(&inode, &meta, self.frontends.attributes_told()))

@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use defuse_fs::{
-    Attr, Context, Errno, Fh, FileKind, Ino, Result, SetAttr, SetTime, SetXattrFlags, Timestamp,
-    Xattr, XattrName,
+    Attr, Context, Errno, Fh, FileKind, Ino, NewNode, Result, SetAttr, SetTime, SetXattrFlags,
+    Timestamp, Xattr, XattrName,
 };
 use rustix::fs::{AtFlags, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
 
@@ -82,6 +82,9 @@ impl Passthrough {
             as_decided(how, || {
                 rustix::fs::utimensat(fd, c"", &times, AtFlags::EMPTY_PATH).or_errno()
             })?;
+        }
+        if set.unanswered {
+            return Ok(Attr::of_new(ino, &NewNode::new(inode.kind, 0, cx.caller)));
         }
         Stat::of(fd)?.attr(inode.key.mount, self.options.attr_valid_for)
     }

@@ -119,8 +119,8 @@ impl Drop for Guard {
 }
 
 /// Acts as `caller` until the end of the operation. This has no effect if the process may not
-/// change its user. It has no effect on the threads of an application ([`Credentials::Restore`])
-/// either, which has the privileges of these threads anyway.
+/// change its user. It has no effect on the threads of an application either ([`Credentials::Restore`],
+/// [`Credentials::Callers`]), which has the privileges of these threads anyway.
 pub(crate) fn act_as(caller: Caller, how: Credentials) {
     if how == Credentials::Sticky {
         let _ = with_thread(|thread| {
@@ -158,6 +158,7 @@ pub(crate) fn become_owner(owner: Owner, how: Credentials) -> Result<Guard> {
             Ok(Guard::default())
         }),
         Credentials::Restore => restore_owner(owner),
+        Credentials::Callers => Ok(Guard::default()),
     }
 }
 
@@ -173,6 +174,7 @@ pub(crate) fn keep_suidgid(keep: bool, how: Credentials) -> Guard {
             });
             Guard::default()
         }
+        Credentials::Callers => Guard::default(),
         Credentials::Restore if keep => Guard::default(),
         Credentials::Restore => Guard { caps: drop_fsetid(), ..Guard::default() },
     }
@@ -193,7 +195,8 @@ pub(crate) fn as_owner<T>(
     let mode = |perm: u32| rustix::fs::Mode::from_raw_mode(perm & 0o7777);
     let _guard = become_owner(Owner::of(node), how)?;
     let masked = match how {
-        Credentials::Sticky => node.perm,
+        // The kernel applies the umask of the thread.
+        Credentials::Sticky | Credentials::Callers => node.perm,
         Credentials::Restore => node.perm & !node.umask,
     };
     if masked != node.perm && lists && sys::has_default_list(dir) {

@@ -76,11 +76,8 @@ impl Passthrough {
         };
         let keeps_bits = args.flags.writable()
             && keeps_bits(args.flags, rustix::fs::fstat(&fd).or_errno()?.st_mode);
-        let mut opened = self.opened(inode.key.mount, Arc::new(self.placed(fd)), args.flags)?;
-        if inode.kind == FileKind::Directory || keeps_bits {
-            opened.backing = None;
-        }
-        Ok(opened)
+        let is_backed = inode.kind == FileKind::Regular && !keeps_bits;
+        self.opened_now(inode.key.mount, fd, args.flags, is_backed)
     }
 
     /// Opens an inode, with `O_NOATIME` even if the caller is not its owner: the frontend has
@@ -98,12 +95,10 @@ impl Passthrough {
 
     /// True if a read-only descriptor of `inode` can serve the next open. It cannot without file
     /// handles, because each open is then checked by the lower file system; nor for a pinned inode,
-    /// which has lost its name; nor with locks in the lower file system, which end with the close; nor where an application
+    /// which has lost its name; nor with locks in the lower file system, which end with the close; nor where the program
     /// gets the descriptor, whose position would go on.
     fn is_reusable(&self, inode: &Inode) -> bool {
-        let is_given =
-            self.options.backing_files && self.options.credentials == Credentials::Restore;
-        !is_given
+        !self.gives_descriptors()
             && !self.forwards_locks()
             && inode.kind == FileKind::Regular
             && inode.handle.is_some()
@@ -137,8 +132,36 @@ impl Passthrough {
         Ok(open)
     }
 
+    /// True if the program gets the descriptors of open files.
+    fn gives_descriptors(&self) -> bool {
+        self.options.backing_files && self.options.credentials == Credentials::Callers
+    }
+
+    /// Adds a file that was opened just now. Without `is_backed` it has no backing file.
+    pub(crate) fn opened_now(
+        &self,
+        mount: u32,
+        fd: OwnedFd,
+        flags: OpenFlags,
+        is_backed: bool,
+    ) -> Result<Opened> {
+        let from = self.options.descriptors_from;
+        let gives = is_backed && from > 0 && self.gives_descriptors();
+        let (fd, first) = match gives.then(|| rustix::io::fcntl_dupfd_cloexec(&fd, from as i32)) {
+            Some(Ok(own)) => (own, Some(Arc::new(fd))),
+            // Without a free number, the file has this one alone.
+            Some(Err(_)) => (fd, None),
+            None => (self.placed(fd), None),
+        };
+        let mut opened = self.opened(mount, Arc::new(fd), flags)?;
+        if !is_backed {
+            opened.backing = None;
+        }
+        Ok(Opened { first, ..opened })
+    }
+
     /// Adds an open regular file to the table.
-    pub(crate) fn opened(&self, mount: u32, fd: Arc<OwnedFd>, flags: OpenFlags) -> Result<Opened> {
+    fn opened(&self, mount: u32, fd: Arc<OwnedFd>, flags: OpenFlags) -> Result<Opened> {
         let local = self.mounts.get(mount)?.is_local();
         let backing = || Backing { fd: Arc::clone(&fd), without_fsetid: true };
         let backing = self.options.backing_files.then(backing);

@@ -45,7 +45,7 @@ impl DirStream {
 
     /// The next entry, without taking it; `None` at the end.
     fn peek(&mut self, fd: BorrowedFd<'_>) -> Result<Option<Dirent<'_>>> {
-        if self.at == self.end {
+        if self.is_drained() {
             if self.buf.is_empty() {
                 self.buf.resize(BUFFER_BYTES, 0);
             }
@@ -56,6 +56,11 @@ impl DirStream {
             }
         }
         Dirent::parse(&self.buf[self.at..self.end]).map(Some).ok_or(Errno::EIO)
+    }
+
+    /// True if all entries were taken that were read.
+    fn is_drained(&self) -> bool {
+        self.at == self.end
     }
 
     fn advance(&mut self, len: usize, next: u64) {
@@ -122,36 +127,41 @@ impl Passthrough {
         let stream = open.dir.as_ref().ok_or(Errno::ENOTDIR)?;
         let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
         stream.go_to(fd, from)?;
+        let mut listed = false;
         while let Some(entry) = stream.peek(fd)? {
             let (len, next) = (entry.len, entry.next);
-            if self.push_entry(&inode, fd, &entry, out) == Push::Full {
-                break;
+            match self.push_entry(&inode, fd, &entry, out) {
+                Some(Push::Full) => break,
+                Some(Push::Added) => listed = true,
+                None => {}
             }
             stream.advance(len, next);
+            // The next call would most often find the end, and the one after it once more.
+            if listed && stream.is_drained() {
+                break;
+            }
         }
         Ok(())
     }
 
+    /// `None` for an entry that is gone meanwhile, so that it need not be listed.
     fn push_entry(
         &self,
         inode: &Arc<Inode>,
         dir: BorrowedFd<'_>,
         entry: &Dirent<'_>,
         out: &mut DirBuf<'_>,
-    ) -> Push {
+    ) -> Option<Push> {
         let kind = match entry.kind() {
             Some(kind) => kind,
             None if entry.is_dot() => FileKind::Directory,
-            None => match Stat::at(dir, entry.name).and_then(|stat| stat.kind()) {
-                Ok(kind) => kind,
-                // The entry is gone meanwhile, so it need not be listed.
-                Err(_) => return Push::Added,
-            },
+            None => Stat::at(dir, entry.name).and_then(|stat| stat.kind()).ok()?,
         };
         let ino = distinct_ino(entry.ino, inode.key.mount);
         let item = DirItem { ino, next: entry.next, kind, name: entry.name };
-        out.push_with(item, || {
+        let pushed = out.push_with(item, || {
             if entry.is_dot() { None } else { self.lookup_in(inode, dir, entry.name).ok() }
-        })
+        });
+        Some(pushed)
     }
 }

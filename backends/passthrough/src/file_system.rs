@@ -81,6 +81,7 @@ impl FileSystem for Passthrough {
             time_granularity_ns: 1,
             birth_times: true,
             asks_for_groups: false,
+            decides_on_names: true,
             denied: self.mounts.get(0).map_or(Denied::default(), |mount| mount.denied),
         }
     }

@@ -93,6 +93,8 @@ pub(crate) struct InodeTable {
     hasher: RandomState,
     root: Arc<Inode>,
     pinned: AtomicUsize,
+    /// Number of inodes that are no directories.
+    files: AtomicUsize,
 }
 
 struct Shard {
@@ -109,6 +111,7 @@ impl InodeTable {
             hasher: RandomState::new(),
             root: Arc::new(root),
             pinned: AtomicUsize::new(1),
+            files: AtomicUsize::new(0),
         }
     }
 
@@ -191,6 +194,9 @@ impl InodeTable {
             |slot: &u32| slab.at(*slot).map_or(0, |inode| self.hasher.hash_one(inode.key));
         by_key.insert_unique(hash, slot, hash_of);
         self.pinned.fetch_add(pinned, Ordering::Relaxed);
+        if kind != FileKind::Directory {
+            self.files.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(inode.ino())
     }
 
@@ -223,6 +229,9 @@ impl InodeTable {
         let inode = slab.remove(place)?;
         if inode.is_pinned() {
             self.pinned.fetch_sub(1, Ordering::Relaxed);
+        }
+        if inode.kind != FileKind::Directory {
+            self.files.fetch_sub(1, Ordering::Relaxed);
         }
         Some(inode)
     }
@@ -267,6 +276,11 @@ impl InodeTable {
             shard.slab.values().cloned().collect::<Vec<_>>()
         });
         shards.collect()
+    }
+
+    /// True if a frontend knows an inode that is no directory.
+    pub(crate) fn has_files(&self) -> bool {
+        self.files.load(Ordering::Relaxed) > 0
     }
 
     /// Number of pins.

@@ -75,6 +75,7 @@ fn defaults(frontend: &Frontend) -> Options {
         credentials: match frontend.threads {
             Threads::Serving => Credentials::Sticky,
             Threads::Application => Credentials::Restore,
+            Threads::Callers => Credentials::Callers,
         },
         descriptors_from: frontend.descriptors_from,
         granted: frontend.granted,

@@ -37,10 +37,10 @@
 //! | open, opendir | 1: open_by_handle_at, or fstat of a recently read file; one more fstat to open for writing |
 //! | create | 3: openat, statx, name_to_handle_at +dir |
 //! | mknod, mkdir, symlink | 3: the call, statx, name_to_handle_at +dir |
-//! | unlink, rmdir, rename over an existing name | 4: statx, open_by_handle_at if a frontend knows the inode, the call, statx of the inode +dir |
+//! | unlink, rmdir, rename over an existing name | 1 where no frontend knows a file; otherwise 4: statx, open_by_handle_at if a frontend knows the inode, the call, statx of the inode +dir |
 //! | rename to a new name | 2: statx, renameat2 +dirs |
 //! | link | 2: linkat, statx +dir; one more to open an inode that is not in the cache |
-//! | setattr | 1 for each kind of change, and statx |
+//! | setattr | 1 for each kind of change, and statx if the caller wants the attributes |
 //! | read, write, fsync, lseek, fallocate, copy_file_range | 1 |
 //! | readdir | 1 getdents64 for 32 KiB of entries |
 //! | xattrs | 1 by `/proc/self/fd`; one more to open an inode that is not in the cache |
@@ -56,7 +56,7 @@
 //! See [`Credentials`]. By default, a thread keeps the file-system user, group, umask and
 //! capabilities that an operation has set, and gets its own working directory. Every operation acts
 //! as its caller and does not depend on the state that earlier ones left. Threads of an application
-//! need [`Credentials::Restore`].
+//! need [`Credentials::Restore`], or [`Credentials::Callers`] if they are the callers.
 
 #![deny(unsafe_code)]
 

@@ -11,6 +11,7 @@ use crate::handle::Handle;
 use crate::inode::{Inode, Key};
 use crate::lower::{OrErrno, ProcPath, Stat};
 use crate::mounts::LowerMount;
+use crate::options::Credentials;
 use crate::passthrough::Passthrough;
 use crate::sys;
 
@@ -57,7 +58,9 @@ impl Passthrough {
         if !mount.handles || kept {
             return self.lookup_by_fd(likely, dir, name);
         }
+        // A program opens most of the files that it looks up.
         if mount.by_number
+            && self.options.credentials != Credentials::Callers
             && stat.birth().is_some()
             && let Some(handle) = Handle::ext4(stat.ino(), 0)
         {

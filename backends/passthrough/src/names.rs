@@ -139,12 +139,10 @@ impl Passthrough {
         if let Ok(inode) = self.inodes.get(entry.ino) {
             inode.without_capability.hold_for(self.options.attr_valid_for);
         }
-        let mut opened = self
-            .opened(mount, Arc::new(self.placed(fd)), flags)
+        let is_backed = !keeps_bits(flags, entry.attr.perm);
+        let opened = self
+            .opened_now(mount, fd, flags, is_backed)
             .inspect_err(|_| self.forget(entry.ino, 1))?;
-        if keeps_bits(flags, entry.attr.perm) {
-            opened.backing = None;
-        }
         Ok((entry, opened))
     }
 
@@ -195,7 +193,8 @@ impl Passthrough {
     pub(crate) fn unlinkat(&self, parent: Ino, name: Name<'_>, flags: AtFlags) -> Result<()> {
         let dir = self.inodes.get(parent)?;
         let fd = self.dir_fd(&dir)?;
-        let victim = self.pin_victim(dir.key.mount, fd.as_fd(), name.as_bytes());
+        let is_dir = flags.contains(AtFlags::REMOVEDIR);
+        let victim = self.pin_victim(dir.key.mount, fd.as_fd(), name.as_bytes(), is_dir);
         let removed = rustix::fs::unlinkat(fd.as_fd(), name.as_bytes(), flags).or_errno();
         match removed {
             Ok(()) => self.settle_removed(victim),
@@ -215,7 +214,7 @@ impl Passthrough {
         let (old_fd, new_fd) = (self.dir_fd(&old)?, self.dir_fd(&new)?);
         let (old_name, new_name) = (from.1.as_bytes(), to.1.as_bytes());
         let victim = if flags.0 & (RenameFlags::NOREPLACE | RenameFlags::EXCHANGE) == 0 {
-            self.pin_victim(new.key.mount, new_fd.as_fd(), new_name)
+            self.pin_victim(new.key.mount, new_fd.as_fd(), new_name, true)
         } else {
             None
         };

@@ -30,6 +30,8 @@ pub enum Credentials {
     /// operation returns. The umask of the process is not changed and applies in addition to
     /// [`NewNode::umask`](defuse_fs::NewNode::umask); below a default ACL neither applies.
     Restore,
+    /// Threads of the callers, which have their credentials and their umask already. Nothing is changed.
+    Callers,
 }
 
 /// The settings of a [`Passthrough`](crate::Passthrough).

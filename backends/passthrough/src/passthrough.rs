@@ -337,5 +337,7 @@ fn open_by_handle(
     if flags.contains(OFlags::PATH) {
         return Ok(path);
     }
+    // The next one gets the lowest number, which a program may be given.
+    drop(path);
     sys::open_by_handle(mount, &exact, flags.bits())
 }

@@ -34,16 +34,20 @@ pub(crate) struct Victim {
 }
 
 impl Passthrough {
-    /// Pins the inode of `name` in `dir`, if a frontend knows it and this may be its last name.
+    /// Pins the inode of `name` in `dir`, if a frontend knows it and this may be its last name. It may be a directory if
+    /// `is_dir` is set.
     /// This is a precaution: errors are ignored, since the operation itself will report them.
     pub(crate) fn pin_victim(
         &self,
         likely: u32,
         dir: BorrowedFd<'_>,
         name: &[u8],
+        is_dir: bool,
     ) -> Option<Victim> {
-        if self.options.credentials == Credentials::Restore && !self.may_know(likely, dir, name) {
-            // An application removes most files by their names alone.
+        // An application removes most files by their names alone.
+        if self.options.credentials != Credentials::Sticky
+            && !self.may_know(likely, dir, name, is_dir)
+        {
             return None;
         }
         // One open tells the identity and is the pin: an open by handle of a known inode takes two
@@ -82,8 +86,11 @@ impl Passthrough {
         Some(Victim { inode, fd, is_last })
     }
 
-    /// False if no frontend knows the inode of `name` in `dir`.
-    fn may_know(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) -> bool {
+    /// False if no frontend knows the inode of `name` in `dir`, which may be a directory if `is_dir` is set.
+    fn may_know(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8], is_dir: bool) -> bool {
+        if !is_dir && !self.inodes.has_files() {
+            return false;
+        }
         let Ok(stat) = Stat::at(dir, name) else { return true };
         let Some(index) = self.mounts.find(stat.mount_id(), likely) else { return true };
         let key = self.mounts.get(index).ok().and_then(|mount| mount.key(index, &stat, None));

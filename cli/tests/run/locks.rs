@@ -1,5 +1,8 @@
 //! Locks of open files, shared by the processes of a run.
 
+use std::path::Path;
+use std::process::Command;
+
 use super::{same, same_with};
 
 /// The kinds of mount, and the options of the run.
@@ -68,3 +71,54 @@ fn a_program_sees_the_changes_of_its_children_at_once() {
     "#;
     on_every_mount("changes", &["bash"], script);
 }
+
+/// A directory within a path may hold for a second, but not after a change by another program of the run.
+#[test]
+fn a_program_sees_at_once_what_others_of_the_run_do_to_directories() {
+    let script = format!("{MAKE_LOOK}\npython3 look.py .");
+    on_every_mount("directories", &["python3"], &script);
+}
+
+/// Programs of a run may change the directory below a passthrough by its own path.
+#[test]
+fn a_program_sees_at_once_what_others_of_the_run_do_below_a_mount() {
+    let place = super::Place::new();
+    let source = place.path("src");
+    std::fs::create_dir_all(&source).unwrap();
+    let look = |below: &Path, run: &mut Command| {
+        let script = format!("{MAKE_LOOK}\npython3 look.py {}", below.display());
+        let output = run.args(["bash", "-c", &script]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let native = look(Path::new("."), Command::new("env").current_dir(place.path(".")));
+    let mount = format!("/defuse-test=passthrough:{}", source.display());
+    let mut run = Command::new(super::PROGRAM);
+    run.args(["run", "-C", "/defuse-test", "--mount", &mount, "--"]);
+    assert_eq!(look(&source, &mut run), native);
+}
+
+/// Makes a program that looks through directories which others change, in the directory of its argument.
+const MAKE_LOOK: &str = r#"
+    mkdir -p d/e; echo old >d/e/f
+    cat > look.py <<'END'
+import os, subprocess, sys
+below = sys.argv[1]
+def do(command):
+    subprocess.run(["sh", "-c", "cd " + below + "; " + command], check=True)
+def see(path):
+    try:
+        return open(path).read().strip()
+    except OSError as error:
+        return error.strerror
+print(see("d/e/f"))
+do("mv d/e d/g"); print(see("d/e/f"), see("d/g/f"))
+do("mkdir d/e; echo new >d/e/f"); print(see("d/e/f"), see("d/g/f"))
+open("d/e/own", "w").write("own"); print(sorted(os.listdir("d/e")), sorted(os.listdir("d/g")))
+do("rm -r d/e; ln -s g d/e"); print(see("d/e/f"))
+do("rm d/e; mv d/g d/e; chmod 0 d/e"); print(os.stat("d/e").st_mode & 0o777)
+do("chmod 755 d/e"); print(see("d/e/f"))
+do("mv d/e d/h; mkdir d/e"); print(see("d/e/f"), see("d/h/f"))
+do("rmdir d/e; mkdir d/e; echo last >d/e/f"); print(see("d/e/f"))
+END
+"#;

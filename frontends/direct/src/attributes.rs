@@ -366,7 +366,12 @@ pub(crate) fn set_attr(
     who: &Credentials,
 ) -> Result<(), Errno> {
     let (cx, moment) = (who.context(found.mount.origin), found.mount.moment());
-    let changed = found.mount.call(Op::SETATTR, |fs| fs.setattr(&cx, found.ino, fh, set));
+    let unanswered = !found.mount.keeps_answers();
+    let set = SetAttr { unanswered, ..*set };
+    let changed = found.mount.call(Op::SETATTR, |fs| fs.setattr(&cx, found.ino, fh, &set));
+    if found.is_dir() && (set.perm.is_some() || set.uid.is_some() || set.gid.is_some()) {
+        found.mount.path_changed();
+    }
     found.changed();
     if let Ok(attr) = &changed {
         found.keep_after_change(attr, moment);

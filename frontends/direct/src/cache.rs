@@ -5,16 +5,14 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
-use arc_swap::ArcSwapOption;
 use defuse_fs::Ino;
 use hashbrown::HashTable;
 
 use crate::fresh::{Fresh, Lasts, Moment};
 use crate::node::Node;
+use crate::passed::{Holds, Passed};
 
 const SHARDS: usize = 16;
-/// The number of directories that stay known.
-const DIRS: usize = 64;
 
 /// The result of a cached lookup.
 pub(crate) enum Cached {
@@ -54,26 +52,16 @@ pub(crate) struct Names {
     hasher: RandomState,
     per_shard: usize,
     fresh: Fresh,
-    /// Directories that a walk passed lately, by their inodes. Their names are looked up each time, but the file system need not
-    /// begin with a new inode each time.
-    passed: [ArcSwapOption<Node>; DIRS],
+    pub(crate) passed: Passed,
 }
 
 impl Names {
-    /// Creates a cache of at most `limit` names, which hold as `fresh` says.
-    pub(crate) fn new(limit: usize, fresh: Fresh) -> Self {
+    /// Creates a cache of at most `limit` names, which hold as `fresh` says, and directories as `holds`.
+    pub(crate) fn new(limit: usize, fresh: Fresh, holds: Option<Holds>) -> Self {
         let shards = array::from_fn(|_| Shard::default());
-        let passed = array::from_fn(|_| ArcSwapOption::empty());
         let per_shard = limit.div_ceil(SHARDS);
+        let passed = Passed::new(holds);
         Names { shards, hasher: RandomState::new(), per_shard, fresh, passed }
-    }
-
-    /// Keeps a directory that a walk has passed, in the place of another one.
-    pub(crate) fn passed(&self, dir: &Arc<Node>) {
-        let place = &self.passed[(dir.ino().0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58) as usize];
-        if self.per_shard > 0 && place.load().as_ref().is_none_or(|kept| !Arc::ptr_eq(kept, dir)) {
-            place.store(Some(Arc::clone(dir)));
-        }
     }
 
     fn hash(&self, parent: Ino, name: &[u8]) -> u64 {
@@ -82,6 +70,11 @@ impl Names {
 
     fn shard(&self, hash: u64) -> &Shard {
         &self.shards[(hash >> 57) as usize % SHARDS]
+    }
+
+    /// True if nothing is kept.
+    pub(crate) fn is_off(&self) -> bool {
+        self.per_shard == 0
     }
 
     /// Looks up a name in the cache.
@@ -116,7 +109,7 @@ impl Names {
         node: Option<&Arc<Node>>,
         lasts: Lasts<u64>,
     ) {
-        if self.per_shard == 0 {
+        if self.is_off() {
             return;
         }
         let hash = self.hash(parent, name);
@@ -153,6 +146,7 @@ impl Names {
 
     /// Removes a name from the cache.
     pub(crate) fn remove(&self, parent: Ino, name: &[u8]) {
+        self.passed.remove(parent, name);
         let hash = self.hash(parent, name);
         let shard = self.shard(hash);
         let mut table = write(shard);
@@ -165,7 +159,7 @@ impl Names {
 
     /// Removes all names, and the directories that were passed.
     pub(crate) fn clear(&self) {
-        self.passed.iter().for_each(|place| place.store(None));
+        self.passed.clear();
         for shard in &self.shards {
             let mut table = write(shard);
             shard.version.fetch_add(1, Ordering::Release);
@@ -177,11 +171,7 @@ impl Names {
 
     /// Removes all names that lead to one of `inodes`, and those of them that were passed.
     pub(crate) fn prune(&self, inodes: &[Ino]) {
-        for place in &self.passed {
-            if place.load().as_ref().is_some_and(|kept| inodes.contains(&kept.ino())) {
-                place.store(None);
-            }
-        }
+        self.passed.prune(inodes);
         for shard in &self.shards {
             let mut table = write(shard);
             shard.version.fetch_add(1, Ordering::Release);

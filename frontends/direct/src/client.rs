@@ -5,6 +5,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use defuse_fs::{Errno, FileKind, FileSystem, posix};
 use defuse_probe::Snapshot;
@@ -26,10 +27,11 @@ pub struct Options {
     /// Follow symbolic links of the kernel's name space that lead into a mount. This costs one
     /// readlink(2) for every component of a path whose text is outside of all mounts. Default true.
     pub kernel_links: bool,
-    /// Counts what may have put a symbolic link in the place of a directory of the kernel's name space: symlink(2), link(2) and
-    /// rename(2), after the call. Directories are then looked at once a second and after each change, where `None` (the
-    /// default) looks at them for each path.
-    pub link_changes: Option<&'static AtomicU32>,
+    /// Counts what may make a path lead to another directory. The embedding program counts symlink(2), link(2), rename(2) and
+    /// rmdir(2) of the kernel's name space, after the call, and the client those of its mounts. Directories are then looked
+    /// at once a second and after each change, where `None` (the default) looks at them for each path. All processes that share the
+    /// counter see the changes of each other at once.
+    pub path_changes: Option<&'static AtomicU32>,
     /// Memory for the shared state of open files; `None` (the default) uses the heap.
     pub arena: Option<Arc<dyn Arena>>,
     /// The kernel's restrictions on links; `None` (the default) reads them from /proc/sys/fs.
@@ -38,7 +40,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { kernel_links: true, link_changes: None, arena: None, protected: None }
+        Options { kernel_links: true, path_changes: None, arena: None, protected: None }
     }
 }
 
@@ -53,11 +55,21 @@ pub struct MountArgs {
     pub cached_names: usize,
     /// Name of the source, shown in lists of mounts.
     pub source: String,
+    /// Look names and rights of directories within a path up again only after this time, and after a change that
+    /// [`Options::path_changes`] counts. Without that counter this has no effect. It is meant for file systems whose names hold
+    /// for no time because others may change them. Default 0: for each path.
+    pub directories_hold: Duration,
 }
 
 impl Default for MountArgs {
     fn default() -> Self {
-        MountArgs { read_only: false, noexec: false, cached_names: 1 << 16, source: String::new() }
+        MountArgs {
+            read_only: false,
+            noexec: false,
+            cached_names: 1 << 16,
+            source: String::new(),
+            directories_hold: Duration::ZERO,
+        }
     }
 }
 
@@ -118,6 +130,9 @@ impl Client {
             id: self.next_id.fetch_add(1, Ordering::Relaxed),
             names: args.cached_names,
             source: args.source.clone(),
+            directories: (!args.directories_hold.is_zero())
+                .then_some(args.directories_hold)
+                .zip(self.options.path_changes),
         };
         let mount = Mount::new(fs, spot, settings)?;
         self.mounts.add(Arc::clone(&mount))?;
@@ -245,7 +260,7 @@ impl Client {
 
     /// Directories that are no links, with the counter of changes; `None` where nobody counts them.
     pub(crate) fn known_dirs(&self) -> Option<(&KnownDirs, &'static AtomicU32)> {
-        Some((&self.known_dirs, self.options.link_changes?))
+        Some((&self.known_dirs, self.options.path_changes?))
     }
 }
 

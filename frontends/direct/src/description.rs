@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 
+use arc_swap::ArcSwapOption;
 use defuse_fs::{Fh, File, FileKind, LockKind, LockOwner, OpenFlags, ReleaseArgs};
 use defuse_probe::Op;
 use rustix::thread::{MembarrierCommand, futex, membarrier};
@@ -73,6 +74,8 @@ pub struct Description {
     needs_flush: bool,
     backing: Option<Arc<OwnedFd>>,
     lower: Option<Arc<OwnedFd>>,
+    /// Until it is taken.
+    first: ArcSwapOption<OwnedFd>,
     id: u64,
     cells: Cells,
     who: Arc<Credentials>,
@@ -125,6 +128,7 @@ impl Description {
             needs_flush: fh.is_some() && !opened.no_flush,
             backing: opened.backing.map(|backing| backing.fd),
             lower: opened.lower,
+            first: ArcSwapOption::new(opened.first),
             here,
             id,
             cells,
@@ -155,6 +159,11 @@ impl Description {
     /// The descriptor that holds the file's data, if the file system gave one.
     pub fn backing(&self) -> Option<&Arc<OwnedFd>> {
         self.backing.as_ref()
+    }
+
+    /// Takes the descriptor that is for the program, if the file system gave one (`Opened::first`).
+    pub fn take_first(&self) -> Option<OwnedFd> {
+        Arc::into_inner(self.first.swap(None)?)
     }
 
     /// The open file of the lower file system, if the file system gave one (`Opened::lower`). Used

@@ -16,6 +16,7 @@ use crate::cache::{Cached, Names, Ticket};
 use crate::credentials::Credentials;
 use crate::fresh::{Lasts, Moment};
 use crate::node::{Core, Node};
+use crate::passed::Holds;
 
 /// The place of a mount.
 #[derive(Clone, Debug)]
@@ -26,6 +27,16 @@ pub(crate) enum Spot {
     Name(Box<[u8]>),
     /// A directory of another mount, at this path.
     Covers { node: Arc<Node>, mount: Arc<Mount>, path: Box<[u8]> },
+}
+
+/// The attributes of an inode that a walk has reached.
+#[derive(Clone, Copy)]
+pub(crate) enum Told {
+    Nothing,
+    /// The file system has told them just now.
+    Now(Attr),
+    /// Those of a directory that was passed lately, which are good enough for permission checks.
+    Lately(Attr),
 }
 
 /// A mounted file system.
@@ -67,6 +78,8 @@ pub(crate) struct Settings {
     pub id: u32,
     pub names: usize,
     pub source: String,
+    /// How long directories hold that a walk has passed, if at all.
+    pub directories: Option<Holds>,
 }
 
 impl Mount {
@@ -78,7 +91,7 @@ impl Mount {
         let recorder = Recorder::new();
         let core = Core::new(fs, recorder);
         let caps = guarded(|| Ok(core.fs.caps()))?;
-        let names = Arc::new(Names::new(settings.names, core.fresh.clone()));
+        let names = Arc::new(Names::new(settings.names, core.fresh.clone(), settings.directories));
         let origin = Origin::new();
         let notify = CacheNotify { names: Arc::downgrade(&names), core: Arc::downgrade(&core) };
         guarded(|| {
@@ -256,12 +269,7 @@ impl Mount {
         name: Name<'_>,
         who: &Credentials,
     ) -> Result<Option<Attr>> {
-        let has = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
-        if has(&self.lacks_peek)
-            || has(&self.has_cacheable_names)
-            || self.core.fresh.is_versioned()
-            || self.covered.load(Ordering::Relaxed) > 0
-        {
+        if self.lacks_peek.load(Ordering::Relaxed) || self.keeps_names() {
             return Ok(None);
         }
         let cx = who.context(self.origin);
@@ -274,6 +282,23 @@ impl Mount {
             Err(Errno::ESTALE) => Ok(None),
             result => result.map(Some),
         }
+    }
+
+    /// True if attributes in the answers of the file system may be kept.
+    pub(crate) fn keeps_answers(&self) -> bool {
+        self.core.fresh.is_versioned()
+    }
+
+    /// True if a name need not be looked at before it is made or removed: the file system does so, and nothing is kept of it.
+    pub(crate) fn decides_on_names(&self) -> bool {
+        self.caps.decides_on_names && !self.keeps_names()
+    }
+
+    /// True if something of a name may be kept, or another mount be on it.
+    fn keeps_names(&self) -> bool {
+        self.has_cacheable_names.load(Ordering::Relaxed)
+            || self.core.fresh.is_versioned()
+            || self.covered.load(Ordering::Relaxed) > 0
     }
 
     /// How long the name of an entry holds. A name that is cached keeps the inode at the file system, also after its
@@ -296,9 +321,28 @@ impl Mount {
         }
     }
 
-    /// A walk has passed this directory.
-    pub(crate) fn passed(&self, dir: &Arc<Node>) {
-        self.names.passed(dir);
+    /// Looks up a name that leads on, like [`look_up`](Mount::look_up). A directory may be one that a walk has passed lately.
+    pub(crate) fn pass(
+        &self,
+        dir: &Node,
+        name: Name<'_>,
+        who: &Credentials,
+    ) -> Result<(Arc<Node>, Told)> {
+        let (passed, place) = (&self.names.passed, (dir.ino(), name.as_bytes()));
+        if let Some((node, attr)) = passed.get(place.0, place.1) {
+            return Ok((node, attr.map_or(Told::Nothing, Told::Lately)));
+        }
+        let changes = passed.changes();
+        let (node, attr) = self.look_up(dir, name, who)?;
+        if node.is_dir() && !self.names.is_off() {
+            passed.keep(place, &node, attr, changes);
+        }
+        Ok((node, attr.map_or(Told::Nothing, Told::Now)))
+    }
+
+    /// Notes a change, after it, by which a path may lead to another directory, or others may search it.
+    pub(crate) fn path_changed(&self) {
+        self.names.passed.count_change();
     }
 
     /// Drops all cached names.

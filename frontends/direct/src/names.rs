@@ -149,6 +149,13 @@ impl Client {
         let Parent { dir, last } = self.walk(task, &who, at, path)?.parent()?;
         let last = named(last).ok_or(Errno::EISDIR)?;
         writable(&dir)?;
+        if !last.slash && may_remove_unseen(&dir, &who) {
+            let (cx, name) = (who.context(dir.mount.origin), last.name()?);
+            let Here { node, mount } = &dir;
+            let result = mount.call(Op::UNLINK, |fs| fs.unlink(&cx, node.ino(), name));
+            mount.name_changed(node, last.bytes());
+            return Ok(result.map_err(without)?);
+        }
         let found = victim(&dir, &last, &who)?;
         if last.slash {
             let is_dir = found.is_dir();
@@ -190,6 +197,7 @@ impl Client {
         let (cx, name) = (who.context(dir.mount.origin), last.name()?);
         let Here { node, mount } = &dir;
         let result = mount.call(Op::RMDIR, |fs| fs.rmdir(&cx, node.ino(), name));
+        mount.path_changed();
         found.changed();
         mount.name_changed(node, last.bytes());
         Ok(result.map_err(without)?)
@@ -247,6 +255,9 @@ impl Client {
         let mount = &old_dir.mount;
         let op = if flags.0 == 0 { Op::RENAME } else { Op::RENAME2 };
         let result = mount.call(op, |fs| fs.rename(&cx, from, to, *flags));
+        if source.is_dir() || target.as_ref().is_some_and(Subject::is_dir) {
+            mount.path_changed();
+        }
         source.changed();
         if let Some(target) = target {
             target.changed();
@@ -334,6 +345,17 @@ fn renamed<'a>(
     who: &Credentials,
 ) -> Result<Subject<'a>, Errno> {
     dir.mount.subject(&dir.node, last.name()?, who)
+}
+
+/// True if `who` may remove any name from `dir`, and the file system itself decides what the name is. Where this is false, a look
+/// at the name tells the right error.
+fn may_remove_unseen(dir: &Here, who: &Credentials) -> bool {
+    if !dir.mount.decides_on_names() {
+        return false;
+    }
+    let is_sticky = || dir.mount.attr(&dir.node, who).is_ok_and(|attr| attr.perm & 0o1000 != 0);
+    (who.has(cap::FOWNER) || !is_sticky())
+        && access::check(&dir.mount, &dir.node, who, Access::MODIFY_DIR).is_ok()
 }
 
 /// Checks that `who` may remove the name of `found` from `dir`.

@@ -132,8 +132,7 @@ impl Client {
                     Err(Stop::Errno(Errno::ENOENT)) => Ok(()),
                     found => found.and(Err(Errno::EEXIST.into())),
                 };
-                // Only a file system of our own is trusted to leave an existing file alone.
-                if !dir.mount.core.fresh.is_versioned() {
+                if !opening.may_make(&dir) {
                     exists(&dir)?;
                 }
                 match opening.make_with(&dir, &component, data) {
@@ -181,6 +180,12 @@ enum Look {
 }
 
 impl Opening<'_> {
+    /// True if a name need not be looked at before it is made. Only a file system of our own is trusted to leave an existing
+    /// file alone.
+    fn may_make(&self, dir: &Here) -> bool {
+        dir.mount.keeps_answers() || dir.mount.decides_on_names()
+    }
+
     fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
     }
@@ -328,7 +333,7 @@ impl Opening<'_> {
         dir: Here,
         component: &Component<'_>,
     ) -> Result<Option<Arc<Description>>> {
-        if self.has(OpenFlags::EXCL) && dir.mount.core.fresh.is_versioned() {
+        if self.has(OpenFlags::EXCL) && self.may_make(&dir) {
             // Most often the name is free, and the file system says so if it is not.
             match self.make(&dir, component) {
                 // An existing name comes before a missing permission.
@@ -416,7 +421,7 @@ impl Opening<'_> {
         Ok(())
     }
 
-    /// Creates a file whose lookup has just failed.
+    /// Creates a file. Fails with `EEXIST` where there is one, whatever the flags say.
     fn make(&self, dir: &Here, component: &Component<'_>) -> Result<Arc<Description>> {
         let name = component.name()?;
         access::check(&dir.mount, &dir.node, self.who, Access::MODIFY_DIR)?;

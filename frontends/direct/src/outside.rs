@@ -64,7 +64,7 @@ pub(crate) fn may_lead_in(table: &Table, path: &[u8], links: bool) -> bool {
 }
 
 /// Looks at `path`. Links of /proc are not followed, because they do not refer to a path. `known` has directories
-/// that need not be looked at, with the counter of changes ([`Options::link_changes`](crate::Options::link_changes)).
+/// that need not be looked at, with the counter of changes ([`Options::path_changes`](crate::Options::path_changes)).
 pub(crate) fn look(
     table: &Table,
     path: &[u8],

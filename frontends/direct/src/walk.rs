@@ -12,7 +12,7 @@ use crate::client::Client;
 use crate::credentials::Credentials;
 use crate::cwd::WorkDir;
 use crate::description::Description;
-use crate::mount::{Mount, Spot};
+use crate::mount::{Mount, Spot, Told};
 use crate::node::Node;
 use crate::open::Resolve;
 use crate::outside;
@@ -96,8 +96,8 @@ pub(crate) struct Walk<'a> {
     pub follow_last: bool,
     /// The walk has been inside of a mount, so the caller's path is no longer valid for the kernel.
     entered: bool,
-    /// The inode that was looked up last, with its attributes, if the file system was asked.
-    told: Cell<Option<(Arc<Node>, Attr)>>,
+    /// The inode that was looked up last, with its attributes.
+    told: Cell<Option<(Arc<Node>, Told)>>,
 }
 
 impl Client {
@@ -303,12 +303,10 @@ impl<'a> Walk<'a> {
             Part::Dot => Ok(()),
             Part::DotDot => self.up(&here),
             Part::Name => {
-                let found = self.child(&here, component)?;
+                let (node, told) = here.mount.pass(&here.node, component.name()?, self.who)?;
+                let found = self.found(&here, node, told)?;
                 match found.node.kind() {
-                    FileKind::Directory => {
-                        found.mount.passed(&found.node);
-                        self.at = Position::Inside(found);
-                    }
+                    FileKind::Directory => self.at = Position::Inside(found),
                     FileKind::Symlink => return self.follow(&here, &found, false),
                     _ => return Err(Errno::ENOTDIR.into()),
                 }
@@ -320,25 +318,37 @@ impl<'a> Walk<'a> {
     /// Looks up a name, and enters the mount that covers it.
     fn child(&self, dir: &Here, component: &Component<'_>) -> Result<Here> {
         let (node, attr) = dir.mount.look_up(&dir.node, component.name()?, self.who)?;
-        self.told.set(attr.map(|attr| (Arc::clone(&node), attr)));
+        self.found(dir, node, attr.map_or(Told::Nothing, Told::Now))
+    }
+
+    /// Notes what a lookup in `dir` has found, and enters the mount that covers it.
+    fn found(&self, dir: &Here, node: Arc<Node>, told: Told) -> Result<Here> {
+        self.told.set(Some((Arc::clone(&node), told)));
         self.topmost(Here { node, mount: Arc::clone(&dir.mount) })
     }
 
     /// The attributes of the inode at the end of the walk, if the file system told all of them during the walk. They need not
     /// be asked for, even where nothing is cached.
     pub fn told(&self, here: &Here) -> Option<Attr> {
-        let attr = self.told_lately(here)?;
+        let Told::Now(attr) = self.told_of(here) else { return None };
         let is_whole = attr.btime.is_some() || !here.mount.caps().birth_times;
         is_whole.then_some(attr)
     }
 
-    /// Those attributes of the inode that permission checks use, if the file system told them during the last step of the walk.
+    /// Those attributes of the inode that permission checks use, if they are known of the last step of the walk.
     pub fn told_lately(&self, here: &Here) -> Option<Attr> {
-        let told = self.told.take();
-        let attr = told.as_ref().filter(|(node, _)| Arc::ptr_eq(node, &here.node));
-        let attr = attr.map(|(_, attr)| *attr);
-        self.told.set(told);
-        attr
+        match self.told_of(here) {
+            Told::Now(attr) | Told::Lately(attr) => Some(attr),
+            Told::Nothing => None,
+        }
+    }
+
+    fn told_of(&self, here: &Here) -> Told {
+        let last = self.told.take();
+        let told = last.as_ref().filter(|(node, _)| Arc::ptr_eq(node, &here.node));
+        let told = told.map_or(Told::Nothing, |(_, told)| *told);
+        self.told.set(last);
+        told
     }
 
     fn topmost(&self, mut here: Here) -> Result<Here> {

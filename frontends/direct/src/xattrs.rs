@@ -155,8 +155,16 @@ fn set(
     let cx = who.context(here.mount.origin);
     let ino = here.node.ino();
     let result = here.mount.call(Op::SETXATTR, |fs| fs.setxattr(&cx, ino, checked, value, flags));
-    here.node.changed();
+    changed(here, name);
     result.map_err(crate::data::unsupported)
+}
+
+/// Invalidates what an attribute decides.
+fn changed(here: &Here, name: &[u8]) {
+    here.node.changed();
+    if here.node.is_dir() && name.starts_with(b"system.posix_acl_") {
+        here.mount.path_changed();
+    }
 }
 
 fn remove(here: &Here, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
@@ -165,7 +173,7 @@ fn remove(here: &Here, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
     let cx = who.context(here.mount.origin);
     let ino = here.node.ino();
     let result = here.mount.call(Op::REMOVEXATTR, |fs| fs.removexattr(&cx, ino, checked));
-    here.node.changed();
+    changed(here, name);
     result.map_err(crate::data::unsupported)
 }
 

@@ -153,6 +153,7 @@ impl FileSystem for Namespace {
             security_labels: every(|caps| caps.security_labels),
             birth_times: any(|caps| caps.birth_times),
             asks_for_groups: any(|caps| caps.asks_for_groups),
+            decides_on_names: every(|caps| caps.decides_on_names),
             negative_valid_for: self
                 .caps_of_all()
                 .map(|caps| caps.negative_valid_for)

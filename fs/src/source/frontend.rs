@@ -61,6 +61,10 @@ pub enum Threads {
     Serving,
     /// They belong to an application: an operation must restore everything that it changes.
     Application,
+    /// They are those of the callers, and have the credentials and the umask that the operation names: the kernel decides by
+    /// itself what they may do, and nothing is changed. The program gets the descriptors of open files
+    /// ([`Opened::first`](crate::Opened::first)).
+    Callers,
 }
 
 /// Place of POSIX and flock locks.

@@ -20,8 +20,8 @@ const PLAN: usize = 16;
 pub const NODES: usize = 4;
 /// Where it is noted what people have been told.
 pub const TOLD: usize = 8;
-/// Where calls are counted that may have put a link in the place of a directory.
-pub const LINK_CHANGES: usize = 12;
+/// Where calls are counted that may have made a path lead to another directory.
+pub const PATH_CHANGES: usize = 12;
 
 /// The messages that a run prints once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,7 +177,7 @@ mod tests {
             (0, 4),
             (NODES, 4),
             (TOLD, 4),
-            (LINK_CHANGES, 4),
+            (PATH_CHANGES, 4),
             (COUNTERS, CALLS * 24),
             (SITE_COUNTERS, SITES * 24),
             (STATES, CELLS * 4),

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use defuse_compose::{IN_PROCESS, Opened, Registry, Settings};
@@ -22,6 +23,10 @@ use crate::machine::descriptors::close;
 
 /// The kinds of sources that this library links. A run serves all others to its programs.
 static SOURCES: Registry = Registry::new(&[IN_PROCESS]);
+
+/// How long a directory within a path holds that lies in a directory of the kernel, which others may change. It is the time of
+/// names on a kernel mount. Programs of the run see the changes of each other at once.
+const DIRECTORIES_HOLD: Duration = Duration::from_secs(1);
 
 /// A file system of a plan.
 pub struct Composed {
@@ -193,7 +198,7 @@ pub fn open(
         return Ok(Composed { fs, args, fork: ForkPolicy::Server, relay: Some(relay) });
     }
     let frontend = Frontend {
-        threads: Threads::Application,
+        threads: Threads::Callers,
         locks: Locks::Inherited,
         concurrent: true,
         descriptors_kept: 256,
@@ -206,9 +211,14 @@ pub fn open(
         Sharing::InDirectory | Sharing::Shared => ForkPolicy::Share,
         Sharing::NeedsServer | Sharing::Remote => ForkPolicy::Deny,
     };
+    let directories_hold = match source.sharing() {
+        Sharing::InDirectory => DIRECTORIES_HOLD,
+        _ => Duration::ZERO,
+    };
     let args = MountArgs {
         read_only: settings.read_only,
         source: text.display().to_string(),
+        directories_hold,
         ..MountArgs::default()
     };
     let fork = if plan.fork == ForkPolicy::Auto { own } else { plan.fork };

@@ -141,9 +141,9 @@ impl RunMemory {
         told.load(Ordering::Relaxed) & bit == 0 && told.fetch_or(bit, Ordering::Relaxed) & bit == 0
     }
 
-    /// Counts calls of all processes that may have put a symbolic link in the place of a directory of the kernel.
-    pub fn link_changes(&self) -> &'static AtomicU32 {
-        &self.words(layout::LINK_CHANGES, 1)[0]
+    /// Counts calls of all processes that may have made a path lead to another directory.
+    pub fn path_changes(&self) -> &'static AtomicU32 {
+        &self.words(layout::PATH_CHANGES, 1)[0]
     }
 
     /// Notes the program with this mark, which is not 0. True if nobody in this run has noted it yet, and

@@ -88,12 +88,12 @@ impl Process {
         connections: Vec<InheritedConnection>,
     ) -> Result<Self, String> {
         let (floor, limit) = limits;
-        let link_changes = Some(shared.link_changes());
+        let path_changes = Some(shared.path_changes());
         let arena: Arc<dyn Arena> = Arc::new(shared);
         let [symlinks, hardlinks, regular] = plan.protected;
         let protected = Protected { symlinks: symlinks > 0, hardlinks: hardlinks > 0, regular };
         let (arena, protected) = (Some(arena), Some(protected));
-        let client = Client::new(Options { arena, protected, link_changes, ..Options::default() });
+        let client = Client::new(Options { arena, protected, path_changes, ..Options::default() });
         let mut mounts = Vec::new();
         let mut connections: Vec<_> = connections.into_iter().map(Some).collect();
         for (place, mount) in plan.mounts.iter().enumerate() {

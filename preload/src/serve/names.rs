@@ -31,12 +31,17 @@ pub fn unlink(call: &Call<'_>) -> Served {
         _ if call.int(2) & !libc::AT_REMOVEDIR != 0 => return Err(Fail::Pass),
         _ => (Some(0), 1, call.int(2) & libc::AT_REMOVEDIR != 0),
     };
-    let target = call.target(dir, path, false)?;
     if is_dir {
-        call.client().rmdir(call.task(), target.at(), target.path)?;
-    } else {
-        call.client().unlink(call.task(), target.at(), target.path)?;
+        return counted(call, rmdir_inside(call, (dir, path)));
     }
+    let target = call.target(dir, path, false)?;
+    call.client().unlink(call.task(), target.at(), target.path)?;
+    Ok(0)
+}
+
+fn rmdir_inside(call: &Call<'_>, (dir, path): (Option<usize>, usize)) -> Served {
+    let target = call.target(dir, path, false)?;
+    call.client().rmdir(call.task(), target.at(), target.path)?;
     Ok(0)
 }
 
@@ -70,8 +75,7 @@ fn both<'a>(call: &Call<'a>, plain: i64, empty: bool) -> Result<[Target<'a>; 2],
     }
 }
 
-/// Has the kernel execute a call here if it is the kernel's, and counts that it may have put a symbolic link in the place
-/// of a directory.
+/// Has the kernel execute a call here if it is the kernel's, and counts that it may have made a path lead to another directory.
 fn counted(call: &Call<'_>, served: Served) -> Served {
     let value = match served {
         Err(Fail::Pass) => call.kernel(),
@@ -80,7 +84,7 @@ fn counted(call: &Call<'_>, served: Served) -> Served {
     };
     if value >= 0 {
         // After the change: whoever looked at the directory before it has the former count.
-        call.process.shared.link_changes().fetch_add(1, Ordering::Release);
+        call.process.shared.path_changes().fetch_add(1, Ordering::Release);
     }
     Ok(value)
 }

@@ -149,15 +149,8 @@ pub fn full_path(call: &Call<'_>, target: &Target<'_>) -> Vec<u8> {
 /// Gives an open file the lowest number that is free.
 pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, by: OpenedBy) -> Served {
     let process = call.process;
-    let cloexec = flags & libc::O_CLOEXEC as u32 != 0;
-    let how = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD } as u64;
     let backed = file.backing().is_some() && !file.is_path();
-    let source = match file.backing() {
-        Some(fd) if backed => std::os::fd::AsRawFd::as_raw_fd(&**fd),
-        _ => process.placeholder.load(std::sync::atomic::Ordering::Relaxed),
-    };
-    // Two descriptors of one open file, whose position the kernel then locks: 40 ns for a read, where another open takes 4 us.
-    let fd = sys::plain(libc::SYS_fcntl, source as u64, how, 0)? as i32;
+    let fd = lowest_number(process, &file, backed, flags & libc::O_CLOEXEC as u32 != 0)?;
     if fd as u32 >= process.limit.load(std::sync::atomic::Ordering::Relaxed) {
         close(fd);
         return Err(Errno::EMFILE.into());
@@ -176,6 +169,29 @@ pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, by: Open
             Err(Errno::EMFILE.into())
         }
     }
+}
+
+/// A descriptor with the lowest number that is free. Those of the program and of the file system are of one open file, whose
+/// position the kernel then locks: 40 ns for a read, where another open takes 4 us.
+fn lowest_number(
+    process: &'static Process,
+    file: &Description,
+    backed: bool,
+    cloexec: bool,
+) -> Result<i32, Errno> {
+    if backed && let Some(first) = file.take_first() {
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&first);
+        if !cloexec {
+            sys::plain(libc::SYS_fcntl, fd as u64, libc::F_SETFD as u64, 0)?;
+        }
+        return Ok(std::os::fd::IntoRawFd::into_raw_fd(first));
+    }
+    let source = match file.backing() {
+        Some(fd) if backed => std::os::fd::AsRawFd::as_raw_fd(&**fd),
+        _ => process.placeholder.load(std::sync::atomic::Ordering::Relaxed),
+    };
+    let how = if cloexec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD } as u64;
+    Ok(sys::plain(libc::SYS_fcntl, source as u64, how, 0)? as i32)
 }
 
 /// The path in the kernel's name space of the bytes of `path`, which lies in a mount: that of its

@@ -28,7 +28,7 @@ impl Names {
                 settle(&mut changing, facts);
                 changing.modified(now);
             }
-            if *set != SetAttr::default() {
+            if !set.is_empty() {
                 changing.settle_times();
                 let _change = self.change_of_rights(changing.record, set.perm.is_some());
                 set_owner_and_mode(&mut changing, set);
