@@ -1,7 +1,7 @@
 //! Whole paths, from names and attributes that the server has told. They hold while their versions stay.
 //!
 //! A name that is not known is asked for with the rest of its path, in one request. After a few names of a directory, all
-//! its names are asked for at once. Nothing of this is a lookup: the server forgets which inodes it told of, and then a
+//! its names are asked for at once; if that has paid in the directories before, at the first name of the next one. Nothing of this is a lookup: the server forgets which inodes it told of, and then a
 //! request fails with `ESTALE` and is made again from the start.
 
 use std::collections::HashMap;
@@ -24,6 +24,10 @@ use super::Shared;
 const MOST: usize = 1 << 15;
 /// So many names of a directory are asked for one by one.
 const FEW: u32 = 3;
+/// After it has paid so many times in a row, all names of the next directory are asked for at its first name.
+const ROW: u32 = 2;
+/// It pays if one of so many names is used.
+const PAYS: u64 = 4;
 /// After all names of a directory were asked for, so many times as many have to be asked for before the next time.
 const RARER: u32 = 16;
 
@@ -37,6 +41,8 @@ pub(super) struct Paths {
     reads: AtomicU64,
     /// The count at the last read of an inode, by the lowest bits of its number.
     last_read: LastRead,
+    /// Counts paths that were known.
+    hits: AtomicU64,
 }
 
 /// The number of places in [`Paths::last_read`]. Inodes share them.
@@ -65,6 +71,34 @@ fn is_due(attr: &Attr) -> bool {
 struct Known {
     dirs: HashMap<Ino, Dir>,
     names: usize,
+    gains: Gains,
+}
+
+/// Whether it pays to ask for all names of a directory, by those that were used of the names that were told lately. Several threads
+/// may be in several directories.
+#[derive(Default)]
+struct Gains {
+    /// Directories in a row at which it has paid.
+    row: u32,
+    /// The count of hits at the last directory.
+    counted: u64,
+    /// Hits and names that were told. Those of each directory count half as much as those of the next one.
+    hits: u64,
+    names: u64,
+}
+
+impl Gains {
+    /// All names of a directory were told, after so many hits since the beginning.
+    fn count(&mut self, names: u64, counted: u64) {
+        let hits = self.hits + counted.saturating_sub(self.counted);
+        let row = if hits >= self.names / PAYS { self.row.saturating_add(1) } else { 0 };
+        *self = Gains { row, counted, hits: hits / 2, names: self.names / 2 + names };
+    }
+
+    /// So many names of a directory that is looked at first are asked for one by one.
+    fn few(&self) -> u32 {
+        if self.row >= ROW { 0 } else { FEW }
+    }
 }
 
 /// A directory.
@@ -187,14 +221,21 @@ impl Paths {
     /// Counts a name of `dir` that was asked for by itself. True if it is time to ask for all.
     fn asks_for_all(&self, dir: Ino) -> bool {
         let mut known = self.write();
+        let few = known.gains.few();
         let dir = known.dirs.entry(dir).or_default();
         dir.asked += 1;
-        let most = dir.most_asked.max(FEW);
+        let most = dir.most_asked.max(few);
         let all = dir.asked > most;
         if all {
-            (dir.asked, dir.most_asked) = (0, most.saturating_mul(RARER));
+            (dir.asked, dir.most_asked) = (0, most.max(FEW).saturating_mul(RARER));
         }
         all
+    }
+
+    /// So many names of a directory were told together.
+    fn told_all(&self, names: usize) {
+        let hits = self.hits.load(Ordering::Relaxed);
+        self.write().gains.count(names as u64, hits);
     }
 
     pub(super) fn forget(&self) {
@@ -262,7 +303,10 @@ impl Shared {
             return Err(Errno::ENOTCONN);
         }
         let (dir, at, open_to_all) = match self.paths.walk(&**versions, from, path) {
-            Walked::Known(resolved) => return Ok((resolved, None)),
+            Walked::Known(resolved) => {
+                self.paths.hits.fetch_add(1, Ordering::Relaxed);
+                return Ok((resolved, None));
+            }
             Walked::From { dir, at, open_to_all } => (dir, at, open_to_all),
         };
         let rest = NormalPath::new(&path.as_bytes()[at..]).ok_or(Errno::EIO)?;
@@ -351,6 +395,7 @@ impl Shared {
             told.push((dir, Name::new(name).map_err(|_| Errno::EIO)?.as_bytes(), found(&step)?));
         }
         self.paths.keep(versions, before, &told);
+        self.paths.told_all(told.len());
         Ok(())
     }
 
@@ -378,4 +423,35 @@ fn found(step: &Step) -> Result<Found> {
         return Err(Errno::EIO);
     }
     Ok(Found { inode: Some((Ino(step.ino), attr)), open_to_all: step.open_to_all != 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_names_are_asked_for_at_once_while_most_of_them_are_used() {
+        let paths = Paths::default();
+        let asks = |dir: u64, most: usize| {
+            let asked = (1..=most).find(|_| paths.asks_for_all(Ino(dir)));
+            asked.inspect(|_| paths.told_all(50))
+        };
+        let uses = |count| paths.hits.fetch_add(count, Ordering::Relaxed);
+        assert_eq!(asks(2, 9), Some(4));
+        uses(46);
+        assert_eq!(asks(3, 9), Some(4));
+        uses(46);
+        assert_eq!(asks(4, 9), Some(1));
+        uses(49);
+        assert_eq!(asks(5, 9), Some(1));
+        // Another thread begins before the names of this directory are used.
+        assert_eq!(asks(6, 9), Some(1));
+        uses(98);
+        assert_eq!(asks(7, 9), Some(1));
+        // Few are used from here on.
+        let rest: Vec<_> = (8..14).map(|dir| asks(dir, 9)).collect();
+        assert_eq!((rest[0], rest[4], rest[5]), (Some(1), Some(4), Some(4)));
+        // A directory whose names were all asked for is asked again later, not at each name.
+        assert_eq!((asks(4, 40), asks(4, 40)), (None, Some(9)));
+    }
 }

@@ -92,19 +92,25 @@ impl Client {
         };
         match walk.told(&here) {
             Some(attr) => Ok(stat_as(&here.mount, here.node.ino(), attr)),
-            None => self.stat_of(&here, None, &who),
+            None => self.stat_of(&here, None, &who, true),
         }
     }
 
     /// Attributes of an open file, fstat(2).
     pub fn fstat(&self, task: &Task, file: &Description) -> Result<Stat> {
-        // The handle of a directory gives no more attributes than its inode.
-        let fh = file.fh().filter(|_| file.kind != FileKind::Directory);
-        self.stat_of(file.here(), fh, &task.credentials())
+        self.fstat_with(task, file, true)
     }
 
-    fn stat_of(&self, here: &Here, fh: Option<Fh>, who: &Credentials) -> Result<Stat> {
-        let attr = match here.node.cached_attr() {
+    /// Attributes of an open file like [`fstat`](Client::fstat). Unless `birth` is set, the time of creation may be missing, which saves
+    /// a request where only that is not known.
+    pub fn fstat_with(&self, task: &Task, file: &Description, birth: bool) -> Result<Stat> {
+        // The handle of a directory gives no more attributes than its inode.
+        let fh = file.fh().filter(|_| file.kind != FileKind::Directory);
+        self.stat_of(file.here(), fh, &task.credentials(), birth)
+    }
+
+    fn stat_of(&self, here: &Here, fh: Option<Fh>, who: &Credentials, birth: bool) -> Result<Stat> {
+        let attr = match here.node.cached_attr(birth) {
             Some(attr) => attr,
             None => here.mount.fresh_attr(&here.node, fh, who)?,
         };

@@ -53,6 +53,8 @@ pub(crate) struct OfInode {
     rights: u64,
     /// The time after which the attributes do not hold any more.
     until: u64,
+    /// The time of creation is among them.
+    has_birth: bool,
 }
 
 impl Fresh {
@@ -122,9 +124,9 @@ impl Fresh {
     pub(crate) fn inode(&self, moment: Moment, ino: Ino, attr: &Attr) -> Option<Lasts<OfInode>> {
         let of_inode = |versions: &dyn Versions| {
             let (attributes, rights) = (versions.attributes(ino)?, versions.rights(ino)?);
-            // The answer to a lookup may lack the time of creation, which stat(2) then asks for.
-            let until = if attr.btime.is_some() { expiry(ATTRIBUTES_HOLD) } else { 0 };
-            Some(OfInode { attributes, rights, until })
+            // The answer to a lookup may lack the time of creation.
+            let (until, has_birth) = (expiry(ATTRIBUTES_HOLD), attr.btime.is_some());
+            Some(OfInode { attributes, rights, until, has_birth })
         };
         self.unchanged(moment, of_inode).or_else(|| {
             // The answer to a lookup may be older than a change of which the file system told meanwhile.
@@ -133,13 +135,13 @@ impl Fresh {
         })
     }
 
-    /// True if the attributes still hold.
-    pub(crate) fn has_attributes(&self, lasts: Lasts<OfInode>, ino: Ino) -> bool {
+    /// True if the attributes still hold, with the time of creation if `birth` is set.
+    pub(crate) fn has_attributes(&self, lasts: Lasts<OfInode>, ino: Ino, birth: bool) -> bool {
         match lasts {
             Lasts::Until(time) => now_ns() < time,
             Lasts::While(of) => {
                 let now = self.get().and_then(|versions| versions.attributes(ino));
-                now == Some(of.attributes) && now_ns() < of.until
+                now == Some(of.attributes) && now_ns() < of.until && (of.has_birth || !birth)
             }
         }
     }

@@ -187,14 +187,14 @@ impl Node {
         }
     }
 
-    /// Cached attributes that are still valid.
-    pub(crate) fn cached_attr(&self) -> Option<Attr> {
+    /// Cached attributes that are still valid, with the time of creation if `birth` is set.
+    pub(crate) fn cached_attr(&self, birth: bool) -> Option<Attr> {
         if self.accessed.load(Relaxed) {
             return None;
         }
         let fresh = &self.core.fresh;
         self.cached(|of, all, rights| of.all == all && of.rights == rights)
-            .filter(|(_, lasts)| fresh.has_attributes(*lasts, self.ino))
+            .filter(|(_, lasts)| fresh.has_attributes(*lasts, self.ino, birth))
             .map(|(attr, _)| attr)
     }
 
@@ -212,7 +212,7 @@ impl Node {
         }
         let cached = self.cached(|of, all, rights| of.all == all && of.rights == rights);
         cached.is_some_and(|(attr, lasts)| {
-            attr.size <= offset && self.core.fresh.has_attributes(lasts, self.ino)
+            attr.size <= offset && self.core.fresh.has_attributes(lasts, self.ino, false)
         })
     }
 

@@ -28,29 +28,29 @@ fn put_stat(address: u64, stat: &Stat) -> Served {
     Ok(0)
 }
 
-/// The attributes of the file at `target`; a link of /proc itself is the kernel's.
-fn find(call: &Call<'_>, target: &Target<'_>, follow: bool) -> Result<Stat, Fail> {
+/// The attributes of the file at `target`, with the time of creation if `birth` is set; a link of /proc itself is the kernel's.
+fn find(call: &Call<'_>, target: &Target<'_>, follow: bool, birth: bool) -> Result<Stat, Fail> {
     match target.whole() {
         Some(_) if target.magic && !follow => Err(Fail::Pass),
-        Some(entry) => Ok(call.client().fstat(call.task(), entry.file())?),
+        Some(entry) => Ok(call.client().fstat_with(call.task(), entry.file(), birth)?),
         None => Ok(call.client().stat(call.task(), target.at(), target.path, follow)?),
     }
 }
 
 pub fn stat(call: &Call<'_>) -> Served {
     let target = call.target(None, 0, false)?;
-    put_stat(call.args[1], &find(call, &target, call.number as i64 == libc::SYS_stat)?)
+    put_stat(call.args[1], &find(call, &target, call.number as i64 == libc::SYS_stat, false)?)
 }
 
 pub fn fstatat(call: &Call<'_>) -> Served {
     let flags = call.int(3);
     let target = call.target(Some(0), 1, flags & libc::AT_EMPTY_PATH != 0)?;
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
-    put_stat(call.args[2], &find(call, &target, follow)?)
+    put_stat(call.args[2], &find(call, &target, follow, false)?)
 }
 
 pub fn fstat(call: &Call<'_>, entry: &Entry) -> Served {
-    put_stat(call.args[1], &call.client().fstat(call.task(), entry.file())?)
+    put_stat(call.args[1], &call.client().fstat_with(call.task(), entry.file(), false)?)
 }
 
 pub fn statx(call: &Call<'_>) -> Served {
@@ -61,7 +61,8 @@ pub fn statx(call: &Call<'_>) -> Served {
         Some(entry) => Target { start: Start::Entry(entry), path: b"", magic: false },
         None => call.target(Some(0), 1, empty)?,
     };
-    let stat = find(call, &target, flags & libc::AT_SYMLINK_NOFOLLOW == 0)?;
+    let birth = call.args[3] as u32 & libc::STATX_BTIME != 0;
+    let stat = find(call, &target, flags & libc::AT_SYMLINK_NOFOLLOW == 0, birth)?;
     let attr = &stat.attr;
     let mut raw: libc::statx = sys::zeroed();
     let zero = raw.stx_atime;
