@@ -241,6 +241,8 @@ pub const STEPS: &[Step] = &[
                 "--test",
                 "kills",
                 "--test",
+                "uhs_clients_crash",
+                "--test",
                 "reconnect",
                 "--test",
                 "bound",
