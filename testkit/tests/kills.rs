@@ -3,6 +3,8 @@
 //!
 //! `DEFUSE_FULL=1` kills ten thousand.
 
+#[path = "served/content.rs"]
+mod content;
 #[path = "served/files.rs"]
 mod files;
 
@@ -61,11 +63,7 @@ fn request(typ: LockType, owner: u64, wait: bool) -> LockRequest {
 
 /// The content of a file by its name.
 fn content(text: &str) -> Vec<u8> {
-    let seed = text.bytes().fold(7, |seed: u64, byte| seed.wrapping_mul(31) + u64::from(byte));
-    let mut random = fastrand::Rng::with_seed(seed);
-    let mut bytes = vec![0; random.usize(1..60_000)];
-    random.fill(&mut bytes);
-    bytes
+    content::of(text, 60_000)
 }
 
 /// Names of a listing, up to a thousand.

@@ -6,6 +6,8 @@
 //!
 //! `DEFUSE_FULL=1` plays many more; `DEFUSE_SEED=N` repeats one.
 
+#[path = "served/content.rs"]
+mod content;
 #[allow(dead_code, unused_imports)] // Not all of it is used here.
 mod served;
 
@@ -56,11 +58,7 @@ fn open(device: Arc<dyn Device>) -> Uhs {
 
 /// The content of a file by its name.
 fn content(text: &str) -> Vec<u8> {
-    let seed = text.bytes().fold(7, |seed: u64, byte| seed.wrapping_mul(31) + u64::from(byte));
-    let mut random = fastrand::Rng::with_seed(seed);
-    let mut bytes = vec![0; random.usize(1..20_000)];
-    random.fill(&mut bytes);
-    bytes
+    content::of(text, 20_000)
 }
 
 /// What happened, for the judge.

@@ -149,26 +149,24 @@ impl Client {
         let Parent { dir, last } = self.walk(task, &who, at, path)?.parent()?;
         let last = named(last).ok_or(Errno::EISDIR)?;
         writable(&dir)?;
-        if !last.slash && may_remove_unseen(&dir, &who) {
-            let (cx, name) = (who.context(dir.mount.origin), last.name()?);
-            let Here { node, mount } = &dir;
-            let result = mount.call(Op::UNLINK, |fs| fs.unlink(&cx, node.ino(), name));
-            mount.name_changed(node, last.bytes());
-            return Ok(result.map_err(without)?);
-        }
-        let found = victim(&dir, &last, &who)?;
-        if last.slash {
-            let is_dir = found.is_dir();
-            return Err(if is_dir { Errno::EISDIR } else { Errno::ENOTDIR }.into());
-        }
-        may_delete(&dir, &found, &who)?;
-        if found.is_dir() {
-            return Err(Errno::EISDIR.into());
+        let unseen = !last.slash && may_remove_unseen(&dir, &who);
+        let found = if unseen { None } else { Some(victim(&dir, &last, &who)?) };
+        if let Some(found) = &found {
+            if last.slash {
+                let is_dir = found.is_dir();
+                return Err(if is_dir { Errno::EISDIR } else { Errno::ENOTDIR }.into());
+            }
+            may_delete(&dir, found, &who)?;
+            if found.is_dir() {
+                return Err(Errno::EISDIR.into());
+            }
         }
         let (cx, name) = (who.context(dir.mount.origin), last.name()?);
         let Here { node, mount } = &dir;
         let result = mount.call(Op::UNLINK, |fs| fs.unlink(&cx, node.ino(), name));
-        found.changed();
+        if let Some(found) = found {
+            found.changed();
+        }
         mount.name_changed(node, last.bytes());
         Ok(result.map_err(without)?)
     }
@@ -353,8 +351,8 @@ fn may_remove_unseen(dir: &Here, who: &Credentials) -> bool {
     if !dir.mount.decides_on_names() {
         return false;
     }
-    let is_sticky = || dir.mount.attr(&dir.node, who).is_ok_and(|attr| attr.perm & 0o1000 != 0);
-    (who.has(cap::FOWNER) || !is_sticky())
+    let lets_anyone = || dir.mount.attr(&dir.node, who).is_ok_and(|attr| attr.perm & 0o1000 == 0);
+    (who.has(cap::FOWNER) || lets_anyone())
         && access::check(&dir.mount, &dir.node, who, Access::MODIFY_DIR).is_ok()
 }
 
