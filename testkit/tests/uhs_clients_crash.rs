@@ -61,7 +61,7 @@ fn content(text: &str) -> Vec<u8> {
     content::of(text, 20_000)
 }
 
-/// What happened, for the judge.
+/// The past, for the judge.
 #[derive(Default)]
 struct History {
     /// Durable files, with the number of events of the device before they were acknowledged.

@@ -74,7 +74,7 @@ struct Known {
     gains: Gains,
 }
 
-/// Whether it pays to ask for all names of a directory, by those that were used of the names that were told lately. Several threads
+/// Tells if it pays to ask for all names of a directory, by those that were used of the names that were told lately. Several threads
 /// may be in several directories.
 #[derive(Default)]
 struct Gains {
