@@ -81,7 +81,13 @@ pub(crate) fn of_client(
     while !state.is_over() {
         state = flights.over.wait(state).unwrap_or_else(PoisonError::into_inner);
     }
-    state.failed.take().map_or(Ok(()), |errno| Err(anyhow::anyhow!("an operation failed: {errno}")))
+    let failed = state.failed.take();
+    drop(state);
+    // The thread that has said so keeps the open file for a moment, and whoever unmounts next would find it in use.
+    while Arc::strong_count(&flights) > 1 {
+        std::thread::yield_now();
+    }
+    failed.map_or(Ok(()), |errno| Err(anyhow::anyhow!("an operation failed: {errno}")))
 }
 
 struct Flights {
