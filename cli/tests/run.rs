@@ -175,6 +175,16 @@ END
     "#;
     everywhere("numbers", &["python3"], script);
     same("numbers", &["python3"], "passthrough:SRC,handles=off", script);
+    // A layer that sees each read takes the descriptor of the file away, and with it that of the program.
+    let place = Place::new();
+    let source = place.path("src");
+    fs::create_dir_all(&source).unwrap();
+    fs::write(source.join("f"), "hello").unwrap();
+    let open = "import os; fds = [os.open('f', os.O_RDONLY) for _ in 'abc']; print([fd - fds[0] for fd in fds])";
+    let mount = format!("/defuse-test=passthrough:{},ro", source.display());
+    let mut run = Command::new(PROGRAM);
+    run.args(["run", "-C", "/defuse-test", "--mount", &mount, "--", "python3", "-c", open]);
+    assert_eq!(finish(run).out, "[0, 1, 2]\n");
 }
 
 #[test]

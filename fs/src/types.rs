@@ -496,6 +496,9 @@ pub struct Backing {
     /// set-user-id, set-group-id and `security.capability` at every write. Nothing else does. A
     /// frontend that passes `fd` to the kernel does so from a thread without the capability.
     pub without_fsetid: bool,
+    /// Another descriptor of `fd`, close-on-exec, with the lowest number that was free. Only for
+    /// [`Threads::Callers`](crate::source::Threads::Callers), whose frontend gives it to its program instead of a duplicate.
+    pub first: Option<Arc<OwnedFd>>,
 }
 
 /// The result of open.
@@ -517,9 +520,6 @@ pub struct Opened {
     /// instead of `O_WRONLY` is possible). A layer that must see mapped changes sets this to
     /// `None`.
     pub lower: Option<Arc<OwnedFd>>,
-    /// Another descriptor of the open file of `backing`, close-on-exec, with the lowest number that was free. Only for
-    /// [`Threads::Callers`](crate::source::Threads::Callers), whose frontend gives it to its program instead of a duplicate.
-    pub first: Option<Arc<OwnedFd>>,
     /// [`flush`](crate::FileSystem::flush) of this file only drops locks. It need not be called if the frontend
     /// keeps them, or if the file has none of them since it was opened.
     pub no_flush: bool,

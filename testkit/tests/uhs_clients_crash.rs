@@ -85,7 +85,7 @@ impl Thread<'_> {
             match self.step(&format!("{} {number}", self.who)) {
                 Ok(()) => {}
                 // The end of the connection, in the middle of the request.
-                Err(Errno::ENOTCONN | Errno::EIO) => return,
+                Err(Errno::ENOTCONN) => return,
                 Err(errno) => panic!("{}: {errno}", self.who),
             }
         }
@@ -104,7 +104,6 @@ impl Thread<'_> {
             write(client, file, at as u64 * 7000, part)?;
         }
         let to = format!("{text} renamed");
-        let places = [name(text), name(&to)].map(|name| (Ino::ROOT, name));
         match self.random.u8(..4) {
             0 => {
                 client.fsync(&cx, file, false)?;
@@ -113,7 +112,8 @@ impl Thread<'_> {
             }
             1 => client.unlink(&cx, Ino::ROOT, name(text))?,
             kind => {
-                client.rename(&cx, places[0], places[1], Default::default())?;
+                let places = ((Ino::ROOT, name(text)), (Ino::ROOT, name(&to)));
+                client.rename(&cx, places.0, places.1, Default::default())?;
                 if kind == 2 {
                     client.fsync(&cx, file, false)?;
                     let events = self.sim.events();
@@ -149,7 +149,7 @@ fn play(served: &Served, sim: &Sim, history: &History, seed: u64) {
 
 /// All names of the root.
 #[derive(Default)]
-struct Names(Vec<(String, u64)>);
+struct Names(Vec<String>);
 
 impl DirSink for Names {
     fn wants_entries(&self) -> bool {
@@ -159,7 +159,7 @@ impl DirSink for Names {
         true
     }
     fn add(&mut self, item: DirItem<'_>, _: Option<&Entry>) {
-        self.0.push((String::from_utf8(item.name.to_vec()).unwrap(), item.ino));
+        self.0.push(String::from_utf8(item.name.to_vec()).unwrap());
     }
 }
 
@@ -170,8 +170,8 @@ fn files(fs: &Uhs) -> BTreeMap<String, Vec<u8>> {
         File { ino: Ino::ROOT, fh: fs.opendir(&cx, Ino::ROOT, OpenFlags::default()).unwrap().fh };
     fs.readdir(&cx, root, 0, &mut DirBuf::new(&mut names)).unwrap();
     fs.releasedir(&cx, root).unwrap();
-    let kept = names.0.into_iter().filter(|(text, _)| text != "." && text != "..");
-    kept.map(|(text, _)| {
+    let kept = names.0.into_iter().filter(|text| text != "." && text != "..");
+    kept.map(|text| {
         let entry = fs.lookup(&cx, Ino::ROOT, name(&text)).unwrap();
         let file = File { ino: entry.ino, fh: Fh(0) };
         let bytes = read(fs, file, 0, entry.attr.size as usize + 1).unwrap();
@@ -251,10 +251,10 @@ fn a_power_failure_after_the_end_of_clients_leaves_what_was_durable_and_nothing_
         );
         assert!(durable > 0, "nothing was made durable");
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut wanted: Vec<usize> = (0..states).map(|_| random.usize(..=all)).collect();
-        wanted.sort_unstable();
+        let mut moments: Vec<usize> = (0..states).map(|_| random.usize(..=all)).collect();
+        moments.sort_unstable();
+        let mut wanted = moments.into_iter().peekable();
         let mut cuts = sim.cuts();
-        let mut wanted = wanted.into_iter().peekable();
         while let Some(cut) = cuts.next() {
             while wanted.next_if_eq(&cut.at()).is_some() {
                 judge(cut.sample(&mut random), cut.at(), &history);

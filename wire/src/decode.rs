@@ -207,7 +207,6 @@ fn opened(out: &abi::OpenOut) -> Opened {
         cache,
         backing: None,
         lower: None,
-        first: None,
         no_flush: has(abi::FOPEN_NOFLUSH | vendor::OPEN_FLUSH_ENDS_LOCKS),
         stream: has(abi::FOPEN_STREAM) || has(abi::FOPEN_NONSEEKABLE),
         parallel_direct_writes: has(abi::FOPEN_PARALLEL_DIRECT_WRITES),

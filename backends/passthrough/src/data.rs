@@ -154,16 +154,14 @@ impl Passthrough {
             None => (self.placed(fd), None),
         };
         let mut opened = self.opened(mount, Arc::new(fd), flags)?;
-        if !is_backed {
-            opened.backing = None;
-        }
-        Ok(Opened { first, ..opened })
+        opened.backing = opened.backing.filter(|_| is_backed).map(|of| Backing { first, ..of });
+        Ok(opened)
     }
 
     /// Adds an open regular file to the table.
     fn opened(&self, mount: u32, fd: Arc<OwnedFd>, flags: OpenFlags) -> Result<Opened> {
         let local = self.mounts.get(mount)?.is_local();
-        let backing = || Backing { fd: Arc::clone(&fd), without_fsetid: true };
+        let backing = || Backing { fd: Arc::clone(&fd), without_fsetid: true, first: None };
         let backing = self.options.backing_files.then(backing);
         if backing.is_some() && self.options.credentials == Credentials::Sticky {
             // A frontend that registers the file with the kernel drops the capability itself. A thread that

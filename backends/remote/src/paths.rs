@@ -1,8 +1,9 @@
 //! Whole paths, from names and attributes that the server has told. They hold while their versions stay.
 //!
 //! A name that is not known is asked for with the rest of its path, in one request. After a few names of a directory, all
-//! its names are asked for at once; if that has paid in the directories before, at the first name of the next one. Nothing of this is a lookup: the server forgets which inodes it told of, and then a
-//! request fails with `ESTALE` and is made again from the start.
+//! its names are asked for at once; if that has paid in the directories before, at the first name of the next one. Nothing
+//! of this is a lookup: the server forgets which inodes it told of, and then a request fails with `ESTALE` and is made again
+//! from the start.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

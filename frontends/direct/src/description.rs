@@ -119,6 +119,7 @@ impl Description {
         here.mount.users.fetch_add(1, Ordering::Relaxed);
         let (fh, flags) = (opened.as_ref().map(|opened| opened.fh), flags & !LOCKED);
         let opened = opened.unwrap_or_default();
+        let (backing, first) = opened.backing.map(|of| (of.fd, of.first)).unzip();
         let file = Description {
             kind: here.node.kind(),
             fh,
@@ -126,9 +127,9 @@ impl Description {
             access: flags & 3,
             stream: opened.stream,
             needs_flush: fh.is_some() && !opened.no_flush,
-            backing: opened.backing.map(|backing| backing.fd),
+            backing,
             lower: opened.lower,
-            first: ArcSwapOption::new(opened.first),
+            first: ArcSwapOption::new(first.flatten()),
             here,
             id,
             cells,
@@ -161,7 +162,7 @@ impl Description {
         self.backing.as_ref()
     }
 
-    /// Takes the descriptor that is for the program, if the file system gave one (`Opened::first`).
+    /// Takes the descriptor that is for the program, if the file system gave one (`Backing::first`).
     pub fn take_first(&self) -> Option<OwnedFd> {
         Arc::into_inner(self.first.swap(None)?)
     }

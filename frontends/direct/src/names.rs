@@ -351,9 +351,14 @@ fn may_remove_unseen(dir: &Here, who: &Credentials) -> bool {
     if !dir.mount.decides_on_names() {
         return false;
     }
-    let lets_anyone = || dir.mount.attr(&dir.node, who).is_ok_and(|attr| attr.perm & 0o1000 == 0);
-    (who.has(cap::FOWNER) || lets_anyone())
-        && access::check(&dir.mount, &dir.node, who, Access::MODIFY_DIR).is_ok()
+    let told = match who.has(cap::FOWNER) {
+        true => None,
+        false => match dir.mount.attr(&dir.node, who) {
+            Ok(attr) if attr.perm & 0o1000 == 0 => Some(attr),
+            _ => return false,
+        },
+    };
+    access::check_told(&dir.mount, (&dir.node, told), who, Access::MODIFY_DIR).is_ok()
 }
 
 /// Checks that `who` may remove the name of `found` from `dir`.

@@ -63,7 +63,7 @@ pub enum Threads {
     Application,
     /// They are those of the callers, and have the credentials and the umask that the operation names: the kernel decides by
     /// itself what they may do, and nothing is changed. The program gets the descriptors of open files
-    /// ([`Opened::first`](crate::Opened::first)).
+    /// ([`Backing::first`](crate::Backing::first)).
     Callers,
 }
 
