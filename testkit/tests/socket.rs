@@ -73,7 +73,7 @@ fn a_child_shares_the_files_of_its_parent_and_others_have_no_access() {
     let parent = served.client();
     let (entry, file) = create(&parent, "kept");
     assert_eq!(write(&parent, file, 0, b"kept"), Ok(4));
-    let child = parent.sibling().unwrap();
+    let child = parent.inheritance().unwrap().begin();
     let stranger = served.client();
     assert_eq!(stranger.getattr(&context(), entry.ino, None), Err(Errno::ESTALE));
     assert_eq!(read(&stranger, file, 0, 4), Err(Errno::ESTALE));
@@ -91,7 +91,7 @@ fn parent_and_child_release_their_files_independently() {
     let (cx, free) = (context(), || served.client().statfs(&context(), Ino::ROOT).unwrap().files);
     let parent = served.client();
     let (entry, file) = create(&parent, "both");
-    let child = parent.sibling().unwrap();
+    let child = parent.inheritance().unwrap().begin();
     let close = |client: &Remote| {
         client.release(&cx, file, ReleaseArgs { flags: OpenFlags(0), flock_owner: None })
     };
@@ -143,7 +143,7 @@ fn locks_of_an_open_file_outlive_the_parent_and_those_of_a_process_do_not() {
     parent.setlk(&cx, file, &request(LockKind::Flock, open_file, (0, u64::MAX))).unwrap();
     parent.setlk(&cx, file, &request(LockKind::Posix, open_file, (0, 9))).unwrap();
     parent.setlk(&cx, file, &request(LockKind::Posix, process, (20, 29))).unwrap();
-    let child = parent.sibling().unwrap();
+    let child = parent.inheritance().unwrap().begin();
     // As at exit: the parent closes the file.
     for owner in [process, open_file] {
         parent.flush(&cx, file, owner).unwrap();
@@ -183,7 +183,7 @@ fn a_lock_that_a_child_takes_on_an_open_file_stays_with_its_parent() {
     for (kind, says) in [(LockKind::Flock, true), (LockKind::Posix, true), (LockKind::Flock, false)]
     {
         let before = served.server.connections();
-        let child = parent.sibling().unwrap();
+        let child = parent.inheritance().unwrap().begin();
         child.setlk(&cx, file, &request(kind, owner)).unwrap();
         if says {
             child.flush(&cx, file, owner).unwrap();
@@ -313,7 +313,7 @@ fn a_server_that_dies_leaves_no_caller_waiting() {
     });
     assert_eq!(asking, [Some(Errno::ENOTCONN); 8]);
     assert_eq!(write(&client, file, 0, b"x"), Err(Errno::ENOTCONN));
-    assert!(client.is_dead() && client.sibling().is_err());
+    assert!(client.is_dead() && client.inheritance().is_err());
 }
 
 /// A name that nobody can bind before this test.
@@ -354,7 +354,7 @@ fn an_abstract_name_that_another_user_has_bound_is_not_connected_to() {
         let served = Arc::clone(&own);
         let serving = scope.spawn(move || served.run());
         let client = connect().unwrap();
-        assert!(client.sibling().is_ok());
+        assert!(client.inheritance().is_ok());
         own.shut_down();
         drop(own);
         serving.join().unwrap();
@@ -362,7 +362,7 @@ fn an_abstract_name_that_another_user_has_bound_is_not_connected_to() {
         let served = Arc::clone(&others);
         scope.spawn(move || served.run());
         assert!(matches!(connect(), Err(RemoteError::Stranger { uid: 4322, .. })));
-        assert!(matches!(client.sibling(), Err(RemoteError::Stranger { uid: 4322, .. })));
+        assert!(matches!(client.inheritance(), Err(RemoteError::Stranger { uid: 4322, .. })));
         others.shut_down();
     });
 }
@@ -402,7 +402,7 @@ fn only_root_acts_for_other_users() {
             let become_another = || {
                 let uid = rustix::process::Uid::from_raw(4322);
                 rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
-                client.sibling().unwrap()
+                client.inheritance().unwrap().begin()
             };
             scope.spawn(become_another).join().unwrap()
         });
@@ -511,7 +511,7 @@ fn an_heir_of_another_user_has_the_files_handed_over_and_the_rights_of_that_user
                 let uid = rustix::process::Uid::from_raw(4322);
                 rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
                 let stranger = Remote::connect(path.as_ref(), RemoteOptions::default());
-                (heir.sibling().unwrap(), stranger)
+                (heir.inheritance().unwrap().begin(), stranger)
             };
             scope.spawn(become_another).join().unwrap()
         });

@@ -3,7 +3,7 @@
 
 mod raw;
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use defuse_fs::{
     SetXattrFlags, SliceSource, Timestamp, WriteArgs, WriteBuf, XattrName, delegate,
 };
 use defuse_memory::{Memory, Options};
-use defuse_remote::{Remote, RemoteOptions};
+use defuse_remote::{Inheritance, Remote, RemoteOptions};
 use defuse_socket::{Admission, Limits, Server, ServerOptions};
 
 const USER: u32 = 4321;
@@ -583,6 +583,101 @@ fn a_user_has_no_more_connections_than_its_share() {
     });
 }
 
+/// A copy of a connection waits at the server until a child uses it. Nobody gets one by guessing, by
+/// asking twice or on the socket of another one, and each counts as a connection of its user.
+#[test]
+fn copies_for_children_are_given_to_nobody_else_and_are_limited() {
+    const UNKNOWN: u128 = 77;
+    const GETATTR: u32 = 3;
+    /// Asks for a copy of a connection (docs/socket.md).
+    const COPY: u32 = 1 << 30;
+    if !is_root() {
+        return;
+    }
+    let options = ServerOptions { max_connections_of_user: 4, ..ServerOptions::default() };
+    with_server(options, |server, path| {
+        let client = connect(path, USER);
+        let (_, file) = create(&client, USER, "own", 0o600);
+        assert_eq!(write(&client, USER, file, b"own"), Ok(3));
+        let path = std::path::Path::new(path);
+        let copy_of =
+            |copy_of: u128, own: u128| [copy_of.to_ne_bytes(), own.to_ne_bytes()].concat();
+        let asks = |body: &[u8]| {
+            let socket = raw::connected(path);
+            send(&socket, &raw::request(COPY, 1, 0, 0, body));
+            socket
+        };
+        // A number that no connection has, none, and messages that are too short and too long.
+        let (guess, none) = (copy_of(UNKNOWN, 5), copy_of(0, 6));
+        for body in [&guess[..], &none, &guess[..31], &[&guess[..], &[0]].concat()] {
+            for uid in [USER, OTHER, 4323] {
+                let socket = as_user(uid, || asks(body));
+                assert!(is_ended(&socket), "user {uid}, {} bytes", body.len());
+            }
+        }
+        // Within the limit of connections, and each goes away with its socket.
+        let copies = [(); 3].map(|()| as_user(USER, || client.inheritance().unwrap()));
+        assert!(as_user(USER, || client.inheritance().is_err()), "a fifth connection");
+        assert!(as_user(USER, || copies[0].inheritance().is_err()), "a fifth connection");
+        drop(copies);
+        let one = (0..500).find_map(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            as_user(USER, || client.inheritance().ok())
+        });
+        // Its socket is good for its INIT alone: another number, another copy and other requests end it.
+        let one = one.expect("the copies are gone");
+        drop(one);
+        let messages = [
+            raw::init(USER, 0, [7; 44]),
+            raw::request(COPY, 1, 0, 0, &guess),
+            raw::request(GETATTR, 2, 1, 0, &[0; 16]),
+        ];
+        for message in messages {
+            let one = (0..500).find_map(|_| {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+                as_user(USER, || client.inheritance().ok())
+            });
+            let socket = new_socket_of(&one.expect("the copy before is gone"));
+            send(&socket, &message);
+            assert!(is_ended(&socket));
+        }
+        // The parent has lost nothing.
+        assert_eq!(write(&client, USER, file, b"more"), Ok(4));
+        drop(client);
+        let gone = || server.connections() == 0;
+        assert!((0..500).any(|_| {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+            gone()
+        }));
+    });
+}
+
+fn send(socket: &OwnedFd, message: &[u8]) {
+    let flags = rustix::net::SendFlags::NOSIGNAL;
+    rustix::net::send(socket, message, flags).unwrap();
+}
+
+/// True if the server ends the connection, after an error at most.
+fn is_ended(socket: &OwnedFd) -> bool {
+    let patience = Some(std::time::Duration::from_secs(30));
+    let timeout = rustix::net::sockopt::Timeout::Recv;
+    rustix::net::sockopt::set_socket_timeout(socket, timeout, patience).unwrap();
+    let mut room = [0; 64];
+    let flags = rustix::net::RecvFlags::empty;
+    loop {
+        match rustix::net::recv(socket, &mut room[..], flags()) {
+            Ok((0, _)) | Err(rustix::io::Errno::CONNRESET) => return true,
+            Ok((16, _)) if room[4..8] != [0; 4] => {}
+            other => panic!("{other:?}: {room:?}"),
+        }
+    }
+}
+
+/// A duplicate of the socket of a copy.
+fn new_socket_of(copy: &Inheritance) -> OwnedFd {
+    copy.as_fd().try_clone_to_owned().unwrap()
+}
+
 /// The limits on inodes, open files and locks held for each connection alone. A user got everything by
 /// many connections, or by connections that were copies of one.
 #[test]
@@ -598,7 +693,7 @@ fn a_user_takes_no_more_by_many_connections_than_by_one() {
             create(&one, USER, &format!("one {number}"), 0o644);
         }
         // As a child of fork(2) would have: a second connection with all that the first has.
-        assert!(as_user(USER, || one.sibling().is_err()), "the user would have twice as much");
+        assert!(as_user(USER, || one.inheritance().is_err()), "the user would have twice as much");
         let [(_, file), _] = [0, 1].map(|n| create(&two, USER, &format!("two {n}"), 0o644));
         assert_eq!(open(&two, USER, file.ino, 0).err(), Some(Errno::EMFILE));
 

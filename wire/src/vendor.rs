@@ -149,20 +149,51 @@ pub const EXT_CALLER_GROUPS: u32 = 1 << 31;
 
 /// Position of the connection numbers in [`InitIn::unused`].
 const NAMES_AT: usize = 3;
-/// Position of the field that makes the connection an heir instead of a copy.
-const HEIR_AT: usize = NAMES_AT - 1;
 
 /// The number of a connection at its server. It is random and secret, because it grants the rights
 /// of the connection. 0 means none.
 pub type Number = u128;
 
+/// The opcode of the first message on a socket that is to be a copy of another connection; [`CopyOf`] follows the header. The server
+/// makes the copy at once and answers by a header alone. It keeps the copy until the client says INIT there, with the same number,
+/// or closes the socket.
+pub const COPY: u32 = 1 << 30;
+
+/// The body of [`COPY`].
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct CopyOf {
+    copy_of: [u8; 16],
+    own: [u8; 16],
+}
+
+impl CopyOf {
+    /// A copy of the connection `copy_of` by the number `own`.
+    #[must_use]
+    pub fn new(copy_of: Number, own: Number) -> CopyOf {
+        CopyOf { copy_of: copy_of.to_ne_bytes(), own: own.to_ne_bytes() }
+    }
+
+    /// The connection to copy.
+    #[must_use]
+    pub fn copy_of(&self) -> Number {
+        Number::from_ne_bytes(self.copy_of)
+    }
+
+    /// The number of the copy.
+    #[must_use]
+    pub fn own(&self) -> Number {
+        Number::from_ne_bytes(self.own)
+    }
+}
+
 /// The names of connections in a client's INIT.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Names {
-    /// The connection to copy, or to be the heir of.
-    pub copy_of: Number,
-    /// The connection begins with nothing, and takes over from `copy_of`.
-    pub is_heir: bool,
+    /// The connection to be the heir of: it begins with nothing, and takes over from that one.
+    pub heir_of: Number,
     /// The connection itself.
     pub own: Number,
 }
@@ -172,16 +203,14 @@ impl Names {
     pub fn of(init: &InitIn) -> Names {
         let number =
             |words: &[u32]| words.iter().fold(0, |all, &word| all << 32 | Number::from(word));
-        let (copy_of, own) = init.unused[NAMES_AT..].split_at(4);
-        let is_heir = init.unused[HEIR_AT] == 1;
-        Names { copy_of: number(copy_of), is_heir, own: number(own) }
+        let (heir_of, own) = init.unused[NAMES_AT..].split_at(4);
+        Names { heir_of: number(heir_of), own: number(own) }
     }
 
     /// Stores the names in an INIT.
     pub fn put(&self, init: &mut InitIn) {
         let words = |number: Number| [96, 64, 32, 0].map(|bits| (number >> bits) as u32);
-        init.unused[HEIR_AT] = u32::from(self.is_heir);
-        init.unused[NAMES_AT..][..4].copy_from_slice(&words(self.copy_of));
+        init.unused[NAMES_AT..][..4].copy_from_slice(&words(self.heir_of));
         init.unused[NAMES_AT..][4..].copy_from_slice(&words(self.own));
     }
 }
@@ -193,8 +222,8 @@ mod tests {
     #[test]
     fn connection_names_round_trip_through_init() {
         let numbers = [0, 1, u128::MAX, 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10];
-        for (copy_of, own) in numbers.into_iter().zip(numbers.into_iter().rev()) {
-            let names = Names { copy_of, is_heir: own > copy_of, own };
+        for (heir_of, own) in numbers.into_iter().zip(numbers.into_iter().rev()) {
+            let names = Names { heir_of, own };
             let mut init = InitIn::default();
             names.put(&mut init);
             assert_eq!(Names::of(&init), names);

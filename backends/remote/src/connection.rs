@@ -102,15 +102,20 @@ const MOST_DRAINED: usize = 4096;
 const MOST_PASSED: usize = 64;
 
 impl ClientConnection {
+    /// Sets a socket up for [`new`](Self::new).
+    pub(super) fn prepare(socket: &OwnedFd) -> Result<()> {
+        sockopt::set_socket_timeout(socket, sockopt::Timeout::Recv, Some(TICK)).map_err(errno)
+    }
+
+    /// A connection over a [prepared](Self::prepare) socket.
     pub(super) fn new(
         socket: OwnedFd,
         timeout: Option<Duration>,
         on_notification: OnNotification,
-    ) -> Result<Self> {
+    ) -> Self {
         let may_spin = has_several_processors();
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TICK)).map_err(errno)?;
         keep_process_id();
-        Ok(ClientConnection {
+        ClientConnection {
             socket,
             slots: Slots::new(),
             // The kernel allocates no memory for untouched pages.
@@ -126,7 +131,7 @@ impl ClientConnection {
             offered: Offered::default(),
             unheard: AtomicU32::new(0),
             hope: AtomicU32::new(if may_spin { HOPE } else { 0 }),
-        })
+        }
     }
 
     pub(super) fn is_dead(&self) -> bool {

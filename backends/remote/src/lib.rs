@@ -17,6 +17,7 @@ mod forget;
 mod fs;
 #[cfg(any(test, fuzzing))]
 mod fuzzed;
+mod inheritance;
 mod init;
 mod kind;
 mod lanes;
@@ -30,8 +31,7 @@ mod sys;
 mod versions;
 mod whole;
 
-use std::io::Read;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -51,6 +51,7 @@ use defuse_wire::vendor::{self, CALLER_GROUPS, Names, Number, TakeOver};
 use forget::Forgets;
 #[cfg(fuzzing)]
 pub use fuzzed::answer as fuzz_answer;
+pub use inheritance::Inheritance;
 use init::Agreement;
 pub use kind::{PROGRAM, SHARED, SOCKET};
 pub use lanes::LaneCounts;
@@ -89,6 +90,9 @@ pub enum RemoteError {
     /// The reply to INIT has an invalid length.
     #[error("the server answered INIT with {0} bytes, which is not a reply of FUSE 7")]
     BadInit(usize),
+    /// The server made no copy of a connection for a child.
+    #[error("the server made no copy of the connection for a child: {0}")]
+    Copy(Errno),
     /// The server speaks another version.
     #[error("the server speaks FUSE {0}.{1}; 7.{oldest} or later is needed", oldest = init::OLDEST_MINOR)]
     Version(u32, u32),
@@ -161,7 +165,7 @@ const DESTROY_PATIENCE: Duration = Duration::from_secs(1);
 /// A file system at the other end of a socket.
 ///
 /// Any number of threads may call it at once. A child process must not use the client of its parent
-/// (`ENOTCONN`): see [`sibling`](Remote::sibling).
+/// (`ENOTCONN`): see [`inheritance`](Remote::inheritance).
 ///
 /// Notifications of the server are delivered by a thread that waits for a reply, before it returns.
 /// If no thread waits, [`deliver`](Remote::deliver) does so. A thread of its own (`defuse-client`)
@@ -201,7 +205,7 @@ impl Remote {
         path: &Path,
         options: RemoteOptions,
     ) -> std::result::Result<Remote, RemoteError> {
-        Remote::connect_within(path, options, (0, false), None, |uid| {
+        Remote::connect_within(path, options, 0, None, |uid| {
             let is_abstract = path.as_os_str().as_bytes().starts_with(b"@");
             !is_abstract || uid == 0 || uid == rustix::process::geteuid().as_raw()
         })
@@ -211,21 +215,12 @@ impl Remote {
     fn connect_within(
         path: &Path,
         options: RemoteOptions,
-        (copy_of, is_heir): (Number, bool),
+        heir_of: Number,
         patience: Option<Duration>,
         trusts: impl FnOnce(u32) -> bool,
     ) -> std::result::Result<Remote, RemoteError> {
-        let names = Names { copy_of, is_heir, own: new_number().map_err(RemoteError::Socket)? };
-        let failed = |errno| RemoteError::Connect { path: path.to_path_buf(), errno };
-        let socket = connect_socket(path, patience).map_err(failed)?;
-        let uid = peer_user(&socket).map_err(failed)?;
-        if !trusts(uid) {
-            return Err(RemoteError::Stranger { path: path.to_path_buf(), uid });
-        }
-        let socket = match options.descriptors_from {
-            0 => socket,
-            floor => rustix::io::fcntl_dupfd_cloexec(&socket, floor.into()).unwrap_or(socket),
-        };
+        let names = Names { heir_of, own: new_number().map_err(RemoteError::Socket)? };
+        let socket = connect_socket(path, options.descriptors_from, patience, trusts)?;
         let patience = patience.unwrap_or(INIT_PATIENCE);
         Remote::start_within(patience, socket, options, Some(path.to_path_buf()), names)
     }
@@ -253,40 +248,41 @@ impl Remote {
         }
     }
 
-    /// Creates another connection to the same server, which inherits all inodes and open files:
-    /// they are valid through both connections, and the file system gets them back when both have
-    /// returned them. It acts for the user who made the first connection, even if the process has
-    /// become another user.
+    /// Asks the server for a copy of this connection, for a child process: [`Inheritance`]. A parent does so before
+    /// fork(2), while no other thread makes requests.
     ///
-    /// It is for a child process. A parent creates it before fork(2), while no other thread makes
-    /// requests. Then the child [adopts](Remote::adopt) it, and the parent [leaves](Remote::leave)
-    /// it. Fails with [`RemoteError::NoPath`] for a client that was not created by
-    /// [`connect`](Remote::connect), and with [`RemoteError::Stranger`] if another user listens
-    /// there now.
-    pub fn sibling(&self) -> std::result::Result<Remote, RemoteError> {
-        let sibling = self.connect_again(false)?;
-        if let Some(versions) = self.shared.paths.versions.get() {
-            let _ = sibling.shared.paths.versions.set(Arc::clone(versions));
-        }
-        Ok(sibling)
+    /// # Errors
+    ///
+    /// [`RemoteError::NoPath`] for a client that was not created by [`connect`](Remote::connect),
+    /// [`RemoteError::Stranger`] if another user listens there now, and [`RemoteError::Copy`] if the server refuses.
+    pub fn inheritance(&self) -> std::result::Result<Inheritance, RemoteError> {
+        Inheritance::of(self)
     }
 
     /// Creates another connection to the same server, for the program that this process is about to
     /// execute. It begins with nothing and [takes over](Remote::take_over) the files that the
     /// program inherits. The server frees the others when this connection ends. It acts for the
     /// present user of the process, and leaves the [lanes](Remote::unused_lanes) to that program. Fails like
-    /// [`sibling`](Remote::sibling).
+    /// [`inheritance`](Remote::inheritance).
     pub fn heir(&self) -> std::result::Result<Remote, RemoteError> {
-        self.connect_again(true)
+        let path = self.shared.path.as_deref().ok_or(RemoteError::NoPath)?;
+        Remote::heir_of(
+            path,
+            self.shared.options,
+            self.shared.names.own,
+            self.shared.connection.as_fd(),
+        )
     }
 
-    /// Connects to the same server again, or to one of the same user, which could do no more than
-    /// the server of this connection.
-    fn connect_again(&self, is_heir: bool) -> std::result::Result<Remote, RemoteError> {
-        let path = self.shared.path.as_ref().ok_or(RemoteError::NoPath)?;
-        let own = peer_user(self.shared.connection.as_fd()).map_err(RemoteError::Socket)?;
-        let (options, number) = (self.shared.options, self.shared.names.own);
-        Remote::connect_within(path, options, (number, is_heir), None, |uid| uid == own)
+    /// Connects to the same server as `socket`, or to one of the same user, which could do no more.
+    fn heir_of(
+        path: &Path,
+        options: RemoteOptions,
+        heir_of: Number,
+        socket: BorrowedFd<'_>,
+    ) -> std::result::Result<Remote, RemoteError> {
+        let own = peer_user(socket).map_err(RemoteError::Socket)?;
+        Remote::connect_within(path, options, heir_of, None, |uid| uid == own)
     }
 
     /// Takes over `ino` from the connection of which this is the [heir](Remote::heir), with an open
@@ -388,7 +384,8 @@ impl Remote {
         let missing = u64::try_from(next()?).ok()?;
         let names = Names { own: next()?, ..Names::default() };
         let agreement = Agreement::again(minor, flags, most, granularity);
-        let connection = Remote::connection(socket, options).ok()?;
+        ClientConnection::prepare(&socket).ok()?;
+        let connection = Remote::connection(socket, options);
         let client = Remote::with(connection, agreement, options, Some(path), names);
         client.shared.missing.store(missing, Ordering::Relaxed);
         if let Some(lanes) = lanes.filter(|_| options.lanes != LaneUse::Never)
@@ -397,11 +394,6 @@ impl Remote {
             log::debug!("requests are messages: the lanes cannot be used: {errno}");
         }
         Some(client)
-    }
-
-    /// In the child: makes this process the user of the connection.
-    pub fn adopt(&self) {
-        self.shared.connection.belongs_to(std::process::id());
     }
 
     /// In the parent: leaves the connection to another process. Dropping this does not end it.
@@ -421,11 +413,11 @@ impl Remote {
         path: Option<PathBuf>,
         names: Names,
     ) -> std::result::Result<Remote, RemoteError> {
-        let (connection, notices) =
-            Remote::connection(socket, options).map_err(RemoteError::Socket)?;
+        ClientConnection::prepare(&socket).map_err(RemoteError::Socket)?;
+        let (connection, notices) = Remote::connection(socket, options);
         let agreement = introduce(&connection, names, patience)?;
         // Those of an heir are for the program that gets it.
-        if options.lanes != LaneUse::Never && !names.is_heir {
+        if options.lanes != LaneUse::Never && names.heir_of == 0 {
             let offered = connection.use_lanes().map_err(RemoteError::Lanes)?;
             if !offered && options.lanes == LaneUse::Required {
                 return Err(RemoteError::NoLanes);
@@ -436,14 +428,12 @@ impl Remote {
         Ok(Remote::with((connection, notices), agreement, options, path, names))
     }
 
-    fn connection(
-        socket: OwnedFd,
-        options: RemoteOptions,
-    ) -> Result<(ClientConnection, Arc<Notices>)> {
+    /// Of a socket that is [prepared](ClientConnection::prepare).
+    fn connection(socket: OwnedFd, options: RemoteOptions) -> (ClientConnection, Arc<Notices>) {
         let notices = Arc::new(Notices::default());
         let heard = Arc::clone(&notices);
         let on_notification = Box::new(move |code, body: &[u8]| heard.receive(code, body));
-        Ok((ClientConnection::new(socket, options.timeout, on_notification)?, notices))
+        (ClientConnection::new(socket, options.timeout, on_notification), notices)
     }
 
     fn with(
@@ -633,15 +623,33 @@ fn introduce(
     Agreement::of(&body.map_err(RemoteError::Init)?)
 }
 
-/// Waits up to `patience` for a server that does not accept, and else as long as it runs.
-fn connect_socket(path: &Path, patience: Option<Duration>) -> Result<OwnedFd> {
-    let address = address(path)?;
-    let flags = SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .map_err(errno)?;
-    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, patience).map_err(errno)?;
-    rustix::net::connect(&socket, &address).map_err(errno)?;
-    Ok(socket)
+/// Connects to the server of a user that `trusts` approves, and waits up to `patience` for one that does not accept; else as long
+/// as it runs. The descriptor is `floor` or higher, if possible.
+fn connect_socket(
+    path: &Path,
+    floor: u16,
+    patience: Option<Duration>,
+    trusts: impl FnOnce(u32) -> bool,
+) -> std::result::Result<OwnedFd, RemoteError> {
+    let connected = || {
+        let address = address(path)?;
+        let (kind, flags) = (SocketType::SEQPACKET, SocketFlags::CLOEXEC);
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None);
+        let socket = socket.map_err(errno)?;
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, patience).map_err(errno)?;
+        rustix::net::connect(&socket, &address).map_err(errno)?;
+        let uid = peer_user(&socket)?;
+        Ok((socket, uid))
+    };
+    let failed = |errno| RemoteError::Connect { path: path.to_path_buf(), errno };
+    let (socket, uid) = connected().map_err(failed)?;
+    if !trusts(uid) {
+        return Err(RemoteError::Stranger { path: path.to_path_buf(), uid });
+    }
+    Ok(match floor {
+        0 => socket,
+        floor => rustix::io::fcntl_dupfd_cloexec(&socket, floor.into()).unwrap_or(socket),
+    })
 }
 
 /// The address of a socket: `@name` is abstract, unix(7).
@@ -654,8 +662,12 @@ fn address(path: &Path) -> Result<SocketAddrUnix> {
 
 fn new_number() -> Result<Number> {
     let mut bytes = [0; 16];
-    std::fs::File::open("/dev/urandom")?.read_exact(&mut bytes)?;
-    Ok(Number::from_ne_bytes(bytes) | 1)
+    let flags = rustix::rand::GetRandomFlags::empty();
+    // The kernel gives so few bytes at once, or none.
+    match rustix::rand::getrandom(&mut bytes, flags).map_err(errno)? {
+        len if len == bytes.len() => Ok(Number::from_ne_bytes(bytes) | 1),
+        _ => Err(Errno::EIO),
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -20,6 +20,7 @@ mod server;
 mod single;
 mod steps;
 mod unsent;
+mod waiting;
 
 pub use clients::{ClientStatistics, ServerStatistics};
 pub use defuse_connection::{Holdings, Limits};

@@ -9,22 +9,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use defuse_connection::{
-    Connection, Credentials, Limits, PageSource, Quotas, Service, VersionSource,
-};
+use defuse_connection::{Credentials, Limits, PageSource, Quotas, Service, VersionSource};
 use defuse_fs::layer::Locking;
 use defuse_fs::{Errno, FileSystem, LockSupport};
 use defuse_probe::{Limited, Snapshot};
 use defuse_session::{ClientHooks, Line, Lines, Session, SessionOptions, SharedMemory};
-use defuse_wire::vendor::{Names, Number};
+use defuse_wire::vendor::Number;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::clients::{self, Begun, Served, ServerStatistics};
 use crate::line::{self, MessageLine, errno};
-use crate::others::{Others, Who};
-use crate::peer::{self, Peer};
+use crate::others::Others;
+use crate::peer::Peer;
 use crate::processes;
+use crate::waiting::{Stage, Waiting};
 
 /// The error if a socket cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -82,6 +81,16 @@ pub struct ServerOptions {
     pub others: Option<Arc<dyn Others>>,
 }
 
+impl Admission {
+    /// True for a user who is named, beside the user of the server and root.
+    pub(crate) fn names(&self, uid: u32) -> bool {
+        match self {
+            Admission::SameUser => false,
+            Admission::Users(users) => users.contains(&uid),
+        }
+    }
+}
+
 impl Default for ServerOptions {
     fn default() -> Self {
         let (session, admission) = (SessionOptions::default(), Admission::default());
@@ -103,19 +112,13 @@ impl Default for ServerOptions {
     }
 }
 
-/// The time that a client has to send INIT.
-pub(crate) const INIT_PATIENCE: Duration = Duration::from_secs(10);
-/// The time that a client has that is not admitted.
-const STRANGER_PATIENCE: Duration = Duration::from_secs(1);
-/// Maximum number of connected clients that are not admitted.
-const MOST_STRANGERS: usize = 64;
 /// The time for connections to end after the server begins to shut down.
 const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The additional time after replies are no longer delivered.
 const LAST_PATIENCE: Duration = Duration::from_secs(3);
 /// Limits the warnings about refused clients, since every user may connect at any rate.
-static LOG: Limited = Limited::new();
+pub(crate) static LOG: Limited = Limited::new();
 /// The time that a request for a lock waits for connections whose clients have ended.
 const TAKE_BACK_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -124,38 +127,37 @@ pub struct Server {
     shared: Arc<Shared>,
 }
 
-struct Shared {
-    listener: OwnedFd,
+pub(crate) struct Shared {
+    pub(crate) listener: OwnedFd,
+    pub(crate) waiting: Waiting,
     /// The path of the socket, which is removed at the end.
     path: Option<PathBuf>,
-    fs: Arc<dyn FileSystem>,
-    options: ServerOptions,
+    pub(crate) fs: Arc<dyn FileSystem>,
+    pub(crate) options: ServerOptions,
     ending: AtomicBool,
     next: AtomicU64,
-    clients: Mutex<Clients>,
+    pub(crate) clients: Mutex<Clients>,
     changed: Condvar,
-    service: Arc<Service>,
+    pub(crate) service: Arc<Service>,
     /// Some connections did not end in time.
     left: AtomicBool,
 }
 
-struct Accepted {
-    socket: Arc<OwnedFd>,
-    uid: u32,
-    begun: Begun,
-    /// Known after INIT.
-    served: Option<Served>,
+pub(crate) struct Accepted {
+    pub(crate) socket: Arc<OwnedFd>,
+    pub(crate) uid: u32,
+    pub(crate) begun: Begun,
+    pub(crate) stage: Stage,
 }
 
 #[derive(Default)]
-struct Clients {
+pub(crate) struct Clients {
     /// Connections by number.
-    connections: HashMap<u64, Accepted>,
+    pub(crate) connections: HashMap<u64, Accepted>,
     /// The user and the resources of each client, by the number that it chose.
-    named: HashMap<Number, Arc<Peer>>,
-    /// Number of connected clients that are not admitted and have not yet sent the number of an
-    /// admitted one.
-    strangers: usize,
+    pub(crate) named: HashMap<Number, Arc<Peer>>,
+    /// Number of connected clients that are not admitted and have said nothing.
+    pub(crate) strangers: usize,
     /// The statistics of ended connections.
     past: Option<Snapshot>,
 }
@@ -190,7 +192,7 @@ impl Server {
         }
         rustix::net::listen(&listener, 128).map_err(|error| failed(errno(error)))?;
         let path = (!is_abstract).then(|| path.to_path_buf());
-        Ok(Server::over(listener, path, fs, options))
+        Server::over(listener, path, fs, options).map_err(failed)
     }
 
     /// Takes over `listener`, a listening socket of type `SOCK_SEQPACKET`.
@@ -199,11 +201,9 @@ impl Server {
         fs: Arc<dyn FileSystem>,
         options: ServerOptions,
     ) -> Result<Server, ServeError> {
-        rustix::io::ioctl_fionbio(&listener, true).map_err(|error| ServeError::Listen {
-            path: PathBuf::from("(inherited)"),
-            errno: errno(error),
-        })?;
-        Ok(Server::over(listener, None, fs, options))
+        let failed = |errno| ServeError::Listen { path: PathBuf::from("(inherited)"), errno };
+        rustix::io::ioctl_fionbio(&listener, true).map_err(|error| failed(errno(error)))?;
+        Server::over(listener, None, fs, options).map_err(failed)
     }
 
     fn over(
@@ -211,7 +211,8 @@ impl Server {
         path: Option<PathBuf>,
         fs: Arc<dyn FileSystem>,
         options: ServerOptions,
-    ) -> Server {
+    ) -> defuse_fs::Result<Server> {
+        let waiting = Waiting::new(&listener)?;
         let fs = with_locks(fs);
         let mut options = options;
         without_caches(&mut options.session, &*fs);
@@ -233,6 +234,7 @@ impl Server {
             };
             Shared {
                 listener,
+                waiting,
                 path,
                 fs,
                 options,
@@ -244,7 +246,7 @@ impl Server {
                 left: AtomicBool::new(false),
             }
         });
-        Server { shared }
+        Ok(Server { shared })
     }
 
     /// Accepts connections until [`shut_down`](Server::shut_down), and then waits for their end. Returns
@@ -253,22 +255,7 @@ impl Server {
         if let Some(limit) = self.shared.options.dead_after {
             watch_stopped(&self.shared, limit);
         }
-        while !self.shared.ending.load(Ordering::SeqCst) {
-            let mut fds = [PollFd::new(&self.shared.listener, PollFlags::IN)];
-            let tick = Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-            let _ = poll(&mut fds, Some(&tick));
-            match rustix::net::accept_with(&self.shared.listener, SocketFlags::CLOEXEC) {
-                Ok(socket) => self.shared.admit(socket),
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => {}
-                Err(error) => {
-                    if !self.shared.ending.load(Ordering::SeqCst) {
-                        log::warn!("a connection was not accepted: {error}");
-                        // For example, no descriptor is free. Do not spin.
-                        std::thread::sleep(Duration::from_millis(100));
-                    }
-                }
-            }
-        }
+        self.shared.listen();
         self.shared.end()
     }
 
@@ -294,8 +281,10 @@ impl Server {
         let clients = lock(&self.shared.clients);
         let mut all = clients.past.clone().unwrap_or_default();
         let connections = clients.connections.len() as u64;
-        let served = clients.connections.values();
-        let served = served.filter_map(|one| Some((one.begun, one.served.clone()?)));
+        let served = clients.connections.values().filter_map(|one| match &one.stage {
+            Stage::Served(served) => Some((one.begun, served.clone())),
+            _ => None,
+        });
         let served: Vec<(Begun, Served)> = served.collect();
         // Who connects does not wait for the sums.
         drop(clients);
@@ -359,122 +348,17 @@ impl Drop for Server {
 }
 
 impl Shared {
-    /// Serves `socket` on separate threads, if its peer is admitted.
-    fn admit(self: &Arc<Self>, socket: OwnedFd) {
-        let credentials = match peer::credentials(&socket) {
-            Ok(credentials) => credentials,
-            Err(errno) => {
-                return LOG.warn(|| format!("a connection whose user is not known ({errno})"));
-            }
-        };
-        let (pid, uid) = (credentials.pid, credentials.uid);
-        let admitted = self.is_admitted(uid);
-        let socket = Arc::new(socket);
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        {
-            let mut clients = lock(&self.clients);
-            if clients.connections.len() >= self.options.max_connections {
-                let most = self.options.max_connections;
-                return LOG.warn(|| format!("process {pid}: there are {most} connections already"));
-            }
-            let of_user = clients.connections.values().filter(|one| one.uid == uid).count();
-            if of_user >= self.options.max_connections_of_user {
-                let text =
-                    || format!("process {pid}: user {uid} has {of_user} connections already");
-                return LOG.warn(text);
-            }
-            // A process that has changed its user since it connected makes a connection for its child,
-            // and identifies itself by the number of its own connection.
-            if !admitted && clients.strangers >= MOST_STRANGERS {
-                return LOG.warn(|| format!("process {pid} of user {uid} is not admitted"));
-            }
-            clients.strangers += usize::from(!admitted);
-            let begun = Begun { number, pid, at: Instant::now() };
-            let connection = Accepted { socket: Arc::clone(&socket), uid, begun, served: None };
-            clients.connections.insert(number, connection);
-        }
-        let shared = Arc::clone(self);
-        let thread = std::thread::Builder::new().name("defuse-peer".to_owned());
-        let started = thread.stack_size(256 * 1024).spawn(move || {
-            if shared.serve_other(&socket, &credentials, admitted) {
-                return shared.gone(number);
-            }
-            match shared.welcome(&socket, credentials, admitted) {
-                Ok((peer, name)) => shared.serve(number, &socket, &peer, name),
-                Err(why) => LOG.warn(|| format!("process {pid} of user {uid} {why}")),
-            }
-            shared.gone(number);
-        });
-        if let Err(error) = started {
-            LOG.warn(|| format!("process {pid} cannot be served: {error}"));
-            lock(&self.clients).strangers -= usize::from(!admitted);
-            self.gone(number);
-        }
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::SeqCst)
     }
 
-    /// Serves a connection that is no client. Returns false for a client.
-    fn serve_other(&self, socket: &OwnedFd, credentials: &Credentials, admitted: bool) -> bool {
-        let Some(others) = self.options.others.as_ref().filter(|_| admitted) else { return false };
-        let mut first = [0; 64];
-        let peeked = says_something(socket, INIT_PATIENCE).then(|| peek(socket, &mut first));
-        let Some(first) = peeked.flatten().filter(|first| others.knows(first)) else {
-            return false;
-        };
-        debug_assert!(!first.is_empty());
-        let Credentials { pid, uid, .. } = *credentials;
-        others.serve(socket, Who { pid, uid }, &|| self.ending.load(Ordering::SeqCst));
-        true
-    }
-
-    fn is_admitted(&self, uid: u32) -> bool {
-        let own = rustix::process::geteuid().as_raw();
-        let named = match &self.options.admission {
-            Admission::SameUser => false,
-            Admission::Users(users) => users.contains(&uid),
-        };
-        uid == own || uid == 0 || named
-    }
-
-    /// Waits for INIT. Returns the client, and the number of the connection.
-    fn welcome(
-        self: &Arc<Self>,
-        socket: &OwnedFd,
-        credentials: Credentials,
-        admitted: bool,
-    ) -> Result<(Arc<Peer>, Number), &'static str> {
-        let patience = if admitted { INIT_PATIENCE } else { STRANGER_PATIENCE };
-        let names = says_something(socket, patience).then(|| peek_names(socket));
-        let mut clients = lock(&self.clients);
-        clients.strangers -= usize::from(!admitted);
-        let Names { copy_of, is_heir, own } =
-            names.ok_or("has connected and does not say INIT")?.unwrap_or_default();
-        if clients.named.contains_key(&own) {
-            return Err("has chosen a number that is taken");
-        }
-        let peer = match clients.named.get(&copy_of).filter(|_| copy_of != 0) {
-            // A program has only the rights of the user that it begins with.
-            Some(peer) if is_heir => peer.connection.heir(credentials),
-            Some(peer) => match peer.connection.copy() {
-                Ok(connection) => connection,
-                Err(_) => return Err("is the child of one whose user cannot have as much again"),
-            },
-            None if !admitted => return Err("is not admitted"),
-            None if copy_of != 0 => return Err("is the child of one whose connection has ended"),
-            None => {
-                let (fs, service) = (Arc::clone(&self.fs), Arc::clone(&self.service));
-                Connection::new(fs, service, credentials)
-            }
-        };
-        let (pages, versions) = (self.options.pages.clone(), self.options.versions.clone());
-        let peer = Arc::new(Peer { connection: peer, pages, versions });
-        if own != 0 {
-            clients.named.insert(own, Arc::clone(&peer));
-        }
-        Ok((peer, own))
+    /// The number of the next connection.
+    pub(crate) fn next_number(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Serves one connection until it ends.
-    fn serve(&self, number: u64, socket: &Arc<OwnedFd>, peer: &Arc<Peer>, name: Number) {
+    pub(crate) fn serve(&self, number: u64, socket: &Arc<OwnedFd>, peer: &Arc<Peer>, name: Number) {
         let Credentials { pid, uid, .. } = *peer.connection.credentials();
         let session = socket.try_clone().map_err(|error| error.to_string()).and_then(|socket| {
             let fs = Arc::clone(peer) as Arc<dyn FileSystem>;
@@ -496,7 +380,7 @@ impl Shared {
                 log::debug!("process {pid} of user {uid} is served");
                 let (statistics, peer) = (session.statistics(), Arc::downgrade(peer));
                 if let Some(entry) = lock(&self.clients).connections.get_mut(&number) {
-                    entry.served = Some(Served { statistics, peer, line });
+                    entry.stage = Stage::Served(Served { statistics, peer, line });
                 }
                 if let Err(errno) = session.wait().durable {
                     LOG.warn(|| format!("what process {pid} wrote may not be durable: {errno}"));
@@ -504,7 +388,11 @@ impl Shared {
             }
             Err(error) => LOG.warn(|| format!("process {pid} is not served: {error}")),
         }
-        // From now on no client can begin as its copy.
+        self.part(peer, name);
+    }
+
+    /// Takes back everything that a client has whose connection has ended. From now on no client can begin as its copy.
+    pub(crate) fn part(&self, peer: &Peer, name: Number) {
         lock(&self.clients).named.remove(&name);
         peer.connection.close();
     }
@@ -530,9 +418,10 @@ impl Shared {
         }
     }
 
-    fn gone(&self, number: u64) {
+    pub(crate) fn gone(&self, number: u64) {
         let mut clients = lock(&self.clients);
-        if let Some(Accepted { served: Some(served), .. }) = clients.connections.remove(&number) {
+        let gone = clients.connections.remove(&number);
+        if let Some(Accepted { stage: Stage::Served(served), .. }) = gone {
             clients.past.get_or_insert_default().merge(&clients::ended(&served.statistics));
         }
         self.changed.notify_all();
@@ -577,30 +466,6 @@ impl Shared {
     }
 }
 
-/// Waits for the first message.
-pub(crate) fn says_something(socket: &OwnedFd, patience: Duration) -> bool {
-    let mut fds = [PollFd::new(socket, PollFlags::IN)];
-    let patience = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
-    poll(&mut fds, Some(&patience)).is_ok_and(|ready| ready > 0)
-}
-
-/// The names in the INIT of a client. The message stays in the socket.
-fn peek_names(socket: &OwnedFd) -> Option<Names> {
-    use defuse_wire::request::{Body, DecodeOptions, Request};
-    let mut room = [0; 256];
-    match Request::parse(peek(socket, &mut room)?, &DecodeOptions::default()) {
-        Ok(Request { body: Body::Init(init), .. }) => Some(Names::of(&init)),
-        _ => None,
-    }
-}
-
-/// The beginning of the next message, which stays in the socket.
-fn peek<'a>(socket: &OwnedFd, room: &'a mut [u8]) -> Option<&'a [u8]> {
-    let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
-    let (len, _) = rustix::net::recv(socket, &mut *room, flags).ok()?;
-    room.get(..len)
-}
-
 /// Removes a socket without a listener.
 fn clear_stale(path: &Path) -> Result<(), ServeError> {
     use std::os::unix::fs::FileTypeExt;
@@ -631,6 +496,6 @@ fn address(path: &Path) -> defuse_fs::Result<SocketAddrUnix> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

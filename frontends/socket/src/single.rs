@@ -2,14 +2,17 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use defuse_connection::{Connection, Credentials, Quotas, Service};
 use defuse_fs::{Errno, FileSystem, Result};
 use defuse_session::{ClientHooks, Ended, Line, Session};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::line::{self, MessageLine};
 use crate::peer::Peer;
-use crate::server::{ServerOptions, says_something, with_locks, without_caches};
+use crate::server::{ServerOptions, with_locks, without_caches};
+use crate::waiting::INIT_PATIENCE;
 
 /// Serves `fs` to the one process at the other end of `socket`, a connected `SOCK_SEQPACKET` socket, which acts for all
 /// users: the caller trusts it to check their rights. It may name every inode by its number, which `fs` accepts without a
@@ -28,7 +31,7 @@ pub fn serve_one(
     options: &ServerOptions,
     ready: impl FnOnce(),
 ) -> Result<()> {
-    if !says_something(&socket, crate::server::INIT_PATIENCE) {
+    if !says_something(&socket, INIT_PATIENCE) {
         return Err(Errno::ETIMEDOUT);
     }
     let fs = with_locks(fs);
@@ -64,4 +67,11 @@ pub fn serve_one(
     let Ended { durable, .. } = session.wait();
     peer.connection.close();
     durable
+}
+
+/// Waits for the first message.
+fn says_something(socket: &OwnedFd, patience: Duration) -> bool {
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    let patience = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: 0 };
+    poll(&mut fds, Some(&patience)).is_ok_and(|ready| ready > 0)
 }

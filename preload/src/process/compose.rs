@@ -5,19 +5,19 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use defuse_compose::{IN_PROCESS, Opened, Registry, Settings};
 use defuse_direct::MountArgs;
 use defuse_fs::source::{Frontend, Locks, Sharing, Threads};
 use defuse_fs::{
-    Caller, Context, Errno, File, FileSystem, Ino, NormalPath, OpenArgs, Opened as OpenedFile,
-    Resolved, delegate,
+    Caller, Caps, Context, Errno, File, FileSystem, Ino, NormalPath, OpenArgs,
+    Opened as OpenedFile, Resolved, delegate,
 };
 use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
-use defuse_remote::{LaneUse, Remote, RemoteOptions};
+use defuse_remote::{Inheritance, LaneUse, Remote, RemoteOptions};
 
 use crate::machine::descriptors::close;
 
@@ -55,16 +55,21 @@ pub struct InheritedConnection {
 /// A file system in another process, which every process of the run reaches by a connection of its
 /// own.
 ///
-/// That of a child is made by its parent, while no other thread of it is at work: it begins with all
-/// that the parent's has, inodes and open files, and from then on each of both gives back its own.
+/// The server makes that of a child before the fork, while no other thread of the parent is at work: it
+/// begins with all that the parent's has, inodes and open files, and from then on each of both gives
+/// back its own. A child that makes no request does not begin to use it.
 pub struct Relay {
     inner: Current,
     /// For the child that is being made.
-    next: ArcSwapOption<Remote>,
+    next: Mutex<Option<Inheritance>>,
 }
 
 impl FileSystem for Relay {
-    delegate!(to inner);
+    delegate!(to inner, except caps);
+
+    fn caps(&self) -> Caps {
+        self.inner.now().caps()
+    }
 
     fn resolve_to_open(
         &self,
@@ -78,13 +83,69 @@ impl FileSystem for Relay {
 }
 
 /// The connection of this process.
-struct Current(ArcSwap<&'static Remote>);
+struct Current(ArcSwap<&'static Own>);
+
+impl Current {
+    fn new(own: Own) -> Current {
+        Current(ArcSwap::from_pointee(leaked(own)))
+    }
+
+    fn now(&self) -> &'static Own {
+        **self.0.load()
+    }
+}
 
 impl std::ops::Deref for Current {
     type Target = Remote;
 
     fn deref(&self) -> &Remote {
-        **self.0.load()
+        self.now().begun()
+    }
+}
+
+/// A connection stays: a thread may have been using that of a parent when the process was copied.
+fn leaked(own: Own) -> &'static Own {
+    Box::leak(Box::new(own))
+}
+
+/// The connection of one process.
+struct Own {
+    begun: OnceLock<Remote>,
+    /// The connection before the first request.
+    inherited: Mutex<Option<Inheritance>>,
+}
+
+impl Own {
+    fn of(client: Remote) -> Own {
+        Own { begun: OnceLock::from(client), inherited: Mutex::default() }
+    }
+
+    fn inherited(from: Inheritance) -> Own {
+        Own { begun: OnceLock::new(), inherited: Mutex::new(Some(from)) }
+    }
+
+    /// The connection in use, from now on.
+    fn begun(&self) -> &Remote {
+        self.begun.get_or_init(|| {
+            let inherited = lock(&self.inherited).take();
+            inherited.expect("it is there until the connection is in use").begin()
+        })
+    }
+
+    /// One of both, by what the connection is at the moment.
+    fn either<T>(
+        &self,
+        before: impl FnOnce(&Inheritance) -> T,
+        begun: impl FnOnce(&Remote) -> T,
+    ) -> T {
+        match &*lock(&self.inherited) {
+            Some(inherited) => before(inherited),
+            None => begun(self.begun()),
+        }
+    }
+
+    fn caps(&self) -> Caps {
+        self.either(Inheritance::caps, FileSystem::caps)
     }
 }
 
@@ -105,31 +166,37 @@ impl Relay {
             Some(client) => client,
             None => Remote::connect(path, options).map_err(|error| error.to_string())?,
         };
-        let client: &Remote = Box::leak(Box::new(client));
-        let inner = Current(ArcSwap::from_pointee(client));
-        Ok(Arc::new(Relay { inner, next: ArcSwapOption::empty() }))
+        Ok(Arc::new(Relay { inner: Current::new(Own::of(client)), next: Mutex::default() }))
+    }
+
+    fn inheritance(&self) -> Result<Inheritance, String> {
+        let made = self.inner.now().either(Inheritance::inheritance, Remote::inheritance);
+        made.map_err(|error| error.to_string())
     }
 
     /// Before a fork, while no other thread is at work. Where this fails the child says so.
     pub fn before_fork(&self) {
-        self.next.store(self.inner.sibling().ok().map(Arc::new));
+        *lock(&self.next) = self.inheritance().ok();
     }
 
     /// In the parent, after a fork or in place of one.
     pub fn after_fork(&self) {
-        if let Some(next) = self.next.swap(None).and_then(Arc::into_inner) {
-            next.leave();
-        }
+        drop(lock(&self.next).take());
     }
 
     /// True once the process that has the file system is gone.
     pub fn is_dead(&self) -> bool {
-        self.inner.is_dead()
+        self.inner.now().begun.get().is_some_and(Remote::is_dead)
+    }
+
+    /// True if this process has made no request. Then it holds nothing that its parent did not.
+    pub fn is_unused(&self) -> bool {
+        self.inner.now().begun.get().is_none()
     }
 
     /// A connection for the next program of this process, which begins with nothing.
     pub fn heir(&self) -> Option<Remote> {
-        self.inner.heir().ok()
+        self.inner.now().either(Inheritance::heir, Remote::heir).ok()
     }
 
     /// The memory that all mappings of an open file share, with `range` of the file in it. `ENOSYS` if
@@ -152,19 +219,24 @@ impl Relay {
 
     /// In a child: its own connection.
     pub fn follow_fork(&self) -> Result<(), String> {
-        let next = match self.next.swap(None).and_then(Arc::into_inner) {
+        let next = match lock(&self.next).take() {
             Some(next) => next,
             // Nobody saw that it was made.
-            None => self.inner.sibling().map_err(|error| error.to_string())?,
+            None => self.inheritance()?,
         };
-        next.adopt();
-        // The parent's would not end with the parent. What it is made of stays, because it may have
-        // been in use when the process was copied.
-        let parents = self.inner.as_fd().as_raw_fd();
-        self.inner.0.store(Arc::new(Box::leak(Box::new(next))));
+        // The parent's would not end with the parent. What it is made of stays.
+        let parents = self
+            .inner
+            .now()
+            .either(|inherited| inherited.as_fd().as_raw_fd(), |begun| begun.as_fd().as_raw_fd());
+        self.inner.0.store(Arc::new(leaked(Own::inherited(next))));
         close(parents);
         Ok(())
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes the file system of `plan`; descriptors that it keeps get numbers from `floor` on. `sockets` are

@@ -12,7 +12,7 @@ use crate::machine::message::say;
 use crate::machine::{pid, sys};
 use crate::process::compose::{InheritedConnection, Relay};
 use crate::process::run_memory::RunMemory;
-use crate::process::table::Table;
+use crate::process::table::{Entry, Table};
 use crate::process::{compose, credentials, holders, leash, zone};
 
 /// A mount of the plan.
@@ -164,6 +164,11 @@ impl Process {
     /// The place of `mount` in the plan.
     pub fn place_of(&self, mount: &Arc<Mount>) -> Option<usize> {
         self.mounts.iter().position(|mounted| Arc::ptr_eq(&mounted.mount, mount))
+    }
+
+    /// The connection to the process that serves the mount of `entry`; `None` if this process does.
+    pub fn relay_of(&self, entry: &Entry) -> Option<&Arc<Relay>> {
+        self.mounts[self.place_of(entry.file().mount())?].relay.as_ref()
     }
 
     /// A mount whose state neither a child nor the next program would have.

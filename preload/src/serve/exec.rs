@@ -326,6 +326,8 @@ fn leave(call: &Call<'_>) {
     for (fd, _) in view.table.all() {
         if let Some(entry) = view.table.remove(fd)
             && !entry.backed
+            // The server gives back what came with a connection that was not used.
+            && !call.process.relay_of(&entry).is_some_and(|relay| relay.is_unused())
         {
             let _ = entry.file().close(call.task());
         }

@@ -201,11 +201,7 @@ fn use_served(
     range: Range<u64>,
     writes: bool,
 ) -> Result<Option<(Arc<Use>, OwnedFd)>, Fail> {
-    let process = call.process;
-    let place = process.place_of(entry.file().mount());
-    let Some(relay) = place.and_then(|place| process.mounts[place].relay.as_ref()) else {
-        return Ok(None);
-    };
+    let Some(relay) = call.process.relay_of(entry) else { return Ok(None) };
     let parcel = entry.file().exec_state();
     let Some(fh) = parcel.fh else { return Ok(None) };
     match relay.map(caller(), File { ino: parcel.ino, fh }, range, writes) {

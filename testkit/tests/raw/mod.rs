@@ -1,6 +1,7 @@
 //! A client made by hand, which says what it wants.
 
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
@@ -26,13 +27,26 @@ pub fn begun(path: &Path, uid: u32) -> OwnedFd {
 
 /// As [`begun`], with the upper half of the flags of INIT.
 pub fn begun_with(path: &Path, uid: u32, flags2: u32) -> OwnedFd {
+    let socket = connected(path);
+    rustix::net::send(&socket, &init(uid, flags2, [0; 44]), SendFlags::empty()).unwrap();
+    socket
+}
+
+/// A connection on which nothing was sent. A path that begins with `@` is abstract.
+pub fn connected(path: &Path) -> OwnedFd {
     let flags = SocketFlags::CLOEXEC;
     let seqpacket = SocketType::SEQPACKET;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, seqpacket, flags, None).unwrap();
-    rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
-    let numbers = [7u32, 45, 0, u32::MAX].map(u32::to_ne_bytes).concat();
-    let init =
-        request(INIT, 2, 0, uid, &[numbers, flags2.to_ne_bytes().to_vec(), vec![0; 44]].concat());
-    rustix::net::send(&socket, &init, SendFlags::empty()).unwrap();
+    let address = match path.as_os_str().as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddrUnix::new_abstract_name(name),
+        None => SocketAddrUnix::new(path),
+    };
+    rustix::net::connect(&socket, &address.unwrap()).unwrap();
     socket
+}
+
+/// An INIT with the upper half of its flags, and what the kernel leaves zero.
+pub fn init(uid: u32, flags2: u32, unused: [u8; 44]) -> Vec<u8> {
+    let numbers = [7u32, 45, 0, u32::MAX, flags2].map(u32::to_ne_bytes).concat();
+    request(INIT, 2, 0, uid, &[&numbers[..], &unused].concat())
 }

@@ -24,13 +24,15 @@ timed() {
     end=$EPOCHREALTIME
     echo "$name $((${end/./} - ${begin/./}))"
 }
+# A python3 in PATH may be a script of a version manager, which starts a dozen programs.
+python=$(python3 -c 'import sys; print(sys.executable)')
 mkdir "$dir/tree"
 tar xf "$archive" -C "$dir/tree"
 cd "$dir/tree"
 git status >/dev/null
 timed git-status git status
 timed find-cat bash -c 'for half in a b; do find $half -type f -print0 | xargs -0 cat >/dev/null & done; wait'
-timed imports env PYTHONPATH="$dir/tree/modules" python3 -c 'import all_of_them'
+timed imports env PYTHONPATH="$dir/tree/modules" "$python" -c 'import all_of_them'
 timed make make -s -j2 -C build
 mkdir "$dir/other"
 timed tar-x tar xf "$archive" -C "$dir/other"

@@ -1,0 +1,159 @@
+//! Copies of connections for child processes.
+//!
+//! Few children use one: most execute a program, which begins with a connection of its own. So the server makes the copy before the
+//! fork, and a session of it when the child asks.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use defuse_fs::{Caps, Errno, Result, Versions};
+use defuse_wire::abi::{InHeader, OutHeader};
+use defuse_wire::vendor::{COPY, CopyOf, Names, Number};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::connection::ClientConnection;
+use crate::init::Agreement;
+use crate::sys::{errno, peer_user};
+use crate::{
+    INIT_PATIENCE, LaneUse, Remote, RemoteError, RemoteOptions, connect_socket, introduce,
+    new_number,
+};
+
+/// A connection to the server of another one, with all that that one had when this was made: inodes and open files are valid
+/// through both, and the file system gets them back when both have returned them. It acts for the user who made the first
+/// connection, even if the process has become another user.
+///
+/// The child [uses](Inheritance::begin) it, if it needs one at all. Dropping it closes the socket: the server takes everything back
+/// when neither process has it open.
+pub struct Inheritance {
+    socket: OwnedFd,
+    own: Number,
+    agreement: Agreement,
+    missing: u64,
+    versions: Option<Arc<dyn Versions>>,
+    options: RemoteOptions,
+    path: PathBuf,
+}
+
+impl Inheritance {
+    pub(crate) fn of(client: &Remote) -> std::result::Result<Inheritance, RemoteError> {
+        let shared = &client.shared;
+        let path = shared.path.clone().ok_or(RemoteError::NoPath)?;
+        let (socket, own) = copied((client.as_fd(), shared.names.own), &path, shared.options)?;
+        Ok(Inheritance {
+            socket,
+            own,
+            agreement: shared.agreement,
+            missing: shared.missing.load(Ordering::Relaxed),
+            versions: shared.paths.versions.get().cloned(),
+            options: shared.options,
+            path,
+        })
+    }
+
+    /// A copy for a child of the child, as [`Remote::inheritance`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn inheritance(&self) -> std::result::Result<Inheritance, RemoteError> {
+        let (socket, own) = copied((self.socket.as_fd(), self.own), &self.path, self.options)?;
+        let (versions, path) = (self.versions.clone(), self.path.clone());
+        let (agreement, missing, options) = (self.agreement, self.missing, self.options);
+        Ok(Inheritance { socket, own, agreement, missing, versions, options, path })
+    }
+
+    /// As [`Remote::heir`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn heir(&self) -> std::result::Result<Remote, RemoteError> {
+        Remote::heir_of(&self.path, self.options, self.own, self.socket.as_fd())
+    }
+
+    /// The properties of the file system.
+    pub fn caps(&self) -> Caps {
+        self.agreement.caps()
+    }
+
+    /// Begins to use the connection, in the calling process. If the server is gone, or refuses, the log says so and every call fails
+    /// with `ENOTCONN`.
+    pub fn begin(self) -> Remote {
+        let Inheritance { socket, own, mut agreement, missing, versions, options, path } = self;
+        let (connection, notices) = Remote::connection(socket, options);
+        let names = Names { own, ..Names::default() };
+        let patience = options.timeout.map_or(INIT_PATIENCE, |timeout| timeout.min(INIT_PATIENCE));
+        match introduce(&connection, names, patience) {
+            Ok(agreed) => agreement = agreed,
+            Err(error) => connection.end(&error.to_string()),
+        }
+        if options.lanes != LaneUse::Never
+            && let Err(errno) = connection.use_lanes()
+        {
+            log::debug!("requests are messages: the lanes cannot be used: {errno}");
+        }
+        let client = Remote::with((connection, notices), agreement, options, Some(&path), names);
+        client.shared.missing.store(missing, Ordering::Relaxed);
+        if let Some(versions) = versions {
+            let _ = client.shared.paths.versions.set(versions);
+        }
+        client
+    }
+}
+
+impl AsFd for Inheritance {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// A socket at the server of `socket`, with a copy of its connection `copy_of`, and the number of the copy.
+fn copied(
+    (socket, copy_of): (BorrowedFd<'_>, Number),
+    path: &Path,
+    options: RemoteOptions,
+) -> std::result::Result<(OwnedFd, Number), RemoteError> {
+    let server = peer_user(socket).map_err(RemoteError::Socket)?;
+    let own = new_number().map_err(RemoteError::Socket)?;
+    let socket = connect_socket(path, options.descriptors_from, None, |uid| uid == server)?;
+    ClientConnection::prepare(&socket).map_err(RemoteError::Socket)?;
+    ask(&socket, CopyOf::new(copy_of, own)).map_err(RemoteError::Copy)?;
+    Ok((socket, own))
+}
+
+/// Sends [`COPY`], and waits for its answer.
+fn ask(socket: &OwnedFd, names: CopyOf) -> Result<()> {
+    let unique = 1;
+    let len = (size_of::<InHeader>() + size_of::<CopyOf>()) as u32;
+    let header = InHeader { len, opcode: COPY, unique, ..InHeader::default() };
+    let parts = [IoSlice::new(header.as_bytes()), IoSlice::new(names.as_bytes())];
+    let beside = &mut SendAncillaryBuffer::default();
+    rustix::net::sendmsg(socket, &parts, beside, SendFlags::NOSIGNAL).map_err(errno)?;
+    let mut answer = [0; size_of::<OutHeader>()];
+    let begun = Instant::now();
+    // The socket has a time limit, so that a signal is noticed.
+    let len = loop {
+        match rustix::net::recv(socket, &mut answer[..], RecvFlags::TRUNC) {
+            Ok((_, len)) => break len,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)
+                if begun.elapsed() < INIT_PATIENCE => {}
+            Err(rustix::io::Errno::AGAIN) => return Err(Errno::ETIMEDOUT),
+            Err(error) => return Err(errno(error)),
+        }
+    };
+    match OutHeader::read_from_bytes(&answer) {
+        Ok(header) if len == answer.len() && header.unique == unique => match header.error {
+            0 => Ok(()),
+            error @ -511..=-1 => Err(Errno::from_raw(-error)),
+            _ => Err(Errno::EPROTO),
+        },
+        _ if len == 0 => Err(Errno::ECONNRESET),
+        _ => Err(Errno::EPROTO),
+    }
+}

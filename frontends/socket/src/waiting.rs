@@ -1,0 +1,428 @@
+//! Connections that wait for INIT: new ones, and copies that are kept for children ([`COPY`]). The thread that accepts waits for
+//! all of them. A connection gets threads of its own when its client says INIT.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use defuse_connection::{Connection, Credentials};
+use defuse_fs::{Errno, Result};
+use defuse_wire::abi::{InHeader, OutHeader};
+use defuse_wire::request::{Body, DecodeOptions, Request};
+use defuse_wire::vendor::{COPY, CopyOf, Names, Number};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::clients::{Begun, Served};
+use crate::line::errno;
+use crate::others::{Others, Who};
+use crate::peer::{self, Peer};
+use crate::server::{Accepted, Clients, LOG, Shared, lock};
+
+/// The time that a client has to send INIT.
+pub(crate) const INIT_PATIENCE: Duration = Duration::from_secs(10);
+/// The time that a client has that is not admitted.
+const STRANGER_PATIENCE: Duration = Duration::from_secs(1);
+/// Maximum number of connected clients that are not admitted.
+const MOST_STRANGERS: usize = 64;
+/// The time between two looks for clients that say nothing.
+const TICK: Duration = Duration::from_millis(200);
+/// The event of the listening socket. Others have the number of their connection.
+const LISTENER: u64 = u64::MAX;
+/// Connections that are accepted in a row before others are heard.
+const MOST_ACCEPTED: usize = 64;
+
+/// The state of a connection.
+pub(crate) enum Stage {
+    /// The client has said nothing.
+    Silent { credentials: Credentials, admitted: bool, until: Instant },
+    /// The client has got a copy of another connection, and may say INIT at any time.
+    Kept { peer: Arc<Peer>, name: Number },
+    /// It has a thread, which waits for its beginning or its end.
+    Begun,
+    /// The client is served.
+    Served(Served),
+}
+
+/// The sockets that the accepting thread waits for.
+pub(crate) struct Waiting(OwnedFd);
+
+impl Waiting {
+    pub(crate) fn new(listener: &OwnedFd) -> Result<Waiting> {
+        let waiting = Waiting(epoll::create(CreateFlags::CLOEXEC).map_err(errno)?);
+        waiting.add(listener, LISTENER)?;
+        Ok(waiting)
+    }
+
+    fn add(&self, socket: &OwnedFd, number: u64) -> Result<()> {
+        epoll::add(&self.0, socket, EventData::new_u64(number), EventFlags::IN).map_err(errno)
+    }
+
+    /// Sockets that were not added are allowed.
+    fn remove(&self, socket: &OwnedFd) {
+        let _ = epoll::delete(&self.0, socket);
+    }
+
+    /// The numbers of those that can be received from, within a tick.
+    fn ready(&self) -> Vec<u64> {
+        let mut events = [MaybeUninit::<epoll::Event>::uninit(); 64];
+        let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
+        match epoll::wait(&self.0, &mut events, Some(&tick)) {
+            Ok((ready, _)) => ready.iter().map(|event| event.data.u64()).collect(),
+            Err(_) => Vec::new(),
+        }
+    }
+}
+
+/// The first message of a socket. It stays there.
+enum First<'a> {
+    None,
+    Message(&'a [u8]),
+    End,
+}
+
+impl Shared {
+    /// Accepts connections and hears their first messages, until the server ends.
+    pub(crate) fn listen(self: &Arc<Self>) {
+        let mut looked = Instant::now();
+        while !self.is_ending() {
+            for number in self.waiting.ready() {
+                match number {
+                    LISTENER => self.accept(),
+                    number => self.hear(number),
+                }
+            }
+            if looked.elapsed() >= TICK {
+                looked = Instant::now();
+                self.end_those(
+                    |stage| matches!(stage, Stage::Silent { until, .. } if *until <= looked),
+                );
+            }
+        }
+        self.end_those(|_| true);
+    }
+
+    fn accept(self: &Arc<Self>) {
+        for _ in 0..MOST_ACCEPTED {
+            match rustix::net::accept_with(&self.listener, rustix::net::SocketFlags::CLOEXEC) {
+                Ok(socket) => self.admit(socket),
+                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return,
+                Err(_) if self.is_ending() => return,
+                Err(error) => {
+                    log::warn!("a connection was not accepted: {error}");
+                    // For example, no descriptor is free. Do not spin.
+                    return std::thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    }
+
+    /// Adds `socket` to the connections, if its peer is admitted or may prove that it is.
+    fn admit(self: &Arc<Self>, socket: OwnedFd) {
+        let credentials = match peer::credentials(&socket) {
+            Ok(credentials) => credentials,
+            Err(errno) => {
+                return LOG.warn(|| format!("a connection whose user is not known ({errno})"));
+            }
+        };
+        let (pid, uid) = (credentials.pid, credentials.uid);
+        let admitted = self.is_admitted(uid);
+        let socket = Arc::new(socket);
+        let number = self.next_number();
+        {
+            let mut clients = lock(&self.clients);
+            if clients.connections.len() >= self.options.max_connections {
+                let most = self.options.max_connections;
+                return LOG.warn(|| format!("process {pid}: there are {most} connections already"));
+            }
+            let of_user = clients.connections.values().filter(|one| one.uid == uid).count();
+            if of_user >= self.options.max_connections_of_user {
+                let text =
+                    || format!("process {pid}: user {uid} has {of_user} connections already");
+                return LOG.warn(text);
+            }
+            // A process that has changed its user since it connected makes a connection for its child,
+            // and identifies itself by the number of its own connection.
+            if !admitted && clients.strangers >= MOST_STRANGERS {
+                return LOG.warn(|| format!("process {pid} of user {uid} is not admitted"));
+            }
+            clients.strangers += usize::from(!admitted);
+            let begun = Begun { number, pid, at: Instant::now() };
+            let patience = if admitted { INIT_PATIENCE } else { STRANGER_PATIENCE };
+            let until = begun.at + patience;
+            let stage = Stage::Silent { credentials, admitted, until };
+            let connection = Accepted { socket: Arc::clone(&socket), uid, begun, stage };
+            clients.connections.insert(number, connection);
+        }
+        if let Err(errno) = self.waiting.add(&socket, number) {
+            LOG.warn(|| format!("process {pid} cannot be waited for: {errno}"));
+            return self.end_waiting(number);
+        }
+        // Most clients have sent their first message by now.
+        self.hear(number);
+    }
+
+    fn is_admitted(&self, uid: u32) -> bool {
+        let own = rustix::process::geteuid().as_raw();
+        uid == own || uid == 0 || self.options.admission.names(uid)
+    }
+
+    /// Sees to the message of a waiting connection, if there is one.
+    fn hear(self: &Arc<Self>, number: u64) {
+        let mut guard = lock(&self.clients);
+        let clients = &mut *guard;
+        let Some(one) = clients.connections.get_mut(&number) else { return };
+        let (socket, pid, uid) = (Arc::clone(&one.socket), one.begun.pid, one.uid);
+        let mut room = [0; 256];
+        let message = match peek(&socket, &mut room) {
+            First::None => return,
+            First::End => {
+                drop(guard);
+                return self.end_waiting(number);
+            }
+            First::Message(message) => message,
+        };
+        if matches!(one.stage, Stage::Silent { admitted: false, .. }) {
+            clients.strangers -= 1;
+        }
+        let stage = std::mem::replace(&mut one.stage, Stage::Begun);
+        let asks_copy = copy_asked(message);
+        let next = match asks_copy {
+            Some((_, names)) => clients.copied(names, stage),
+            None => self.welcome(clients, message, stage),
+        };
+        let refused = match next {
+            Ok(Next::Keep(kept)) => {
+                if let Some(one) = clients.connections.get_mut(&number) {
+                    one.stage = kept;
+                }
+                None
+            }
+            Ok(Next::Begin(begin)) => {
+                drop(guard);
+                self.waiting.remove(&socket);
+                return self.begin_apart(number, socket, begin);
+            }
+            Err(Refused { why, errno, stage }) => {
+                LOG.warn(|| format!("process {pid} of user {uid} {why}"));
+                Some((errno, stage))
+            }
+        };
+        drop(guard);
+        let answered = asks_copy.map_or(Ok(()), |(unique, _)| {
+            let error = refused.as_ref().map_or(0, |(errno, _)| -errno.raw());
+            answer(&socket, unique, error)
+        });
+        match refused {
+            Some((_, stage)) => self.end_stage(number, &socket, stage),
+            // The client is gone.
+            None if answered.is_err() => self.end_waiting(number),
+            None => {}
+        }
+    }
+
+    /// Decides about a connection whose first message is not [`COPY`].
+    fn welcome(
+        &self,
+        clients: &mut Clients,
+        message: &[u8],
+        stage: Stage,
+    ) -> std::result::Result<Next, Refused> {
+        let names = names_of(message);
+        let (credentials, admitted) = match stage {
+            Stage::Silent { credentials, admitted, .. } => (credentials, admitted),
+            Stage::Kept { peer, name } if names.is_some_and(|names| names.own == name) => {
+                return Ok(Next::Begin(Begin::Client { peer, name }));
+            }
+            stage => return Err(Refused { stage, ..Refused::because("does not use its copy") }),
+        };
+        if let Some(others) = self.options.others.as_ref().filter(|_| admitted)
+            && others.knows(message)
+        {
+            let Credentials { pid, uid, .. } = credentials;
+            return Ok(Next::Begin(Begin::Other(Arc::clone(others), Who { pid, uid })));
+        }
+        let Some(Names { heir_of, own }) = names else {
+            return Err(Refused::because("has connected and does not say INIT"));
+        };
+        if clients.named.contains_key(&own) {
+            return Err(Refused::because("has chosen a number that is taken"));
+        }
+        let connection = match clients.named.get(&heir_of).filter(|_| heir_of != 0) {
+            // A program has only the rights of the user that it begins with.
+            Some(peer) => peer.connection.heir(credentials),
+            None if !admitted => return Err(Refused::because("is not admitted")),
+            None if heir_of != 0 => {
+                return Err(Refused::because("is the heir of a connection that has ended"));
+            }
+            None => {
+                let (fs, service) = (Arc::clone(&self.fs), Arc::clone(&self.service));
+                Connection::new(fs, service, credentials)
+            }
+        };
+        let (pages, versions) = (self.options.pages.clone(), self.options.versions.clone());
+        let peer = Arc::new(Peer { connection, pages, versions });
+        if own != 0 {
+            clients.named.insert(own, Arc::clone(&peer));
+        }
+        Ok(Next::Begin(Begin::Client { peer, name: own }))
+    }
+
+    /// Begins with a connection on a thread of its own.
+    fn begin_apart(self: &Arc<Self>, number: u64, socket: Arc<OwnedFd>, begin: Begin) {
+        let kept = begin.clone();
+        let shared = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("defuse-peer".to_owned());
+        let started = thread.stack_size(256 * 1024).spawn(move || {
+            match begin {
+                Begin::Client { peer, name } => shared.serve(number, &socket, &peer, name),
+                Begin::Other(others, who) => {
+                    others.serve(&socket, who, &|| shared.is_ending());
+                }
+            }
+            shared.gone(number);
+        });
+        if let Err(error) = started {
+            LOG.warn(|| format!("a process cannot be served: {error}"));
+            if let Begin::Client { peer, name } = kept {
+                self.part(&peer, name);
+            }
+            self.gone(number);
+        }
+    }
+
+    /// Ends a waiting connection.
+    fn end_waiting(self: &Arc<Self>, number: u64) {
+        let mut clients = lock(&self.clients);
+        let Some(one) = clients.connections.get_mut(&number) else { return };
+        let socket = Arc::clone(&one.socket);
+        let stage = std::mem::replace(&mut one.stage, Stage::Begun);
+        if matches!(stage, Stage::Silent { admitted: false, .. }) {
+            clients.strangers -= 1;
+        }
+        drop(clients);
+        self.end_stage(number, &socket, stage);
+    }
+
+    /// Ends a waiting connection, whose stage was taken out.
+    fn end_stage(self: &Arc<Self>, number: u64, socket: &OwnedFd, stage: Stage) {
+        self.waiting.remove(socket);
+        let Stage::Kept { peer, name } = stage else { return self.gone(number) };
+        let shared = Arc::clone(self);
+        let part = move || {
+            shared.part(&peer, name);
+            shared.gone(number);
+        };
+        // A file system may take its time for what is given back. Without a thread it does so here.
+        let part = Arc::new(part);
+        let apart = Arc::clone(&part);
+        let thread = std::thread::Builder::new().name("defuse-peer".to_owned());
+        if thread.stack_size(256 * 1024).spawn(move || apart()).is_err() {
+            part();
+        }
+    }
+
+    /// Ends those waiting connections that `ends` chooses.
+    fn end_those(self: &Arc<Self>, ends: impl Fn(&Stage) -> bool) {
+        let clients = lock(&self.clients);
+        let waiting = clients.connections.iter().filter(|(_, one)| {
+            matches!(one.stage, Stage::Silent { .. } | Stage::Kept { .. }) && ends(&one.stage)
+        });
+        let ended: Vec<u64> = waiting.map(|(&number, _)| number).collect();
+        drop(clients);
+        ended.into_iter().for_each(|number| self.end_waiting(number));
+    }
+}
+
+/// The next stage of a connection that has sent a message.
+enum Next {
+    Keep(Stage),
+    Begin(Begin),
+}
+
+/// The beginning of a connection.
+#[derive(Clone)]
+enum Begin {
+    /// The client is served.
+    Client { peer: Arc<Peer>, name: Number },
+    /// It is no client.
+    Other(Arc<dyn Others>, Who),
+}
+
+/// A connection that ends.
+struct Refused {
+    why: &'static str,
+    errno: Errno,
+    stage: Stage,
+}
+
+impl Refused {
+    fn because(why: &'static str) -> Refused {
+        Refused { why, errno: Errno::EPROTO, stage: Stage::Begun }
+    }
+}
+
+impl Clients {
+    /// A copy of a connection, for a child that may need it.
+    fn copied(&mut self, names: CopyOf, stage: Stage) -> std::result::Result<Next, Refused> {
+        let own = names.own();
+        if !matches!(stage, Stage::Silent { .. }) {
+            return Err(Refused { stage, ..Refused::because("asks for a copy twice") });
+        }
+        if own == 0 || self.named.contains_key(&own) {
+            return Err(Refused::because("has chosen a number that is taken"));
+        }
+        let copied = self.named.get(&names.copy_of());
+        let copied =
+            copied.ok_or(Refused::because("asks for a copy of a connection that has ended"))?;
+        let connection = copied.connection.copy().map_err(|errno| Refused {
+            errno,
+            ..Refused::because("is the child of one whose user cannot have as much again")
+        })?;
+        let (pages, versions) = (copied.pages.clone(), copied.versions.clone());
+        let peer = Arc::new(Peer { connection, pages, versions });
+        self.named.insert(own, Arc::clone(&peer));
+        Ok(Next::Keep(Stage::Kept { peer, name: own }))
+    }
+}
+
+/// The number of the request and the connections of a message [`COPY`].
+fn copy_asked(message: &[u8]) -> Option<(u64, CopyOf)> {
+    let (header, rest) = InHeader::read_from_prefix(message).ok()?;
+    let names = CopyOf::read_from_bytes(rest).ok()?;
+    (header.opcode == COPY && header.len as usize == message.len())
+        .then_some((header.unique, names))
+}
+
+/// The names in the INIT of a client. `None` if it is none.
+fn names_of(message: &[u8]) -> Option<Names> {
+    match Request::parse(message, &DecodeOptions::default()) {
+        Ok(Request { body: Body::Init(init), .. }) => Some(Names::of(&init)),
+        _ => None,
+    }
+}
+
+/// Takes the message out of the socket, and answers it.
+fn answer(socket: &OwnedFd, unique: u64, error: i32) -> Result<()> {
+    let mut room = [0; size_of::<InHeader>()];
+    rustix::net::recv(socket, &mut room[..], RecvFlags::DONTWAIT).map_err(errno)?;
+    let header = OutHeader { len: size_of::<OutHeader>() as u32, error, unique };
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    let nothing = &mut SendAncillaryBuffer::default();
+    let parts = [IoSlice::new(header.as_bytes())];
+    rustix::net::sendmsg(socket, &parts, nothing, flags).map_err(errno).map(drop)
+}
+
+/// The beginning of the next message, which stays in the socket.
+fn peek<'a>(socket: &OwnedFd, room: &'a mut [u8]) -> First<'a> {
+    match rustix::net::recv(socket, &mut *room, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        Ok((0, _)) => First::End,
+        Ok((len, _)) => First::Message(&room[..len]),
+        Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => First::None,
+        Err(_) => First::End,
+    }
+}
