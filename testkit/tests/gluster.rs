@@ -62,7 +62,8 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
     timed("errors", || errors_say_what_to_do(&servers));
 }
 
-/// The suites of others, with servers of their own, are run with `DEFUSE_FULL=1`.
+/// The suites of others, with servers of their own, are run with `DEFUSE_FULL=1`. Those without a mount need a program that starts
+/// itself again, and have the step `gluster-run` of xtask.
 #[test]
 fn suites_of_others_fail_on_volumes_only_for_known_reasons() {
     if std::env::var_os("DEFUSE_FULL").is_none() {
