@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
 use defuse_fs::{
-    Caller, Completion, Context, File, FileKind, FileSystem, Ino, Io, IoOp, Name, NewNode,
+    Caller, Completion, Context, Errno, File, FileKind, FileSystem, Ino, Io, IoOp, Name, NewNode,
     OpenArgs, OpenFlags, ReadSink, ReleaseArgs, SetAttr, SliceSource, WriteArgs, WriteBuf,
     WriteSource,
 };
@@ -52,6 +52,7 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
     }
     timed("two clients", || two_clients_see_each_other(&servers));
     timed("set-user-id", || a_write_for_another_user_drops_set_user_id(&servers));
+    timed("refused", || a_change_of_names_that_a_kernel_refuses_leaves_them_alone(&servers));
     timed("close", || a_file_that_is_closed_answers_its_writes_in_flight(&servers));
     timed("kept answers", || changes_are_seen_although_answers_are_kept(&servers));
     timed("listings", || a_listing_brings_answers_that_are_kept(&servers));
@@ -61,7 +62,8 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
     timed("errors", || errors_say_what_to_do(&servers));
 }
 
-/// The suites of others, with servers of their own, are run with `DEFUSE_FULL=1`.
+/// The suites of others, with servers of their own, are run with `DEFUSE_FULL=1`. Those without a mount need a program that starts
+/// itself again, and have the step `gluster-run` of xtask.
 #[test]
 fn suites_of_others_fail_on_volumes_only_for_known_reasons() {
     if std::env::var_os("DEFUSE_FULL").is_none() {
@@ -311,6 +313,45 @@ fn a_write_for_another_user_drops_set_user_id(servers: &Servers) {
         fs.release(&root, file, ReleaseArgs::default()).unwrap();
     }
     fs.unlink(&root, Ino::ROOT, name).unwrap();
+}
+
+/// Programs of a run lose races that a kernel decides before it asks. Renamings of directories to files, and between names of one inode,
+/// then left names that were another thing on each brick, and failed with `EIO` and `ESTALE` from that time on.
+fn a_change_of_names_that_a_kernel_refuses_leaves_them_alone(servers: &Servers) {
+    servers.enter().unwrap();
+    let options = defuse_gluster::Options { in_application: true, ..Default::default() };
+    let fs = defuse_gluster::Gluster::connect(&format!("//{HOST}/dist"), &options).unwrap();
+    let root = Context::new(Caller::default());
+    // Some are on each brick.
+    for number in 0..8 {
+        let names = ["dir", "file", "link", "late"].map(|kind| format!("{kind}-{number}"));
+        let [dir, file, link, late] =
+            names.each_ref().map(|name| Name::new(name.as_bytes()).unwrap());
+        let look = |name| fs.lookup(&root, Ino::ROOT, name);
+        let new = |kind| NewNode::new(kind, 0o755, root.caller);
+        let rename = |from, to| {
+            let flags = defuse_fs::RenameFlags::default();
+            fs.rename(&root, (Ino::ROOT, from), (Ino::ROOT, to), flags)
+        };
+        fs.mkdir(&root, Ino::ROOT, dir, &new(FileKind::Directory)).unwrap();
+        let ino = fs.mknod(&root, Ino::ROOT, file, &new(FileKind::Regular)).unwrap().ino;
+
+        assert_eq!(rename(dir, file), Err(Errno::ENOTDIR), "{number}");
+        assert_eq!(rename(file, dir), Err(Errno::EISDIR), "{number}");
+        assert_eq!(look(dir).unwrap().attr.kind, FileKind::Directory, "{number}");
+        assert_eq!(look(file).unwrap().attr.kind, FileKind::Regular, "{number}");
+
+        fs.link(&root, ino, Ino::ROOT, link).unwrap();
+        assert_eq!(rename(file, link), Ok(()), "{number}");
+        assert_eq!([file, link].map(|name| look(name).unwrap().attr.nlink), [2, 2], "{number}");
+
+        [file, link].into_iter().for_each(|name| fs.unlink(&root, Ino::ROOT, name).unwrap());
+        let linked = fs.link(&root, ino, Ino::ROOT, late).map(drop);
+        assert_eq!(linked, Err(Errno::ESTALE), "{number}");
+        fs.mknod(&root, Ino::ROOT, late, &new(FileKind::Regular)).unwrap();
+        fs.unlink(&root, Ino::ROOT, late).unwrap();
+        fs.rmdir(&root, Ino::ROOT, dir).unwrap();
+    }
 }
 
 /// libgfapi calls nobody back if a file is closed while an operation is in flight.

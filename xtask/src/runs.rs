@@ -5,22 +5,31 @@ use anyhow::Result;
 use crate::command;
 use crate::parts::Parts;
 
-/// Runs them. The runner is a release build, because the numbers of its system calls can be read
-/// only then. The program under test is that of the other tests.
+/// Runs them, but not those that need servers of GlusterFS.
 pub fn test(parts: &mut Parts) -> Result<()> {
+    run(parts, "run-passthrough*,run-memory,run-uhs,run-shared-*")
+}
+
+/// Runs them on volumes of GlusterFS.
+pub fn gluster(parts: &mut Parts) -> Result<()> {
+    run(parts, "run-gluster-*")
+}
+
+/// Runs them on these configurations. The runner is a release build, because the numbers of its system calls can be read
+/// only then. The program under test is that of the other tests.
+fn run(parts: &mut Parts, configs: &str) -> Result<()> {
     if !command::is_root() {
         parts.skip("only root can create the ext4 below, and change users");
         return Ok(());
     }
     // With a test of its package, the program has the features that it has in step `test`, whose
-    // build is taken then.
-    let program = ["build", "--workspace", "--bin", "defuse", "--test", "messages"];
+    // build is taken then. The library of runs lies beside the program.
+    let program = ["build", "--workspace", "--lib", "--bin", "defuse", "--test", "messages"];
     command::run(command::cargo().args(program))?;
     let program = command::target_dir()?.join("debug/defuse");
     let runner = ["run", "--release", "--package", "defuse-testkit", "--bin", "conformance", "--"];
     let suites = ["posix", "pjdfstest", "file", "tree"].into_iter().flat_map(|s| ["--suite", s]);
     let mut run = command::cargo();
-    let configs = "run-passthrough*,run-memory,run-uhs,run-shared-*";
     run.args(runner).arg("--quick").args(suites).args(["--configs", configs]);
     command::run(run.env("DEFUSE_PROGRAM", program))
 }

@@ -32,9 +32,6 @@ pub(crate) const DIRECTORIES_HOLD: Duration = Duration::from_secs(1);
 /// Number of places for the moments of own changes. Things that share one seem to change together.
 const PLACES: usize = 1 << 15;
 
-/// Number of turns. A change waits for servers meanwhile.
-const TURNS: usize = 1024;
-
 /// A caller, as the servers know it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Who {
@@ -69,8 +66,6 @@ pub(crate) struct Answers<R> {
     kept: Mutex<Kept<R>>,
     /// Number of answers that were given.
     given: AtomicU64,
-    /// Own changes of one name take turns, so that a removal knows the inode that it removes. Names may share one.
-    turns: Box<[Mutex<()>]>,
 }
 
 struct Kept<R> {
@@ -118,8 +113,7 @@ impl<R> Answers<R> {
     pub fn new(inbox: Arc<Inbox>) -> Answers<R> {
         let kept = Kept { files: HashMap::new(), dirs: HashMap::new(), names: 0, searched: None };
         let own = (0..PLACES).map(|_| AtomicU64::new(0)).collect();
-        let turns = (0..TURNS).map(|_| Mutex::default()).collect();
-        Answers { inbox, own, kept: Mutex::new(kept), given: AtomicU64::new(0), turns }
+        Answers { inbox, own, kept: Mutex::new(kept), given: AtomicU64::new(0) }
     }
 
     /// The inode with a name, for `who`.
@@ -147,11 +141,17 @@ impl<R> Answers<R> {
         Some(stat)
     }
 
-    /// The inode with a name, or that there is none, for any caller, if it is known.
-    pub fn child(&self, dir: Gfid, name: &[u8], now: Instant) -> Option<Option<Gfid>> {
+    /// The inode with a name, and true if it is a directory, or that there is none, for any caller, if it is known.
+    pub fn child(&self, dir: Gfid, name: &[u8], now: Instant) -> Option<Option<(Gfid, bool)>> {
         let kept = self.lock();
         let child = kept.dirs.get(&dir)?.names.get(name)?;
-        self.has_name(dir, name, child, now).then_some(child.gfid)
+        if !self.has_name(dir, name, child, now) {
+            return None;
+        }
+        let Some(gfid) = child.gfid else { return Some(None) };
+        // The kind never changes, so that old attributes have it, too.
+        let mode = kept.files.get(&gfid)?.stat.st_mode;
+        Some(Some((gfid, mode & libc::S_IFMT == libc::S_IFDIR)))
     }
 
     /// Keeps attributes until `until`. Those of a listing hold only until another client changes the directory: it may have begun to
@@ -216,17 +216,6 @@ impl<R> Answers<R> {
         drop(old);
     }
 
-    /// Waits until no other change of these names runs. None begins until the result is dropped.
-    pub fn turn(&self, names: &[(Gfid, &[u8])]) -> Turn<'_> {
-        let at = |&(dir, name): &(Gfid, &[u8])| hash(Thing::Name(dir, name)) % TURNS;
-        let mut places: Vec<usize> = names.iter().map(at).collect();
-        // In one order for all.
-        places.sort_unstable();
-        places.dedup();
-        let take = |at: usize| self.turns[at].lock().unwrap_or_else(PoisonError::into_inner);
-        Turn { _held: places.into_iter().map(take).collect() }
-    }
-
     /// This client changes things, until the result is dropped.
     pub fn changing<'a>(&'a self, things: Vec<Thing<'a>>) -> OwnChange<'a, R> {
         let change = OwnChange { answers: self, things };
@@ -237,11 +226,6 @@ impl<R> Answers<R> {
     /// True if this client has changed an inode since it was asked for.
     pub fn has_changed(&self, gfid: Gfid, asked: &Asked) -> bool {
         asked.since.is_before(self.place(Thing::Attributes(gfid)))
-    }
-
-    /// True if nothing is kept.
-    pub fn is_empty(&self) -> bool {
-        self.lock().files.is_empty()
     }
 
     /// The numbers of inodes, of names, and of answers that were given.
@@ -307,11 +291,6 @@ fn hash(thing: Thing<'_>) -> usize {
     let mut hasher = DefaultHasher::new();
     thing.hash(&mut hasher);
     hasher.finish() as usize
-}
-
-/// The turn of a change of names.
-pub(crate) struct Turn<'a> {
-    _held: Vec<MutexGuard<'a, ()>>,
 }
 
 /// References to give back.
@@ -443,7 +422,7 @@ mod tests {
             assert!(matches!(answers.name(&who, D, b"f", now), Found::Unknown));
         }
         // A change concerns the inode, whoever found it.
-        assert_eq!(answers.child(D, b"f", now), Some(Some(F)));
+        assert_eq!(answers.child(D, b"f", now), Some(Some((F, false))));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use defuse_fs::posix::without_set_id;
 use defuse_fs::{Attr, Context, Entry, Errno, Fh, Figure, FileKind, Ino, Name, OpenFlags, Result};
 
 use crate::address::Address;
-use crate::answers::{Answers, Asked, DIRECTORIES_HOLD, Found, OwnChange, Thing, Turn, Who};
+use crate::answers::{Answers, Asked, DIRECTORIES_HOLD, Found, OwnChange, Thing, Who};
 use crate::attributes::attr;
 use crate::defaults::Defaults;
 use crate::file::Handle;
@@ -19,6 +19,7 @@ use crate::locks::Locks;
 use crate::nodes::{Nodes, Reference};
 use crate::recent::Recent;
 use crate::transfer::{AnswerOn, Pool};
+use crate::turns::{Look, Move, Turn, Turns};
 use crate::upcalls::{self, Asks, CHANGES, Child, Teller, Watch};
 use crate::volume::{Gfid, Kept, Object, Volume};
 use crate::writes::Writes;
@@ -48,6 +49,8 @@ pub struct Gluster {
     recent: Recent<Kept>,
     /// Answers that are kept here, and not in the frontends.
     answers: Option<Answers<Kept>>,
+    /// Turns of changes, if no kernel gives them.
+    turns: Option<Turns>,
     pub(crate) pool: Arc<Pool>,
     pub(crate) settings: Settings,
     groups: Mutex<HashMap<Process, KnownGroups>>,
@@ -72,6 +75,8 @@ pub(crate) struct Settings {
     pub submits: bool,
     /// The servers keep access lists.
     pub posix_acl: bool,
+    /// No kernel keeps changes of one name apart.
+    pub takes_turns: bool,
 }
 
 /// The place where an inode was found.
@@ -155,6 +160,7 @@ impl Gluster {
             defaults: Defaults::default(),
             recent: Recent::default(),
             answers: None,
+            turns: settings.takes_turns.then(Turns::default),
             pool: Arc::default(),
             settings,
             groups: Mutex::default(),
@@ -415,11 +421,31 @@ impl Gluster {
         self.answers.as_ref().map(|answers| answers.changing(things.to_vec()))
     }
 
-    /// The turn of a change of names, if answers are kept here.
+    /// The turn of a look at a name; see [`Turns`].
+    pub(crate) fn turn_to_look(&self, (dir, name): (Gfid, Name<'_>)) -> Option<Look<'_>> {
+        Some(self.turns.as_ref()?.look((dir, name.as_bytes())))
+    }
+
+    /// The turn of a change of names.
     pub(crate) fn turn(&self, names: &[(Gfid, Name<'_>)]) -> Option<Turn<'_>> {
-        let answers = self.answers.as_ref()?;
+        let turns = self.turns.as_ref()?;
         let names: Vec<_> = names.iter().map(|(dir, name)| (*dir, name.as_bytes())).collect();
-        Some(answers.turn(&names))
+        Some(turns.names(&names))
+    }
+
+    /// The turn of inodes `changed` whose names are changed in `dirs`, after that of the names.
+    pub(crate) fn turn_of_inodes(&self, dirs: &[Gfid], changed: &[Gfid]) -> Option<Turn<'_>> {
+        Some(self.turns.as_ref()?.inodes(dirs, changed))
+    }
+
+    /// The turn of a directory that moves to another one.
+    pub(crate) fn turn_to_move(&self) -> Option<Move<'_>> {
+        Some(self.turns.as_ref()?.move_directory())
+    }
+
+    /// True if no kernel has checked a change of a name just before, so that it is checked here.
+    pub(crate) fn checks_changes(&self) -> bool {
+        self.turns.is_some()
     }
 
     /// Like [`own_change`](Gluster::own_change), of the attributes of an inode that frontends know.
@@ -428,12 +454,21 @@ impl Gluster {
         self.own_change(&[Thing::Attributes(self.nodes.gfid(ino).ok()?)])
     }
 
-    /// The inode with a name, for a change of the name, which changes the attributes of the inode.
-    pub(crate) fn child(&self, (dir, gfid): (&Object<'_>, Gfid), name: &CStr) -> Option<Gfid> {
-        let answers = self.answers.as_ref().filter(|answers| !answers.is_empty())?;
-        match answers.child(gfid, name.to_bytes(), Instant::now()) {
+    /// The inode with a name, and true if it is a directory, for a change of the name, which changes the attributes of the inode.
+    /// `None` if there is none, or a kernel knows.
+    pub(crate) fn child(
+        &self,
+        (dir, gfid): (&Object<'_>, Gfid),
+        name: &CStr,
+    ) -> Option<(Gfid, bool)> {
+        let known = |answers: &Answers<_>| answers.child(gfid, name.to_bytes(), Instant::now());
+        match self.answers.as_ref().and_then(known) {
             Some(known) => known,
-            None => self.volume.look_up(Some(dir), name).ok()?.0.gfid().ok(),
+            None if self.turns.is_none() => None,
+            None => {
+                let (object, stat) = self.volume.look_up(Some(dir), name).ok()?;
+                Some((object.gfid().ok()?, stat.st_mode & libc::S_IFMT == libc::S_IFDIR))
+            }
         }
     }
 

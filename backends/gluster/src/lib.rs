@@ -26,6 +26,7 @@ mod names;
 mod nodes;
 mod recent;
 mod transfer;
+mod turns;
 mod upcalls;
 mod volume;
 mod writes;

@@ -141,6 +141,7 @@ impl Gluster {
         }
         let look_up = || -> Result<(Gfid, libc::stat)> {
             let (parent, name) = (self.volume.object(dir.gfid)?, Name::new(&listed.name)?);
+            let _turn = self.turn_to_look((dir.gfid, name));
             let (object, stat) = self.volume.look_up(Some(&parent), &c_name(name)?)?;
             Ok((object.gfid()?, stat))
         };

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use defuse_fs::posix::rename::check_kinds;
 use defuse_fs::{Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, Opened, Result};
 
 use crate::answers::{Asked, Thing};
@@ -22,11 +23,14 @@ pub(crate) const DEFAULT_ACL: &CStr = c"system.posix_acl_default";
 
 impl Gluster {
     pub(crate) fn look_up(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
-        let acting = self.act(cx);
+        let mut acting = self.act(cx);
         let gfid = self.nodes.gfid(parent)?;
         if let Some(entry) = self.kept_entry(&acting, (gfid, name)) {
             return Ok(entry);
         }
+        let _turn = self.turn_to_look((gfid, name));
+        // After the changes that were waited for.
+        acting.asked.since = self.watch.inbox.now();
         let dir = self.directory(gfid)?;
         if self.watch.needs_asking(gfid) {
             // Then nothing is kept.
@@ -73,6 +77,7 @@ impl Gluster {
         let dir = self.directory(gfid)?;
         let _change = self.watch.changing(&[gfid]);
         let _turn = self.turn(&[(gfid, name)]);
+        let _inodes = self.turn_of_inodes(&[gfid], &[]);
         let _own = self.own_change(&named(gfid, name));
         let perm = self.perm((&dir, gfid), node);
         let make = || match node.kind {
@@ -96,6 +101,7 @@ impl Gluster {
         let dir = self.directory(gfid)?;
         let _change = self.watch.changing(&[gfid]);
         let _turn = self.turn(&[(gfid, name)]);
+        let _inodes = self.turn_of_inodes(&[gfid], &[]);
         let _own = self.own_change(&named(gfid, name));
         let new = c_name(name)?;
         let make = || self.volume.symlink(&dir, &new, &target);
@@ -115,6 +121,7 @@ impl Gluster {
         let dir = self.directory(gfid)?;
         let _change = self.watch.changing(&[gfid]);
         let _turn = self.turn(&[(gfid, name)]);
+        let _inodes = self.turn_of_inodes(&[gfid], &[]);
         let _own = self.own_change(&named(gfid, name));
         let (perm, flags) = (self.perm((&dir, gfid), node), open_flags(args.flags));
         let changes = self.mode_changes.load(Ordering::Acquire);
@@ -146,9 +153,15 @@ impl Gluster {
         let gfid = self.nodes.gfid(parent)?;
         let (object, dir) = (self.object(ino)?, self.directory(gfid)?);
         let _change = self.watch.changing(&[gfid]);
+        let linked = self.nodes.gfid(ino)?;
         let _turn = self.turn(&[(gfid, name)]);
+        let _inodes = self.turn_of_inodes(&[gfid], &[linked]);
         let [of_name, of_dir] = named(gfid, name);
-        let _own = self.own_change(&[of_name, of_dir, Thing::Attributes(self.nodes.gfid(ino)?)]);
+        let _own = self.own_change(&[of_name, of_dir, Thing::Attributes(linked)]);
+        if self.checks_changes() {
+            // A distributed volume leaves a part of the name that a removed inode would have got.
+            self.volume.stat(&object).map_err(|errno| self.gone(ino, errno))?;
+        }
         let new = c_name(name)?;
         let make = || self.volume.link(&object, &dir, &new);
         self.make_missing((&dir, &new), make).map_err(|errno| match errno {
@@ -174,18 +187,20 @@ impl Gluster {
         let gfid = self.nodes.gfid(parent)?;
         let place = (gfid, name.as_bytes());
         // libgfapi has one call for both, which removes whatever it finds.
-        let known = self.watch.leads_to_directory(&self.nodes, &self.volume, place);
+        let known = self.watch.leads_to(&self.nodes, &self.volume, place);
         let (dir, name) = (self.directory(gfid)?, c_name(name)?);
         let _change = self.watch.changing(&[gfid]);
         let mut _own = None;
-        let is = match known {
-            Some(is) => is,
+        let (removed, is) = match known {
+            Some(known) => known,
             None => {
                 let (object, stat) = self.volume.look_up(Some(&dir), &name)?;
-                _own = self.own_change(&[of_name, of_dir, Thing::Attributes(object.gfid()?)]);
-                stat.st_mode & libc::S_IFMT == libc::S_IFDIR
+                let removed = object.gfid()?;
+                _own = self.own_change(&[of_name, of_dir, Thing::Attributes(removed)]);
+                (removed, stat.st_mode & libc::S_IFMT == libc::S_IFDIR)
             }
         };
+        let _inodes = self.turn_of_inodes(&[gfid], &[removed]);
         match (is, is_dir) {
             (true, false) => Err(Errno::EISDIR),
             (false, true) => Err(Errno::ENOTDIR),
@@ -193,6 +208,8 @@ impl Gluster {
         }
     }
 
+    /// Renames. The kernel never asks for a renaming of a directory to the name of a file, for the opposite, and for one between two names of
+    /// an inode. Each brick of a distributed volume would do of it what it can, so that a name is another thing on each.
     pub(crate) fn move_name(
         &self,
         cx: &Context<'_>,
@@ -206,8 +223,19 @@ impl Gluster {
         let (old, new) = (c_name(from.1)?, c_name(to.1)?);
         let _turn = self.turn(&[(origin, from.1), (target, to.1)]);
         let mut things = [named(origin, from.1), named(target, to.1)].concat();
-        let children = [self.child((&old_dir, origin), &old), self.child((&new_dir, target), &new)];
-        things.extend(children.into_iter().flatten().map(Thing::Attributes));
+        let moved = self.child((&old_dir, origin), &old);
+        let replaced = self.child((&new_dir, target), &new);
+        if let (Some(moved), Some(replaced)) = (moved, replaced) {
+            if moved.0 == replaced.0 {
+                return Ok(());
+            }
+            check_kinds(moved.1, replaced.1)?;
+        }
+        let children: Vec<Gfid> = [moved, replaced].iter().flatten().map(|child| child.0).collect();
+        let _inodes = self.turn_of_inodes(&[origin, target], &children);
+        let moves_dir = origin != target && moved.is_some_and(|(_, is_dir)| is_dir);
+        let _moves = moves_dir.then(|| self.turn_to_move());
+        things.extend(children.into_iter().map(Thing::Attributes));
         let _own = self.own_change(&things);
         self.volume.rename((&old_dir, &old), (&new_dir, &new))?;
         let names = ((origin, from.1.as_bytes()), (target, to.1.as_bytes()));

@@ -143,6 +143,16 @@ const MEMCHECK_TOOLS: &[Tool] = &[
     Tool::package("util-linux", "nsenter"),
 ];
 
+/// Tools of the step with programs on volumes without a mount, which needs all of them.
+const VOLUME_TOOLS: &[Tool] = &[
+    Tool::package("glusterfs-server", "glusterd"),
+    Tool::package("glusterfs-cli", "gluster"),
+    Tool::package("libgfapi0", "/usr/lib/*/libgfapi.so.0"),
+    Tool::package("iproute2", "ip"),
+    Tool::package("util-linux", "nsenter"),
+    Tool::package("e2fsprogs", "mkfs.ext4"),
+];
+
 /// All steps, quick ones first.
 pub const STEPS: &[Step] = &[
     cargo(
@@ -265,6 +275,12 @@ pub const STEPS: &[Step] = &[
             &["test", "--package", "defuse-testkit", "--test", "gluster_memory"],
         )
     },
+    full(
+        "gluster-run",
+        "the POSIX suites and the exercisers on programs without a mount, on GlusterFS",
+        VOLUME_TOOLS,
+        runs::gluster,
+    ),
     full("bpf", "the BPF program matches its source", bpf::TOOLS, |_| bpf::check()),
     full("fresh", "both commands of the README on a minimal Debian", fresh::TOOLS, |_| {
         fresh::check()

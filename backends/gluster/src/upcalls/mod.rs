@@ -155,20 +155,20 @@ impl Watch {
         if is_old { Duration::ZERO } else { long }
     }
 
-    /// True if a name is that of a directory, as far as frontends know by messages of the servers; `None` if they do not.
-    pub fn leads_to_directory(
+    /// The inode of a name, and true if it is a directory, as far as frontends know by messages of the servers; `None` if they do not.
+    pub fn leads_to(
         &self,
         nodes: &Nodes,
         volume: &Volume,
         (dir, name): Place<'_>,
-    ) -> Option<bool> {
+    ) -> Option<(Gfid, bool)> {
         if self.keeps_here || self.long().is_none() {
             return None;
         }
         take_if_due(volume, &self.inbox);
         let (child, is_dir) = lock(&self.names).child(dir, name, Instant::now())?;
-        let is_behind = |gfid| self.inbox.is_behind(gfid);
-        (!is_behind(dir) && !is_behind(nodes.gfid(child).ok()?)).then_some(is_dir)
+        let (gfid, is_behind) = (nodes.gfid(child).ok()?, |gfid| self.inbox.is_behind(gfid));
+        (!is_behind(dir) && !is_behind(gfid)).then_some((gfid, is_dir))
     }
 
     /// True if no other client has changed a directory lately, false if one has, as far as servers tell; `None` if nobody knows.

@@ -1,0 +1,163 @@
+//! Turns of changes of names by this client, as a kernel gives them to the file system of a mount.
+//!
+//! Without a kernel, several threads may change one name at once, and look it up meanwhile. GlusterFS's client relies on its kernel
+//! for that. On a distributed volume, all bricks have each directory: a look at a name that is being removed finds the
+//! directory on some of them, and makes it again on the others. A file of this name is then made beside it, and from that
+//! time on the name fails with `EIO` or `ESTALE`. A look at a replicated file that is being removed may likewise
+//! find an inode that is gone before it is used.
+//!
+//! The kernel also checks kinds and numbers of links while nobody changes them. The users of this do the same after they have their turns.
+//!
+//! The kernel locks whole directories. Here, names take turns, and then inodes: changes in one directory go on at the same
+//! time if neither their names nor their inodes are the same.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::volume::Gfid;
+
+/// Number of turns of each kind. Names may share one. A change waits for servers meanwhile.
+const TURNS: usize = 1024;
+
+/// A name in a directory.
+type Place<'a> = (Gfid, &'a [u8]);
+
+/// The turns of a client.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    names: Kind,
+    /// Taken after names, by those who have them.
+    inodes: Kind,
+    /// Taken last.
+    moves: Mutex<()>,
+}
+
+/// The turns of one kind.
+type Kind = Box<[RwLock<()>]>;
+
+/// Ends when it is dropped.
+pub(crate) type Look<'a> = RwLockReadGuard<'a, ()>;
+
+/// Ends when it is dropped.
+pub(crate) type Move<'a> = MutexGuard<'a, ()>;
+
+/// Turns of a change, which end when it is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Turn<'a> {
+    _alone: Vec<RwLockWriteGuard<'a, ()>>,
+    _shared: Vec<RwLockReadGuard<'a, ()>>,
+}
+
+impl Default for Turns {
+    fn default() -> Turns {
+        let kind = || (0..TURNS).map(|_| RwLock::default()).collect();
+        Turns { names: kind(), inodes: kind(), moves: Mutex::default() }
+    }
+}
+
+impl Turns {
+    /// Waits until nobody changes this name. No change of it begins until the result is dropped.
+    pub fn look(&self, name: Place<'_>) -> Look<'_> {
+        self.names[place(&name)].read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until nobody changes these names or looks them up.
+    pub fn names(&self, names: &[Place<'_>]) -> Turn<'_> {
+        take(&self.names, names.iter().map(|name| (place(name), true)).collect())
+    }
+
+    /// Waits until nobody gives names to the inodes `changed` or takes some away, or removes or moves the directories `dirs`, in which
+    /// names are changed. The caller has the turns of these names.
+    pub fn inodes(&self, dirs: &[Gfid], changed: &[Gfid]) -> Turn<'_> {
+        let dirs = dirs.iter().map(|dir| (place(dir), false));
+        take(&self.inodes, dirs.chain(changed.iter().map(|gfid| (place(gfid), true))).collect())
+    }
+
+    /// Waits until no other directory moves to another one. Two of them could move into each other, each on one brick first.
+    pub fn move_directory(&self) -> Move<'_> {
+        self.moves.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes turns, alone or with others.
+fn take(turns: &Kind, mut wanted: Vec<(usize, bool)>) -> Turn<'_> {
+    // In one order for all, and alone before shared where both are wanted.
+    wanted.sort_unstable_by_key(|&(at, alone)| (at, !alone));
+    wanted.dedup_by_key(|(at, _)| *at);
+    let mut taken = Turn::default();
+    for (at, alone) in wanted {
+        match alone {
+            true => taken._alone.push(turns[at].write().unwrap_or_else(PoisonError::into_inner)),
+            false => taken._shared.push(turns[at].read().unwrap_or_else(PoisonError::into_inner)),
+        }
+    }
+    taken
+}
+
+fn place(thing: &impl Hash) -> usize {
+    let mut hasher = DefaultHasher::new();
+    thing.hash(&mut hasher);
+    hasher.finish() as usize % TURNS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const D: Gfid = [1; 16];
+    const F: Gfid = [2; 16];
+
+    /// True if nobody has the turn.
+    fn is_free(turns: &Kind, at: usize) -> bool {
+        turns[at].try_write().is_ok()
+    }
+
+    /// True if somebody has the turn alone.
+    fn is_alone(turns: &Kind, at: usize) -> bool {
+        turns[at].try_read().is_err()
+    }
+
+    /// Looks at a name that was being removed led to an inode that was gone (`ESTALE`), or made a directory again.
+    #[test]
+    fn a_look_at_a_name_and_a_change_of_it_wait_for_each_other() {
+        let turns = Turns::default();
+        let at = place(&(D, &b"f"[..]));
+        let change = turns.names(&[(D, b"f"), (D, b"f"), (D, b"g")]);
+        assert!(is_alone(&turns.names, at));
+        drop(change);
+        let looks = [turns.look((D, b"f")), turns.look((D, b"f"))];
+        assert!(!is_alone(&turns.names, at) && !is_free(&turns.names, at));
+        drop(looks);
+        assert!(is_free(&turns.names, at));
+    }
+
+    #[test]
+    fn changes_in_a_directory_go_on_at_once_and_wait_for_its_removal() {
+        let turns = Turns::default();
+        let one = turns.inodes(&[D, D], &[]);
+        let other = turns.inodes(&[D], &[F]);
+        assert!(!is_alone(&turns.inodes, place(&D)) && is_alone(&turns.inodes, place(&F)));
+        drop((one, other));
+        // A directory is renamed into itself, which the servers refuse.
+        let removal = turns.inodes(&[D], &[D]);
+        assert!(is_alone(&turns.inodes, place(&D)) && is_free(&turns.inodes, place(&F)));
+        drop(removal);
+        assert!(is_free(&turns.inodes, place(&D)));
+    }
+
+    #[test]
+    fn changes_that_exchange_names_never_wait_for_ever() {
+        let turns = Turns::default();
+        std::thread::scope(|scope| {
+            for names in [[b"f", b"g"], [b"g", b"f"]] {
+                let turns = &turns;
+                scope.spawn(move || {
+                    for _ in 0..1000 {
+                        let _names = turns.names(&[(D, names[0]), (D, names[1])]);
+                        let _inodes = turns.inodes(&[D, F], &[[names[0][0]; 16], D]);
+                    }
+                });
+            }
+        });
+    }
+}
