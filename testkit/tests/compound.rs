@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use defuse_connection::VersionSource;
 use defuse_direct::{
-    At, Client, Credentials, How, MountArgs, Options as ClientOptions, Stop, Task, WorkDir,
+    At, Client, Credentials, DirEntry, How, MountArgs, Options as ClientOptions, Stop, Task,
+    WorkDir,
 };
 use defuse_fs::Errno;
 use defuse_memory::{Memory, Options};
@@ -240,12 +241,99 @@ fn a_creation_on_a_full_file_system_says_so_and_closes_the_file() {
     assert_eq!(count("RELEASE"), count("CREATE") + count("OPEN"));
 }
 
+/// The names in a listing, but for `.` and `..`.
+fn names(entries: &[DirEntry]) -> Vec<&str> {
+    let names = entries.iter().map(|entry| std::str::from_utf8(&entry.name).unwrap());
+    let mut names: Vec<_> = names.filter(|name| !matches!(*name, "." | "..")).collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn a_small_directory_is_opened_and_listed_by_one_message() {
+    let served = served();
+    let root = task(0);
+    let maker = Program::new(&served);
+    let create = |path: &str| {
+        maker.client.create_with(&root, At::Cwd, path.as_bytes(), 0o644, b"x").unwrap();
+    };
+    maker.client.mkdir(&root, At::Cwd, b"a:/empty", 0o755).unwrap();
+    maker.client.mkdir(&root, At::Cwd, b"a:/d", 0o755).unwrap();
+    ["one", "two", "three"].iter().for_each(|name| create(&format!("a:/d/{name}")));
+    let program = Program::new(&served);
+    let open = |path: &[u8]| program.client.open(&root, At::Cwd, path, How::default()).unwrap();
+    program.client.stat(&root, At::Cwd, b"a:/d", true).unwrap();
+    program.client.stat(&root, At::Cwd, b"a:/empty", true).unwrap();
+    // The walk to the directory needs a lookup.
+    for (path, expected) in [(&b"a:/empty"[..], &[][..]), (b"a:/d", &["one", "three", "two"])] {
+        let before = handled(&served);
+        let dir = open(path);
+        let all = program.client.read_dir(&root, &dir).unwrap();
+        assert_eq!(names(&all), expected);
+        handles(
+            &served,
+            &before,
+            &[("COMPOUND", 1), ("LOOKUP", 1), ("OPENDIR", 1), ("READDIR", 2)],
+        );
+        // From each position on, and from the beginning.
+        for (at, entry) in all.iter().enumerate() {
+            program.client.seek_dir(&dir, entry.next).unwrap();
+            assert_eq!(program.client.read_dir(&root, &dir).unwrap(), all[at + 1..]);
+        }
+        program.client.seek_dir(&dir, 0).unwrap();
+        assert_eq!(program.client.read_dir(&root, &dir).unwrap(), all);
+    }
+    // Another program changes the directory between the open and the listing, and between two.
+    let dir = open(b"a:/d");
+    create("a:/d/four");
+    let now = program.client.read_dir(&root, &dir).unwrap();
+    assert_eq!(names(&now), ["four", "one", "three", "two"]);
+    maker.client.unlink(&root, At::Cwd, b"a:/d/one").unwrap();
+    program.client.seek_dir(&dir, 0).unwrap();
+    assert_eq!(names(&program.client.read_dir(&root, &dir).unwrap()), ["four", "three", "two"]);
+}
+
+#[test]
+fn a_large_directory_is_listed_whole() {
+    let served = served();
+    let root = task(0);
+    let maker = Program::new(&served);
+    maker.client.mkdir(&root, At::Cwd, b"a:/d", 0o755).unwrap();
+    // Of the sizes at which one answer, or both, are full.
+    let mut made = Vec::new();
+    for count in [100, 300, 400, 450, 500, 520, 600, 2000] {
+        for number in made.len()..count {
+            let path = format!("a:/d/{number:08}");
+            maker.client.create_with(&root, At::Cwd, path.as_bytes(), 0o644, b"").unwrap();
+            made.push(format!("{number:08}"));
+        }
+        let program = Program::new(&served);
+        let dir = program.client.open(&root, At::Cwd, b"a:/d", How::default()).unwrap();
+        let all = program.client.read_dir(&root, &dir).unwrap();
+        assert!(names(&all) == made, "{count} names");
+    }
+}
+
+#[test]
+fn who_lists_no_directories_asks_for_few_listings() {
+    let served = served();
+    let root = task(0);
+    let program = Program::new(&served);
+    for _ in 0..100 {
+        program.client.open(&root, At::Cwd, b"a:/", How::default()).unwrap();
+    }
+    let listed = handled(&served).get("READDIR").copied().unwrap_or(0);
+    assert!((8..=16).contains(&(listed / 2)), "{listed} parts of listings");
+}
+
 /// Opcodes, FUSE.
 const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
+const GETATTR: u32 = 3;
 const OPEN: u32 = 14;
 const WRITE: u32 = 16;
 const INIT: u32 = 26;
+const OPENDIR: u32 = 27;
 const READDIR: u32 = 28;
 const SETLKW: u32 = 33;
 const CREATE: u32 = 35;
@@ -256,6 +344,12 @@ const COMPOUND: u32 = 54;
 /// The parts of an answer that a link uses.
 const INODE: u32 = 1;
 const FILE: u32 = 2;
+const POSITION: u32 = 4;
+
+/// The structure of READDIR for so many bytes.
+fn listing(bytes: u32) -> Vec<u8> {
+    [&[0; 16][..], &bytes.to_ne_bytes(), &[0; 20]].concat()
+}
 
 /// A request that is a link, by a process that says it is root.
 fn request(opcode: u32, ino: u64, body: &[u8]) -> Vec<u8> {
@@ -347,8 +441,19 @@ fn hostile_chains_are_refused_and_do_nothing() {
     assert_eq!(errors(&socket, &[((0, 0), &root), ((INODE | FILE, 0), &write)]), [0, none]);
     let links = [((0, 0), &root[..]), ((INODE, 0), &open), ((FILE, 1), &open)];
     assert_eq!(errors(&socket, &links), [0, 0, Errno::EINVAL.raw()]);
+    // An open tells its inode, and an answer without one does not.
     let links = [((0, 0), &root[..]), ((INODE, 0), &open), ((INODE, 1), &open)];
-    assert_eq!(errors(&socket, &links), [0, 0, none]);
+    assert_eq!(errors(&socket, &links), [0, 0, 0]);
+    let attributes = request(GETATTR, 1, &[0; 16]);
+    assert_eq!(errors(&socket, &[((0, 0), &attributes), ((INODE, 0), &open)]), [0, none]);
+    // A position is that of a listing, and for a listing.
+    let (opendir, readdir) = (request(OPENDIR, 1, &[0; 8]), request(READDIR, 0, &listing(4096)));
+    let all = INODE | FILE | POSITION;
+    let links = [((0, 0), &opendir[..]), ((INODE | FILE, 0), &readdir), ((all, 1), &readdir)];
+    assert_eq!(errors(&socket, &links), [0, 0, 0]);
+    assert_eq!(errors(&socket, &[((0, 0), &opendir), ((all, 0), &readdir)]), [0, none]);
+    let links = [((0, 0), &opendir[..]), ((INODE | FILE, 0), &readdir), ((all, 1), &write)];
+    assert_eq!(errors(&socket, &links), [0, 0, Errno::EINVAL.raw()]);
     // A handle is of this connection and this inode, wherever it comes from.
     let links = [((0, 0), &root[..]), ((INODE, 0), &open), ((FILE, 1), &write)];
     assert_eq!(errors(&socket, &links), [0, 0, Errno::ESTALE.raw()]);

@@ -1,7 +1,7 @@
 //! Several requests in one message, COMPOUND: the links of a chain and their answers.
 //!
 //! The message is [`CompoundIn`] and the links, each a [`Link`], a whole request, and zeros up to a multiple of eight bytes. A link
-//! may use the inode, or the open file, that the answer to an earlier one tells. The server handles the links in their order,
+//! may use the inode, the open file, or the position in a directory, that an earlier one tells. The server handles the links in their order,
 //! and stops after the first that fails. The answer is that of each link that was handled, whole, with zeros up to a
 //! multiple of eight bytes.
 //!
@@ -33,17 +33,19 @@ pub struct CompoundIn {
 )]
 #[repr(C)]
 pub struct Link {
-    /// [`Link::INODE`] and [`Link::FILE`]; 0 for a request that is complete.
+    /// [`Link::INODE`], [`Link::FILE`] and [`Link::POSITION`]; 0 for a request that is complete.
     pub uses: u32,
     /// The link with the answer, from 0: an earlier one.
     pub of: u32,
 }
 
 impl Link {
-    /// Flag: the request is about the inode of that answer.
+    /// Flag: the request is about the inode that the link tells: that of its answer, or else the one that it is about itself.
     pub const INODE: u32 = 1;
-    /// Flag: the first field of the request's structure is the handle of that answer.
+    /// Flag: the first field of the request's structure is the handle of that answer, or else of that request.
     pub const FILE: u32 = 2;
+    /// Flag: the second field of the request's structure, a READDIR, is the position after the last entry of that answer.
+    pub const POSITION: u32 = 4;
 }
 
 const HEADER: usize = size_of::<InHeader>();
@@ -92,7 +94,7 @@ pub fn links(bytes: &[u8]) -> Option<Vec<Received<'_>>> {
         let (header, _) = InHeader::read_from_prefix(after).ok()?;
         let len = header.len as usize;
         let request = after.get(..len).filter(|_| len >= HEADER)?;
-        let known = Link::INODE | Link::FILE;
+        let known = Link::INODE | Link::FILE | Link::POSITION;
         let is_earlier = link.uses == 0 || (link.of as usize) < all.len();
         if link.uses & !known != 0 || !is_earlier || all.len() == LINKS_MAX {
             return None;
@@ -104,18 +106,43 @@ pub fn links(bytes: &[u8]) -> Option<Vec<Received<'_>>> {
     (!all.is_empty()).then_some(all)
 }
 
-/// Puts the inode and the handle of an answer into a request.
-pub fn complete(request: &mut [u8], link: Link, inode: u64, handle: u64) {
-    let mut put = |at: usize, value: u64| {
+/// The values that a link tells to later ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Told {
+    /// As [`Link::INODE`].
+    pub inode: Option<u64>,
+    /// As [`Link::FILE`].
+    pub handle: Option<u64>,
+    /// As [`Link::POSITION`].
+    pub position: Option<u64>,
+}
+
+impl Told {
+    /// True if this has all that `link` uses.
+    #[must_use]
+    pub fn has(&self, link: Link) -> bool {
+        let Told { inode, handle, position } = self;
+        let all = [(Link::INODE, inode), (Link::FILE, handle), (Link::POSITION, position)];
+        all.iter().all(|(flag, value)| link.uses & flag == 0 || value.is_some())
+    }
+}
+
+/// Puts what an earlier link has told into a request.
+pub fn complete(request: &mut [u8], link: Link, told: Told) {
+    let mut put = |at: usize, value: Option<u64>| {
+        let value = value.unwrap_or_default();
         if let Some(place) = request.get_mut(at..at + 8) {
             place.copy_from_slice(&value.to_ne_bytes());
         }
     };
     if link.uses & Link::INODE != 0 {
-        put(std::mem::offset_of!(InHeader, nodeid), inode);
+        put(std::mem::offset_of!(InHeader, nodeid), told.inode);
     }
     if link.uses & Link::FILE != 0 {
-        put(HEADER, handle);
+        put(HEADER, told.handle);
+    }
+    if link.uses & Link::POSITION != 0 {
+        put(HEADER + 8, told.position);
     }
 }
 
@@ -190,7 +217,7 @@ mod tests {
             let itself = chain(&[(Link { uses: Link::FILE, of }, &one)]);
             assert_eq!(links(itself.as_bytes()), None);
         }
-        let other = chain(&[(Link { uses: 4, of: 0 }, &one)]);
+        let other = chain(&[(Link { uses: 8, of: 0 }, &one)]);
         assert_eq!(links(other.as_bytes()), None);
         let many = |count| chain(&vec![(Link::default(), &one[..]); count]);
         assert!(links(many(LINKS_MAX).as_bytes()).is_some());
@@ -200,13 +227,20 @@ mod tests {
     #[test]
     fn requests_are_completed_with_what_an_answer_tells() {
         let mut read = request(Opcode::Read, &[0; 40]);
-        complete(&mut read, Link { uses: Link::INODE | Link::FILE, of: 0 }, 7, 9);
+        let told = Told { inode: Some(7), handle: Some(9), position: None };
+        complete(&mut read, Link { uses: Link::INODE | Link::FILE, of: 0 }, told);
         assert_eq!(InHeader::read_from_prefix(&read).unwrap().0.nodeid, 7);
         assert_eq!(read[HEADER..HEADER + 8], 9u64.to_ne_bytes());
         // What has no room for a handle stays as it is, and is refused as a request.
         let mut short = request(Opcode::Read, &[1; 4]);
-        complete(&mut short, Link { uses: Link::FILE, of: 0 }, 7, 9);
+        complete(&mut short, Link { uses: Link::FILE, of: 0 }, told);
         assert_eq!(short, request(Opcode::Read, &[1; 4]));
+        let mut list = request(Opcode::Readdir, &[0; 40]);
+        let told = Told { position: Some(11), ..told };
+        complete(&mut list, Link { uses: Link::POSITION, of: 0 }, told);
+        assert_eq!(list[HEADER..HEADER + 16], [[0; 8], 11u64.to_ne_bytes()].concat());
+        let uses = |uses| told.has(Link { uses, of: 0 });
+        assert!(uses(0) && uses(7) && !Told::default().has(Link { uses: 4, of: 0 }));
     }
 
     #[test]

@@ -27,12 +27,12 @@ const FLAGS: u32 = CREATE_WITH.flags.0;
 const OF_FIRST: Link = Link { uses: Link::INODE | Link::FILE, of: 0 };
 
 impl Shared {
-    fn takes_chains(&self) -> bool {
+    pub(super) fn takes_chains(&self) -> bool {
         self.agreement.uses(COMPOUND)
     }
 
     /// Sends a chain that begins at `ino`. `decode` gets the answers to its first links, at least one, the last of which may be an error.
-    fn ask_chain<T>(
+    pub(super) fn ask_chain<T>(
         &self,
         cx: &Context<'_>,
         (caller, ino): (Caller, Ino),

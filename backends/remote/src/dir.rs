@@ -20,6 +20,9 @@ impl Shared {
         out: &mut DirBuf<'_>,
     ) -> Result<()> {
         let plus = out.wants_entries() && self.caps.readdir_entries;
+        if !out.wants_entries() && self.list_ahead(cx, dir, from, out)? {
+            return Ok(());
+        }
         let opcode = if plus && !self.lacks(Opcode::Readdirplus) {
             Opcode::Readdirplus
         } else {
@@ -45,11 +48,11 @@ impl Shared {
     }
 
     /// Passes the entries on. Returns the lookups of entries that do not fit.
-    fn push_all(
+    pub(super) fn push_all<'a>(
         &self,
         cx: &Context<'_>,
         dir: Ino,
-        listing: Listing<'_>,
+        listing: impl Iterator<Item = Result<Listed<'a>>>,
         out: &mut DirBuf<'_>,
     ) -> Result<()> {
         let (mut pushed, mut full) = (0, false);

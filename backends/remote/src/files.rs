@@ -117,13 +117,8 @@ impl Shared {
         })
     }
 
-    pub(super) fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
-        let args = abi::OpenIn { flags: flags.0, open_flags: 0 };
-        self.opened(cx, Request::new(Opcode::Opendir, cx, ino).with(&args), decode::open_out)
-    }
-
     /// Without OPEN, all open files have the handle 0, and are not released.
-    fn opened(
+    pub(super) fn opened(
         &self,
         cx: &Context<'_>,
         request: Request,

@@ -394,6 +394,7 @@ impl FileSystem for Remote {
     }
 
     fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {
+        self.shared.listed_ahead.closed(dir.fh);
         let flags = OpenFlags::DIRECTORY;
         let release = abi::ReleaseIn { fh: dir.fh.0, flags, ..Default::default() };
         self.shared.release(cx, (Opcode::Releasedir, Opcode::Opendir), dir.ino, &release)

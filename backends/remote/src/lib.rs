@@ -8,6 +8,7 @@
 //! Replies are not trusted: an invalid reply results in `EIO`, and a server that does not speak
 //! FUSE is disconnected.
 
+mod ahead;
 mod chained;
 mod connection;
 mod data;
@@ -185,6 +186,7 @@ struct Shared {
     pages: pages::FilePages,
     paths: paths::Paths,
     whole: whole::WholeFiles,
+    listed_ahead: ahead::ListedAhead,
     notices: Arc<Notices>,
     /// Number of requests whose replies no caller waits for, polls included.
     expected: AtomicU64,
@@ -452,6 +454,7 @@ impl Remote {
             pages: pages::FilePages::default(),
             paths: paths::Paths::default(),
             whole: whole::WholeFiles::default(),
+            listed_ahead: ahead::ListedAhead::default(),
             notices,
             expected: AtomicU64::new(0),
             listening: AtomicBool::new(false),

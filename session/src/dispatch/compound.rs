@@ -5,7 +5,8 @@ use std::sync::Arc;
 use defuse_fs::{Errno, Ino, Result};
 use defuse_probe::clock;
 use defuse_wire::abi::{self, Opcode};
-use defuse_wire::chain::{self, Link, Received};
+use defuse_wire::chain::{self, Link, Received, Told};
+use defuse_wire::decode::Listing;
 use defuse_wire::op::op_of;
 use defuse_wire::reply::CreateOut;
 use defuse_wire::request::{Body, Request};
@@ -14,13 +15,6 @@ use zerocopy::FromBytes;
 
 use super::{Call, Dispatcher, Done};
 use crate::transport::{Answer, Reply};
-
-/// The inode and the handle that an answer tells to later links.
-#[derive(Clone, Copy, Default)]
-struct Told {
-    inode: Option<u64>,
-    handle: Option<u64>,
-}
 
 impl Dispatcher {
     /// Handles the links until one fails. All of them act for the caller of the chain.
@@ -46,8 +40,8 @@ impl Dispatcher {
             let most = self.negotiated.max_read.min(SOCKET_IO_MAX);
             let room = most.saturating_sub(out.len());
             match self.handle_link(call, received, &told, room) {
-                Ok(body) => {
-                    told.push(told_by(received.opcode, &body));
+                Ok((body, tells)) => {
+                    told.push(tells);
                     chain::add_answer(&mut out, 0, &body);
                 }
                 Err(errno) => {
@@ -68,20 +62,20 @@ impl Dispatcher {
         received: &Received<'_>,
         told: &[Told],
         room: usize,
-    ) -> Result<Vec<u8>> {
+    ) -> Result<(Vec<u8>, Told)> {
         let Received { link, opcode, request } = *received;
         let mut request = request.to_vec();
         if link.uses != 0 {
             let of = told.get(link.of as usize).copied().unwrap_or_default();
-            let lacks = |flag, value: Option<u64>| link.uses & flag != 0 && value.is_none();
-            if lacks(Link::INODE, of.inode) || lacks(Link::FILE, of.handle) {
+            if !of.has(link) {
                 return Err(Errno::ENOENT);
             }
-            if link.uses & Link::FILE != 0 && !begins_with_handle(opcode) {
+            let fits_handle = link.uses & Link::FILE == 0 || begins_with_handle(opcode);
+            let fits_position = link.uses & Link::POSITION == 0 || lists(opcode);
+            if !fits_handle || !fits_position {
                 return Err(Errno::EINVAL);
             }
-            let (inode, handle) = (of.inode.unwrap_or_default(), of.handle.unwrap_or_default());
-            chain::complete(&mut request, link, inode, handle);
+            chain::complete(&mut request, link, of);
         }
         let request = Request::parse(&request, &self.negotiated.decode_options());
         let request = request.map_err(|_| Errno::EINVAL)?;
@@ -106,7 +100,10 @@ impl Dispatcher {
         result?;
         match answer.errno {
             Some(errno) if errno != 0 => Err(Errno::from_raw(errno)),
-            _ => Ok(answer.bytes),
+            _ => {
+                let tells = told_by(&request, &answer.bytes);
+                Ok((answer.bytes, tells))
+            }
         }
     }
 }
@@ -179,23 +176,39 @@ fn begins_with_handle(opcode: Opcode) -> bool {
     )
 }
 
-fn told_by(opcode: Opcode, body: &[u8]) -> Told {
+fn lists(opcode: Opcode) -> bool {
+    matches!(opcode, Opcode::Readdir | Opcode::Readdirplus)
+}
+
+fn told_by(request: &Request<'_>, body: &[u8]) -> Told {
     use Opcode::*;
+    let of_request = Told { inode: Some(request.nodeid), ..Told::default() };
     let inode_of = |entry: &abi::EntryOut| (entry.nodeid != 0).then_some(entry.nodeid);
-    match opcode {
+    match request.opcode {
         Lookup | Mknod | Mkdir | Symlink | Link => {
             let entry = abi::EntryOut::read_from_prefix(body).ok();
-            Told { inode: entry.and_then(|(entry, _)| inode_of(&entry)), handle: None }
+            Told { inode: entry.and_then(|(entry, _)| inode_of(&entry)), ..Told::default() }
         }
         Create | Tmpfile => match CreateOut::read_from_prefix(body) {
-            Ok((out, _)) => Told { inode: inode_of(&out.entry), handle: Some(out.open.fh) },
+            Ok((out, _)) => {
+                Told { inode: inode_of(&out.entry), handle: Some(out.open.fh), ..Told::default() }
+            }
             Err(_) => Told::default(),
         },
         Open | Opendir => {
             let open = abi::OpenOut::read_from_prefix(body).ok();
-            Told { inode: None, handle: open.map(|(open, _)| open.fh) }
+            Told { handle: open.map(|(open, _)| open.fh), ..of_request }
         }
-        Ioctl => Told { inode: end_of_path(body), handle: None },
+        Readdir => {
+            let handle = match &request.body {
+                Body::Readdir(args) => Some(args.fh),
+                _ => None,
+            };
+            let last = Listing::new(body, false).last();
+            let position = last.and_then(Result::ok).map(|listed| listed.next);
+            Told { handle, position, ..of_request }
+        }
+        Ioctl => Told { inode: end_of_path(body), ..Told::default() },
         _ => Told::default(),
     }
 }
