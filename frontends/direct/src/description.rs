@@ -1,10 +1,9 @@
 //! Open files: the result of open(2), which duplicate descriptors share.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use arc_swap::ArcSwapOption;
 use defuse_fs::{Fh, File, FileKind, LockKind, LockOwner, OpenFlags, ReleaseArgs};
 use defuse_probe::Op;
 use rustix::thread::{MembarrierCommand, futex, membarrier};
@@ -75,7 +74,7 @@ pub struct Description {
     backing: Option<Arc<OwnedFd>>,
     lower: Option<Arc<OwnedFd>>,
     /// Until it is taken.
-    first: ArcSwapOption<OwnedFd>,
+    first: Mutex<Option<Arc<OwnedFd>>>,
     id: u64,
     cells: Cells,
     who: Arc<Credentials>,
@@ -129,7 +128,7 @@ impl Description {
             needs_flush: fh.is_some() && !opened.no_flush,
             backing,
             lower: opened.lower,
-            first: ArcSwapOption::new(first.flatten()),
+            first: Mutex::new(first.flatten()),
             here,
             id,
             cells,
@@ -164,7 +163,8 @@ impl Description {
 
     /// Takes the descriptor that is for the program, if the file system gave one (`Backing::first`).
     pub fn take_first(&self) -> Option<OwnedFd> {
-        Arc::into_inner(self.first.swap(None)?)
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        first.and_then(Arc::into_inner)
     }
 
     /// The open file of the lower file system, if the file system gave one (`Opened::lower`). Used

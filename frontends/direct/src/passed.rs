@@ -6,8 +6,8 @@
 
 use std::array;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -22,10 +22,13 @@ const PLACES: usize = 128;
 pub(crate) type Holds = (Duration, &'static AtomicU32);
 
 pub(crate) struct Passed {
-    places: [ArcSwapOption<Dir>; PLACES],
+    /// Those that had a directory: the end of each one looks at all threads that the program has had at a time.
+    places: [OnceLock<Place>; PLACES],
     hasher: RandomState,
     holds: Option<Holds>,
 }
+
+type Place = ArcSwapOption<Dir>;
 
 struct Dir {
     parent: Ino,
@@ -44,20 +47,28 @@ impl Dir {
     }
 }
 
+fn forget_if(place: Option<&Place>, is_meant: impl FnOnce(&Dir) -> bool) {
+    if let Some(place) = place
+        && place.load().as_ref().is_some_and(|dir| is_meant(dir))
+    {
+        place.store(None);
+    }
+}
+
 impl Passed {
     pub(crate) fn new(holds: Option<Holds>) -> Self {
-        let places = array::from_fn(|_| ArcSwapOption::empty());
+        let places = array::from_fn(|_| OnceLock::new());
         Passed { places, hasher: RandomState::new(), holds }
     }
 
-    fn place(&self, parent: Ino, name: &[u8]) -> &ArcSwapOption<Dir> {
+    fn place(&self, parent: Ino, name: &[u8]) -> &OnceLock<Place> {
         &self.places[(self.hasher.hash_one((parent.0, name)) >> 32) as usize % PLACES]
     }
 
     /// The directory at this place, with the attributes that permission checks use, if it still holds.
     pub(crate) fn get(&self, parent: Ino, name: &[u8]) -> Option<(Arc<Node>, Option<Attr>)> {
         let (_, counter) = self.holds?;
-        let kept = self.place(parent, name).load();
+        let kept = self.place(parent, name).get()?.load();
         let dir = kept.as_ref().filter(|dir| dir.is(parent, name))?;
         let holds = dir.changes == counter.load(Ordering::Acquire) && now_ns() < dir.until;
         holds.then(|| (Arc::clone(&dir.node), dir.attr))
@@ -76,7 +87,7 @@ impl Passed {
         attr: Option<Attr>,
         changes: u32,
     ) {
-        let place = self.place(parent, name);
+        let place = self.place(parent, name).get_or_init(Place::empty);
         let is_it = |dir: &Arc<Dir>| dir.is(parent, name) && Arc::ptr_eq(&dir.node, node);
         if self.holds.is_none() && place.load().as_ref().is_some_and(is_it) {
             return;
@@ -95,23 +106,19 @@ impl Passed {
 
     /// Forgets the directory at this place.
     pub(crate) fn remove(&self, parent: Ino, name: &[u8]) {
-        let place = self.place(parent, name);
-        if place.load().as_ref().is_some_and(|dir| dir.is(parent, name)) {
-            place.store(None);
-        }
+        let place = self.place(parent, name).get();
+        forget_if(place, |dir| dir.is(parent, name));
     }
 
     /// Forgets all directories.
     pub(crate) fn clear(&self) {
-        self.places.iter().for_each(|place| place.store(None));
+        self.places.iter().for_each(|place| forget_if(place.get(), |_| true));
     }
 
     /// Forgets those of these inodes.
     pub(crate) fn prune(&self, inodes: &[Ino]) {
         for place in &self.places {
-            if place.load().as_ref().is_some_and(|dir| inodes.contains(&dir.node.ino())) {
-                place.store(None);
-            }
+            forget_if(place.get(), |dir| inodes.contains(&dir.node.ino()));
         }
     }
 }

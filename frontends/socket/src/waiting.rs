@@ -48,6 +48,13 @@ pub(crate) enum Stage {
     Served(Served),
 }
 
+impl Stage {
+    /// True while the accepting thread waits for the client.
+    fn waits(&self) -> bool {
+        matches!(self, Stage::Silent { .. } | Stage::Kept { .. })
+    }
+}
+
 /// The sockets that the accepting thread waits for.
 pub(crate) struct Waiting(OwnedFd);
 
@@ -98,9 +105,16 @@ impl Shared {
             }
             if looked.elapsed() >= TICK {
                 looked = Instant::now();
-                self.end_those(
-                    |stage| matches!(stage, Stage::Silent { until, .. } if *until <= looked),
-                );
+                self.end_those(|stage| match stage {
+                    Stage::Silent { until, credentials, .. } if *until <= looked => {
+                        let Credentials { pid, uid, .. } = credentials;
+                        LOG.warn(|| {
+                            format!("process {pid} of user {uid} has connected and says nothing")
+                        });
+                        true
+                    }
+                    _ => false,
+                });
             }
         }
         self.end_those(|_| true);
@@ -175,7 +189,8 @@ impl Shared {
     fn hear(self: &Arc<Self>, number: u64) {
         let mut guard = lock(&self.clients);
         let clients = &mut *guard;
-        let Some(one) = clients.connections.get_mut(&number) else { return };
+        let waiting = clients.connections.get_mut(&number).filter(|one| one.stage.waits());
+        let Some(one) = waiting else { return };
         let (socket, pid, uid) = (Arc::clone(&one.socket), one.begun.pid, one.uid);
         let mut room = [0; 256];
         let message = match peek(&socket, &mut room) {
@@ -298,7 +313,8 @@ impl Shared {
     /// Ends a waiting connection.
     fn end_waiting(self: &Arc<Self>, number: u64) {
         let mut clients = lock(&self.clients);
-        let Some(one) = clients.connections.get_mut(&number) else { return };
+        let waiting = clients.connections.get_mut(&number).filter(|one| one.stage.waits());
+        let Some(one) = waiting else { return };
         let socket = Arc::clone(&one.socket);
         let stage = std::mem::replace(&mut one.stage, Stage::Begun);
         if matches!(stage, Stage::Silent { admitted: false, .. }) {
@@ -329,10 +345,9 @@ impl Shared {
     /// Ends those waiting connections that `ends` chooses.
     fn end_those(self: &Arc<Self>, ends: impl Fn(&Stage) -> bool) {
         let clients = lock(&self.clients);
-        let waiting = clients.connections.iter().filter(|(_, one)| {
-            matches!(one.stage, Stage::Silent { .. } | Stage::Kept { .. }) && ends(&one.stage)
-        });
-        let ended: Vec<u64> = waiting.map(|(&number, _)| number).collect();
+        let all = clients.connections.iter();
+        let ended = all.filter(|(_, one)| one.stage.waits() && ends(&one.stage));
+        let ended: Vec<u64> = ended.map(|(&number, _)| number).collect();
         drop(clients);
         ended.into_iter().for_each(|number| self.end_waiting(number));
     }
