@@ -3,7 +3,7 @@
 //! The entries hold as long as the version of the directory's attributes stays, which each read checks: a change of names moves it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use defuse_fs::{Context, DirBuf, Errno, Fh, File, Ino, OpenFlags, Opened, Result};
@@ -13,13 +13,10 @@ use defuse_wire::decode::{self, Listing};
 use defuse_wire::encode::Request;
 
 use super::Shared;
+use super::interest::Interest;
 
 /// No open asks while so many directories have entries: 5 MiB.
 const MOST: usize = 256;
-/// After so many directories that nobody read, entries are rarely asked for.
-const UNREAD: u32 = 8;
-/// Then every one of so many opens asks.
-const RARELY: u32 = 32;
 /// The size of the first part of a listing, in bytes.
 const FIRST: u32 = 16 * 1024;
 /// The size of the second part, which shows that the first one was all, in bytes.
@@ -34,8 +31,7 @@ const OF_FIRST_PART: Link = Link { uses: Link::INODE | Link::FILE | Link::POSITI
 #[derive(Default)]
 pub(super) struct ListedAhead {
     dirs: RwLock<HashMap<Fh, Arc<Ahead>>>,
-    /// Directories in a row that were closed and not read.
-    unread: AtomicU32,
+    interest: Interest,
 }
 
 struct Ahead {
@@ -58,25 +54,13 @@ impl ListedAhead {
 
     /// True if an open asks for entries.
     fn wants(&self) -> bool {
-        if self.read().len() >= MOST {
-            return false;
-        }
-        let before = self.unread.load(Ordering::Relaxed);
-        if before < UNREAD {
-            return true;
-        }
-        self.unread.store(before.wrapping_add(1).max(UNREAD), Ordering::Relaxed);
-        before.is_multiple_of(RARELY)
+        self.read().len() < MOST && self.interest.asks()
     }
 
     /// The directory is closed.
     pub(super) fn closed(&self, fh: Fh) {
         let Some(ahead) = self.write().remove(&fh) else { return };
-        if ahead.was_read.load(Ordering::Relaxed) {
-            self.unread.store(0, Ordering::Relaxed);
-        } else {
-            self.unread.fetch_add(1, Ordering::Relaxed);
-        }
+        self.interest.note(ahead.was_read.load(Ordering::Relaxed));
     }
 }
 

@@ -20,6 +20,7 @@ mod fs;
 mod fuzzed;
 mod inheritance;
 mod init;
+mod interest;
 mod kind;
 mod lanes;
 mod notices;

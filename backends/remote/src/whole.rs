@@ -5,7 +5,7 @@
 //! release.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use defuse_fs::{AccessMode, Context, Fh, File, Ino, OpenFlags, ReadArgs, ReadBuf, SliceSink};
@@ -14,20 +14,17 @@ use defuse_wire::decode::OpenBytes;
 use defuse_wire::encode::Request;
 
 use super::Shared;
+use super::interest::Interest;
 
 /// No open asks while so many files have bytes: 8 MiB.
 const MOST: usize = 256;
-/// After so many files that nobody read, bytes are rarely asked for.
-const UNREAD: u32 = 8;
-/// Then every one of so many opens asks.
-const RARELY: u32 = 32;
 
 /// The open files with bytes.
 #[derive(Default)]
 pub(super) struct WholeFiles {
     files: RwLock<HashMap<Fh, Arc<Whole>>>,
-    /// Files in a row that were closed and not read: of those that were open for reading alone, and of the others.
-    unread: [AtomicU32; 2],
+    /// In files that are open for reading alone, and in the others.
+    interest: [Interest; 2],
     /// Files that were read, which the server is to be told.
     owed: AtomicUsize,
 }
@@ -57,16 +54,8 @@ impl WholeFiles {
     pub(super) fn wants(&self, flags: OpenFlags) -> bool {
         let others = OpenFlags::DIRECT | OpenFlags::TRUNC | OpenFlags::DIRECTORY;
         let is_read = flags.access() != AccessMode::Write && flags.0 & others == 0;
-        if !is_read || self.read().len() >= MOST {
-            return false;
-        }
-        let unread = &self.unread[usize::from(writes(flags))];
-        let before = unread.load(Ordering::Relaxed);
-        if before < UNREAD {
-            return true;
-        }
-        unread.store(before.wrapping_add(1).max(UNREAD), Ordering::Relaxed);
-        before.is_multiple_of(RARELY)
+        let interest = &self.interest[usize::from(writes(flags))];
+        is_read && self.read().len() < MOST && interest.asks()
     }
 
     /// Pays what is owed for this file. True if something was.
@@ -84,12 +73,8 @@ impl WholeFiles {
             return false;
         }
         let Some(whole) = self.write().remove(&fh) else { return false };
-        let unread = &self.unread[usize::from(whole.writes)];
-        if whole.was_read.load(Ordering::Relaxed) {
-            unread.store(0, Ordering::Relaxed);
-        } else {
-            unread.fetch_add(1, Ordering::Relaxed);
-        }
+        let was_read = whole.was_read.load(Ordering::Relaxed);
+        self.interest[usize::from(whole.writes)].note(was_read);
         self.pay(&whole)
     }
 

@@ -1,0 +1,49 @@
+//! The decision to ask for what may come with the answer to an open, by whether it was used before.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// After so many answers in a row that nobody used, it is rarely asked for.
+const UNUSED: u32 = 8;
+/// Then every one of so many opens asks.
+const RARELY: u32 = 32;
+
+/// The number of answers in a row that nobody used, and after many of them the number of opens since then.
+#[derive(Default)]
+pub(super) struct Interest(AtomicU32);
+
+impl Interest {
+    /// True if an open asks.
+    pub(super) fn asks(&self) -> bool {
+        let before = self.0.load(Ordering::Relaxed);
+        if before < UNUSED {
+            return true;
+        }
+        self.0.store(before.wrapping_add(1).max(UNUSED), Ordering::Relaxed);
+        before.is_multiple_of(RARELY)
+    }
+
+    /// Notes at the close if an answer that came with the open was used.
+    pub(super) fn note(&self, used: bool) {
+        if used {
+            self.0.store(0, Ordering::Relaxed);
+        } else {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_uses_is_asked_for_rarely_until_it_is_used() {
+        let interest = Interest::default();
+        let asks = |opens: u32| (0..opens).filter(|_| interest.asks()).count();
+        assert_eq!(asks(100), 100);
+        (0..UNUSED).for_each(|_| interest.note(false));
+        assert_eq!(asks(10 * RARELY), 10);
+        interest.note(true);
+        assert_eq!(asks(100), 100);
+    }
+}
