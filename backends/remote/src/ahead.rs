@@ -72,7 +72,11 @@ impl Shared {
             && let Some(version) = versions.attributes(ino)
             && self.listed_ahead.wants()
         {
-            return self.opendir_and_list(cx, (ino, version), flags);
+            match self.opendir_and_list(cx, (ino, version), flags) {
+                // The request alone is remembered as one that the server does not have.
+                Err(Errno::ENOSYS) => {}
+                other => return other,
+            }
         }
         let args = abi::OpenIn { flags: flags.0, open_flags: 0 };
         self.opened(cx, Request::new(Opcode::Opendir, cx, ino).with(&args), decode::open_out)
@@ -94,24 +98,23 @@ impl Shared {
             let mut reading = Request::new(Opcode::Readdir, cx, Ino(0)).with(&read);
             links.add(link, &[reading.finish(0)]);
         }
-        let opened = self.ask_chain(cx, (cx.caller, ino), (&links, 3), |answers| {
+        let (opened, listed) = self.ask_chain(cx, (cx.caller, ino), (&links, 3), |answers| {
             let (error, body) = answers[0];
             if error != 0 {
                 return Err(Errno::from_raw(-error));
             }
             let opened = decode::open_out(body)?;
-            // A listing that has failed fails again, when it is tried alone.
-            let part = |at: usize| answers.get(at).filter(|(error, _)| *error == 0);
-            let Some((_, first)) = part(1) else { return Ok((opened, None)) };
-            let second = part(2).map(|(_, second)| *second);
+            // A listing that has failed, or is longer than was asked for, fails again when it is tried alone.
+            let part = |at: usize, most: u32| {
+                let (error, body) = answers.get(at)?;
+                (*error == 0 && body.len() <= most as usize).then_some(*body)
+            };
+            let Some(first) = part(1, FIRST) else { return Ok((opened, None)) };
+            let second = part(2, SECOND);
             let is_all = first.is_empty() || second.is_some_and(<[u8]>::is_empty);
             let entries = [first, second.unwrap_or_default()].concat();
             Ok((opened, Some((entries.into_boxed_slice(), is_all))))
-        });
-        let (opened, listed) = match opened {
-            Err(Errno::ENOSYS) => return Ok(Opened::default()),
-            other => other?,
-        };
+        })?;
         if let Some((entries, is_all)) = listed {
             self.paths.was_read(ino);
             let was_read = AtomicBool::new(false);

@@ -88,8 +88,7 @@ impl Inheritance {
         let Inheritance { socket, own, mut agreement, missing, versions, options, path } = self;
         let (connection, notices) = Remote::connection(socket, options);
         let names = Names { own, ..Names::default() };
-        let patience = options.timeout.map_or(INIT_PATIENCE, |timeout| timeout.min(INIT_PATIENCE));
-        match introduce(&connection, names, patience) {
+        match introduce(&connection, names, options.init_patience()) {
             Ok(agreed) => agreement = agreed,
             Err(error) => connection.end(&error.to_string()),
         }
@@ -148,11 +147,9 @@ fn ask(socket: &OwnedFd, names: CopyOf) -> Result<()> {
         }
     };
     match OutHeader::read_from_bytes(&answer) {
-        Ok(header) if len == answer.len() && header.unique == unique => match header.error {
-            0 => Ok(()),
-            error @ -511..=-1 => Err(Errno::from_raw(-error)),
-            _ => Err(Errno::EPROTO),
-        },
+        Ok(header) if len == answer.len() && header.unique == unique => {
+            ClientConnection::outcome(&header, 0).map(drop)
+        }
         _ if len == 0 => Err(Errno::ECONNRESET),
         _ => Err(Errno::EPROTO),
     }

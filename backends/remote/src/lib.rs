@@ -131,6 +131,12 @@ pub struct RemoteOptions {
     pub lanes: LaneUse,
 }
 
+impl RemoteOptions {
+    fn init_patience(&self) -> Duration {
+        self.timeout.map_or(INIT_PATIENCE, |timeout| timeout.min(INIT_PATIENCE))
+    }
+}
+
 /// The use of shared memory for requests (`defuse serve --shared`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LaneUse {
@@ -405,8 +411,7 @@ impl Remote {
     }
 
     fn start(socket: OwnedFd, options: RemoteOptions) -> std::result::Result<Remote, RemoteError> {
-        let patience = options.timeout.map_or(INIT_PATIENCE, |timeout| timeout.min(INIT_PATIENCE));
-        Remote::start_within(patience, socket, options, None, Names::default())
+        Remote::start_within(options.init_patience(), socket, options, None, Names::default())
     }
 
     fn start_within(

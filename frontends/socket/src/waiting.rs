@@ -287,7 +287,7 @@ impl Shared {
         Ok(Next::Begin(Begin::Client { peer, name: own }))
     }
 
-    /// Begins with a connection on a thread of its own.
+    /// Sees to a connection on a thread of its own. Without one, what it holds is taken back here.
     fn begin_apart(self: &Arc<Self>, number: u64, socket: Arc<OwnedFd>, begin: Begin) {
         let kept = begin.clone();
         let shared = Arc::clone(self);
@@ -298,12 +298,13 @@ impl Shared {
                 Begin::Other(others, who) => {
                     others.serve(&socket, who, &|| shared.is_ending());
                 }
+                Begin::End { peer, name } => shared.part(&peer, name),
             }
             shared.gone(number);
         });
         if let Err(error) = started {
-            LOG.warn(|| format!("a process cannot be served: {error}"));
-            if let Begin::Client { peer, name } = kept {
+            LOG.warn(|| format!("there is no thread for a connection: {error}"));
+            if let Begin::Client { peer, name } | Begin::End { peer, name } = kept {
                 self.part(&peer, name);
             }
             self.gone(number);
@@ -325,20 +326,13 @@ impl Shared {
     }
 
     /// Ends a waiting connection, whose stage was taken out.
-    fn end_stage(self: &Arc<Self>, number: u64, socket: &OwnedFd, stage: Stage) {
+    fn end_stage(self: &Arc<Self>, number: u64, socket: &Arc<OwnedFd>, stage: Stage) {
         self.waiting.remove(socket);
-        let Stage::Kept { peer, name } = stage else { return self.gone(number) };
-        let shared = Arc::clone(self);
-        let part = move || {
-            shared.part(&peer, name);
-            shared.gone(number);
-        };
-        // A file system may take its time for what is given back. Without a thread it does so here.
-        let part = Arc::new(part);
-        let apart = Arc::clone(&part);
-        let thread = std::thread::Builder::new().name("defuse-peer".to_owned());
-        if thread.stack_size(256 * 1024).spawn(move || apart()).is_err() {
-            part();
+        match stage {
+            Stage::Kept { peer, name } => {
+                self.begin_apart(number, Arc::clone(socket), Begin::End { peer, name });
+            }
+            _ => self.gone(number),
         }
     }
 
@@ -359,13 +353,15 @@ enum Next {
     Begin(Begin),
 }
 
-/// The beginning of a connection.
+/// The work of a thread for a connection.
 #[derive(Clone)]
 enum Begin {
     /// The client is served.
     Client { peer: Arc<Peer>, name: Number },
     /// It is no client.
     Other(Arc<dyn Others>, Who),
+    /// The client has ended, and a file system may take its time for what is given back.
+    End { peer: Arc<Peer>, name: Number },
 }
 
 /// A connection that ends.
