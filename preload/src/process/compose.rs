@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -20,6 +20,7 @@ use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
 use defuse_remote::{Inheritance, LaneUse, Remote, RemoteOptions};
 
 use crate::machine::descriptors::close;
+use crate::machine::lock::Lock;
 
 /// The kinds of sources that this library links. A run serves all others to its programs.
 static SOURCES: Registry = Registry::new(&[IN_PROCESS]);
@@ -61,7 +62,7 @@ pub struct InheritedConnection {
 pub struct Relay {
     inner: Current,
     /// For the child that is being made.
-    next: Mutex<Option<Inheritance>>,
+    next: Lock<Option<Inheritance>>,
 }
 
 impl FileSystem for Relay {
@@ -112,22 +113,22 @@ fn leaked(own: Own) -> &'static Own {
 struct Own {
     begun: OnceLock<Remote>,
     /// The connection before the first request.
-    inherited: Mutex<Option<Inheritance>>,
+    inherited: Lock<Option<Inheritance>>,
 }
 
 impl Own {
     fn of(client: Remote) -> Own {
-        Own { begun: OnceLock::from(client), inherited: Mutex::default() }
+        Own { begun: OnceLock::from(client), inherited: Lock::new(None) }
     }
 
     fn inherited(from: Inheritance) -> Own {
-        Own { begun: OnceLock::new(), inherited: Mutex::new(Some(from)) }
+        Own { begun: OnceLock::new(), inherited: Lock::new(Some(from)) }
     }
 
     /// The connection in use, from now on.
     fn begun(&self) -> &Remote {
         self.begun.get_or_init(|| {
-            let inherited = lock(&self.inherited).take();
+            let inherited = self.inherited.lock().take();
             inherited.expect("it is there until the connection is in use").begin()
         })
     }
@@ -138,7 +139,7 @@ impl Own {
         before: impl FnOnce(&Inheritance) -> T,
         begun: impl FnOnce(&Remote) -> T,
     ) -> T {
-        match &*lock(&self.inherited) {
+        match &*self.inherited.lock() {
             Some(inherited) => before(inherited),
             None => begun(self.begun()),
         }
@@ -166,7 +167,7 @@ impl Relay {
             Some(client) => client,
             None => Remote::connect(path, options).map_err(|error| error.to_string())?,
         };
-        Ok(Arc::new(Relay { inner: Current::new(Own::of(client)), next: Mutex::default() }))
+        Ok(Arc::new(Relay { inner: Current::new(Own::of(client)), next: Lock::new(None) }))
     }
 
     fn inheritance(&self) -> Result<Inheritance, String> {
@@ -176,12 +177,12 @@ impl Relay {
 
     /// Before a fork, while no other thread is at work. Where this fails the child says so.
     pub fn before_fork(&self) {
-        *lock(&self.next) = self.inheritance().ok();
+        *self.next.lock() = self.inheritance().ok();
     }
 
     /// In the parent, after a fork or in place of one.
     pub fn after_fork(&self) {
-        drop(lock(&self.next).take());
+        drop(self.next.lock().take());
     }
 
     /// True once the process that has the file system is gone.
@@ -219,7 +220,7 @@ impl Relay {
 
     /// In a child: its own connection.
     pub fn follow_fork(&self) -> Result<(), String> {
-        let next = match lock(&self.next).take() {
+        let next = match self.next.lock().take() {
             Some(next) => next,
             // Nobody saw that it was made.
             None => self.inheritance()?,
@@ -233,10 +234,6 @@ impl Relay {
         close(parents);
         Ok(())
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes the file system of `plan`; descriptors that it keeps get numbers from `floor` on. `sockets` are
