@@ -12,6 +12,7 @@ use crate::credentials::Credentials;
 use crate::holds::Holds;
 use crate::ledger::{Ledger, Legacy, drop_locks};
 use crate::maps::Maps;
+use crate::pages::ToldNames;
 use crate::quotas::{Accounts, Quotas};
 use crate::stopped::{Client, Process, Watch};
 use crate::usage::Holdings;
@@ -137,6 +138,20 @@ impl<F: FileSystem> Connection<F> {
     /// ([`FileSystem::resolve`]).
     pub fn trust_numbers(&self) {
         self.ledger.names_any();
+    }
+
+    /// From now on the client shares these names, which are for clients with its [rights](Connection::credentials).
+    pub fn share(&self, names: Arc<dyn ToldNames>) {
+        self.ledger.share(names);
+    }
+
+    /// A descriptor of the names that the client shares.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSYS` where there are none; those of open(2).
+    pub fn told_names(&self) -> Result<OwnedFd> {
+        self.ledger.names().ok_or(Errno::ENOSYS)?.memory()
     }
 
     /// The client.

@@ -22,7 +22,7 @@ use std::collections::hash_map::{Entry, RandomState};
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use defuse_fs::{
     AccessMode, Caller, Context, Errno, Fh, File, FileSystem, Ino, Lock, LockKind, LockOwner,
@@ -32,6 +32,7 @@ use defuse_fs::{
 pub(crate) use holders::Holder;
 
 use crate::maps::Memory;
+use crate::pages::ToldNames;
 use crate::paths::Paths;
 use crate::quotas::Account;
 use crate::usage::{Limits, LockKey, Usage};
@@ -47,6 +48,8 @@ pub(crate) struct Ledger {
     pub(super) usage: Usage,
     /// The client may name every inode.
     names_any: AtomicBool,
+    /// The names that it shares with others, whose inodes it may name.
+    names: OnceLock<Arc<dyn ToldNames>>,
     /// Kept only if messages may name files.
     pub(super) paths: Option<Paths>,
 }
@@ -232,7 +235,8 @@ impl Ledger {
         paths: Option<Paths>,
     ) -> Ledger {
         let (own, names_any) = (Shards::default(), AtomicBool::new(false));
-        Ledger { own, family, source: Mutex::new(source), usage, names_any, paths }
+        let (source, names) = (Mutex::new(source), OnceLock::new());
+        Ledger { own, family, source, usage, names_any, names, paths }
     }
 
     /// The ledger of a connection that holds nothing yet, and may take over from this one until
@@ -260,7 +264,7 @@ impl Ledger {
         // An heir is younger than the other connection, so that the order of locks is always the same.
         let theirs = lock(&source.own[at]);
         let (mut own, mut family) = self.shard(legacy.ino);
-        if legacy.ino != Ino::ROOT && !theirs.may_name(legacy.ino) {
+        if legacy.ino != Ino::ROOT && !theirs.may_name(legacy.ino) && !source.shares(legacy.ino) {
             return Err(Errno::ESTALE);
         }
         if let Some(fh) = legacy.fh {
@@ -298,6 +302,9 @@ impl Ledger {
         self.usage.admit_copy()?;
         let (usage, paths) = (self.usage.sibling(), self.paths.clone());
         let copy = Ledger::of(Arc::clone(&self.family), None, usage, paths);
+        if let Some(names) = self.names() {
+            copy.share(Arc::clone(names));
+        }
         for at in 0..SHARDS {
             let (own, mut family) = (lock(&self.own[at]), lock(&self.family.shards[at]));
             let mut new = lock(&copy.own[at]);
@@ -348,6 +355,23 @@ impl Ledger {
         ino == Ino::ROOT
             || self.names_any.load(Ordering::Relaxed)
             || lock(&self.own[place(ino)]).may_name(ino)
+            || self.shares(ino)
+    }
+
+    /// From now on the client shares these names.
+    pub(crate) fn share(&self, names: Arc<dyn ToldNames>) {
+        // The first ones stay: the rights of a client never change.
+        let _ = self.names.set(names);
+    }
+
+    /// The names that the client shares with others.
+    pub(crate) fn names(&self) -> Option<&Arc<dyn ToldNames>> {
+        self.names.get()
+    }
+
+    /// True if a name that the client shares leads to `ino`.
+    fn shares(&self, ino: Ino) -> bool {
+        self.names().is_some_and(|names| names.has(ino))
     }
 
     /// From now on the client may name every inode.

@@ -40,7 +40,7 @@ mod usage;
 pub use connection::{Connection, Service};
 pub use credentials::Credentials;
 pub use ledger::Legacy;
-pub use pages::{PageSource, VersionSource, Whole};
+pub use pages::{BeforeLook, PageSource, ToldNames, VersionSource, Whole};
 pub use quotas::Quotas;
 pub use steps::{End, Step};
 pub use stopped::Process;

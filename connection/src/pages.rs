@@ -1,15 +1,16 @@
-//! Memory that clients read: pages of files, and versions.
+//! Memory that clients read: pages of files, versions, and names.
 
 use std::fmt::Debug;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
-use defuse_fs::posix::access_time_is_due;
 use defuse_fs::{
-    Context, Errno, File, FileKind, FileSystem, Ino, OpenFlags, ReadArgs, ReadBuf, Result,
-    SliceSink, Timestamp,
+    Attr, Context, Errno, File, FileKind, FileSystem, Ino, Name, OpenFlags, ReadArgs, ReadBuf,
+    Result, SliceSink, Timestamp,
 };
 
 use crate::connection::Connection;
+use crate::credentials::Credentials;
 
 /// The pages of the files of a served file system. It knows no clients: a server asks it after it has checked
 /// that the client may read the file ([`Connection::may_read`]).
@@ -41,6 +42,48 @@ pub trait VersionSource: Send + Sync + Debug {
 
     /// A client has mapped the file, and may change it unseen: nothing that is known of its bytes holds.
     fn mapped(&self, ino: Ino);
+
+    /// The names for clients with these rights; `None` where they have none.
+    fn names(&self, who: &Credentials) -> Option<Arc<dyn ToldNames>>;
+}
+
+/// The names that clients with the same rights were told of, with their versions, in memory that all of them read. A client that
+/// finds a name there need not ask for it, and may name its inode.
+pub trait ToldNames: Send + Sync + Debug {
+    /// A descriptor of the memory, to read only.
+    ///
+    /// # Errors
+    ///
+    /// Those of open(2).
+    fn memory(&self) -> Result<OwnedFd>;
+
+    /// The state before a look at a name in a directory. `None` while the name changes, or the rights to the directory.
+    fn before(&self, place: (Ino, Name<'_>)) -> Option<BeforeLook>;
+
+    /// Tells of a name in a directory: its inode with the attributes, or that there is none. Everyone may search the directory if it is
+    /// `open_to_all`. If anything has changed since `before`, `attr` is asked for the attributes again.
+    fn tell(
+        &self,
+        before: BeforeLook,
+        place: (Ino, Name<'_>),
+        inode: Option<(Ino, &Attr)>,
+        open_to_all: bool,
+        attr: &dyn Fn(Ino) -> Option<Attr>,
+    );
+
+    /// True if one of the names leads to the inode.
+    fn has(&self, ino: Ino) -> bool;
+}
+
+/// The state before a look at a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BeforeLook {
+    /// The version of everything; `None` while anything changed.
+    pub all: Option<u64>,
+    /// The version of the name.
+    pub name: u64,
+    /// The version of the rights to the directory.
+    pub rights: u64,
 }
 
 /// All bytes of a file.
@@ -80,8 +123,7 @@ impl<F: FileSystem> Connection<F> {
             self.read(cx, file, args, &mut out).ok()?;
         }
         let is_whole = out.filled() == size;
-        let newest = attr.mtime.max(attr.ctime);
-        let read_is_due = access_time_is_due(attr.atime, newest, Timestamp::now());
+        let read_is_due = attr.read_is_due(Timestamp::now());
         is_whole.then_some(Whole { bytes, read_is_due })
     }
 }

@@ -9,7 +9,9 @@ use defuse_fs::{
     NormalPath, OpenFlags, Resolved, Result,
 };
 
+use crate::call::Call;
 use crate::connection::Connection;
+use crate::ledger::Ledger;
 use crate::rules::{EXEC, READ};
 
 /// An inode on the way of a path, or in a directory.
@@ -56,10 +58,8 @@ impl<F: FileSystem> Connection<F> {
         let mut dir = from;
         while let Some(name) = names.next() {
             call.guard(|guard| guard.permit(dir, EXEC))?;
-            match call.fs.resolve(cx, dir, name.into())? {
+            match look(&self.ledger, &call, cx, (dir, name))? {
                 Resolved::Inode { ino, attr, open_to_all } => {
-                    self.ledger.told(ino);
-                    self.ledger.found(dir, name, ino);
                     told(Step { ino, attr, open_to_all });
                     if attr.kind != FileKind::Directory && names.peek().is_some() {
                         return Ok(End::Walk);
@@ -104,21 +104,44 @@ impl<F: FileSystem> Connection<F> {
         for bytes in &listed.all {
             // The listing has . and .., which are no names.
             let Ok(name) = Name::new(bytes) else { continue };
-            match call.fs.resolve(cx, dir, name.into()) {
-                Ok(Resolved::Inode { ino, attr, open_to_all }) => {
-                    self.ledger.told(ino);
-                    self.ledger.found(dir, name, ino);
-                    if !told(name, Step { ino, attr, open_to_all }) {
-                        break;
-                    }
+            match look(&self.ledger, &call, cx, (dir, name)) {
+                Ok(Resolved::Inode { ino, attr, open_to_all })
+                    if !told(name, Step { ino, attr, open_to_all }) =>
+                {
+                    break;
                 }
                 Err(Errno::ENOSYS) => return Err(Errno::ENOSYS),
-                // It was removed meanwhile.
+                // It was told of, or removed meanwhile.
                 _ => {}
             }
         }
         Ok(())
     }
+}
+
+/// Looks at a name for a client, which is told of it, and so are those that it shares names with.
+fn look<F: FileSystem>(
+    ledger: &Ledger,
+    call: &Call<'_, F>,
+    cx: &Context<'_>,
+    (dir, name): (Ino, Name<'_>),
+) -> Result<Resolved> {
+    let shared = ledger.names().and_then(|names| Some((names, names.before((dir, name))?)));
+    let resolved = call.fs.resolve(cx, dir, name.into())?;
+    let (inode, open_to_all) = match &resolved {
+        Resolved::Inode { ino, attr, open_to_all } => (Some((*ino, attr)), *open_to_all),
+        Resolved::Missing { open_to_all } => (None, *open_to_all),
+        Resolved::Walk => return Ok(resolved),
+    };
+    if let Some((ino, _)) = inode {
+        ledger.told(ino);
+        ledger.found(dir, name, ino);
+    }
+    if let Some((names, before)) = shared {
+        let attr = |ino| call.fs.getattr(cx, ino, None).ok();
+        names.tell(before, (dir, name), inode, open_to_all, &attr);
+    }
+    Ok(resolved)
 }
 
 /// Collects names.

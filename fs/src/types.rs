@@ -257,6 +257,12 @@ impl Attr {
         }
     }
 
+    /// True if a read at `now` changes the access time, by the rule of `relatime`
+    /// ([`access_time_is_due`](crate::posix::access_time_is_due)).
+    pub fn read_is_due(&self, now: Timestamp) -> bool {
+        crate::posix::access_time_is_due(self.atime, self.mtime.max(self.ctime), now)
+    }
+
     /// `st_mode`: type and permission bits.
     pub const fn mode(&self) -> u32 {
         self.kind.mode_bits() | self.perm

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use crate::Ino;
 
-/// Attributes whose version stays hold no longer than this, because access times have no version, and because no
-/// version changes any more if the server is killed. A file system with versions changes access times by the rule of `relatime`
-/// ([`access_time_is_due`](crate::posix::access_time_is_due)): a client knows which of its own reads do.
+/// Attributes whose version stays hold no longer than this if a read would change the access time, because only the first read of
+/// a file after a change has a version, and no read of a directory or a link. A file system with versions changes access times by the
+/// rule of `relatime` ([`Attr::read_is_due`](crate::Attr::read_is_due)): a client knows which of its own reads do.
 pub const ATTRIBUTES_HOLD: Duration = Duration::from_secs(1);
 
 /// Versions that change with what they are versions of. A file system gives them to its frontend by
@@ -17,7 +17,7 @@ pub const ATTRIBUTES_HOLD: Duration = Duration::from_secs(1);
 /// before the call, and after it has got the versions of the things in the answer: if that has stayed, nothing has
 /// changed in between.
 ///
-/// Access times are not among the attributes that have a version: see [`ATTRIBUTES_HOLD`].
+/// Of access times, only those of files that were read first after a change have a version: see [`ATTRIBUTES_HOLD`].
 pub trait Versions: Send + Sync {
     /// The version of everything. `None` while a change runs, and if nobody tells of changes any more.
     fn all(&self) -> Option<u64>;

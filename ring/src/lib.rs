@@ -1,7 +1,8 @@
 //! Structures in memory that a client and a server share: lanes, each with a ring of submissions, a ring
 //! of completions and an arena for messages (`ring/SPEC.md`).
 //!
-//! [`pages`] are cached pages of a file, and [`versions`] tell what has changed. The server alone writes both.
+//! [`pages`] are cached pages of a file, [`names`] are names with their attributes, and [`versions`] tell what has changed. The server
+//! alone writes them.
 //!
 //! Neither side trusts the other one. A side copies each word and each message once, and checks the copy:
 //! whatever the other process writes meanwhile, the result is a message of its choice, or a [`Violation`].
@@ -12,6 +13,7 @@
 mod client;
 pub mod layout;
 mod memory;
+pub mod names;
 pub mod pages;
 mod server;
 pub mod versions;

@@ -1,11 +1,11 @@
 //! The memory itself: a sealed memfd that both processes have mapped.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
@@ -278,6 +278,12 @@ impl Shared for Memory {
     fn wake(&self, at: usize) {
         let _ = futex::wake(self.word(at), futex::Flags::empty(), 1);
     }
+}
+
+/// A descriptor to read the memory of `fd`. A mapping through it cannot be made writable.
+pub(crate) fn reader_of(fd: &OwnedFd) -> Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
 #[cfg(test)]

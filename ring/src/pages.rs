@@ -6,12 +6,13 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 
-use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::fs::{FallocateFlags, Mode};
 use rustix::io::{Errno, Result};
 
+use crate::memory::reader_of;
 use crate::{Memory, Shared};
 
 /// Bytes of a page.
@@ -92,8 +93,7 @@ impl Pages {
     ///
     /// Those of open(2) in /proc.
     pub fn reader(&self) -> Result<OwnedFd> {
-        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
-        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        reader_of(&self.fd)
     }
 
     /// Bytes of the memory.

@@ -1,29 +1,38 @@
 //! Versions of names and attributes: the server alone writes them, and clients compare them instead of asking again.
 //!
 //! A change adds to the version of each thing that it changes before it begins and after it has ended. So whoever finds
-//! a version as it was knows that no change of the thing has begun since. Things share versions by a hash: a change of
-//! one may then look like a change of another, which costs a request and is never wrong.
+//! a version as it was knows that no change of the thing has begun since. Things of one kind may share a version: a change of
+//! one then looks like a change of another, which costs a request and is never wrong.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::Mode;
 use rustix::io::{Errno, Result};
 
+use crate::memory::reader_of;
 use crate::{Memory, Shared};
 
-/// The first word of the memory: "defuseV1".
-const MAGIC: u64 = u64::from_le_bytes(*b"defuseV1");
+/// The first word of the memory: "defuseV2".
+const MAGIC: u64 = u64::from_le_bytes(*b"defuseV2");
 /// `u64`: the version of everything. Each change adds to it once.
 const AT_ALL: usize = 64;
 /// `u64`: 1 after the end of the server.
 const AT_ENDED: usize = 128;
-/// Versions, 8 bytes each.
-const AT_VERSIONS: usize = 4096;
-/// The number of versions, a power of two.
-const VERSIONS: usize = 1 << 16;
-/// Bytes of the memory.
-pub const BYTES: usize = AT_VERSIONS + 8 * VERSIONS;
+/// Versions of attributes, 8 bytes each. Inodes that were made one after the other have neighbouring ones.
+const AT_ATTRIBUTES: usize = 4096;
+/// The number of versions of attributes, a power of two.
+const ATTRIBUTES: usize = 1 << 18;
+/// Versions of rights.
+const AT_RIGHTS: usize = AT_ATTRIBUTES + 8 * ATTRIBUTES;
+/// The number of versions of rights, a power of two.
+const RIGHTS: usize = 1 << 16;
+/// Versions of names.
+const AT_NAMES: usize = AT_RIGHTS + 8 * RIGHTS;
+/// The number of versions of names, a power of two.
+const NAMES: usize = 1 << 18;
+/// Bytes of the memory, of which only used pages take room.
+pub const BYTES: usize = AT_NAMES + 8 * NAMES;
 
 /// The lowest bits of a version: the number of changes that have begun and not ended.
 const RUNNING: u64 = (1 << 16) - 1;
@@ -44,24 +53,29 @@ pub enum Thing<'a> {
 impl Thing<'_> {
     /// The place of its version.
     fn at(self) -> usize {
-        let (kind, ino, name) = match self {
-            Thing::Attributes(ino) => (1, ino, &b""[..]),
-            Thing::Rights(ino) => (2, ino, &b""[..]),
-            Thing::Name(ino, name) => (3, ino, name),
-        };
-        const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-        let mix = |hash: u64, word: u64| {
-            let hash = (hash ^ word).wrapping_mul(FACTOR);
-            hash ^ hash >> 32
-        };
-        let mut hash = mix(mix(mix(0, kind), ino), name.len() as u64);
-        for piece in name.chunks(8) {
-            let mut word = [0; 8];
-            word[..piece.len()].copy_from_slice(piece);
-            hash = mix(hash, u64::from_le_bytes(word));
+        let fold = |ino: u64| (ino ^ ino >> 18 ^ ino >> 36) as usize;
+        match self {
+            Thing::Attributes(ino) => AT_ATTRIBUTES + 8 * (fold(ino) % ATTRIBUTES),
+            Thing::Rights(ino) => AT_RIGHTS + 8 * (fold(ino) % RIGHTS),
+            Thing::Name(dir, name) => AT_NAMES + 8 * (hash(dir, name) as usize % NAMES),
         }
-        AT_VERSIONS + 8 * (hash as usize % VERSIONS)
     }
+}
+
+/// The hash of a name in a directory.
+pub(crate) fn hash(dir: u64, name: &[u8]) -> u64 {
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mix = |hash: u64, word: u64| {
+        let hash = (hash ^ word).wrapping_mul(FACTOR);
+        hash ^ hash >> 32
+    };
+    let mut hash = mix(mix(0, dir), name.len() as u64);
+    for piece in name.chunks(8) {
+        let mut word = [0; 8];
+        word[..piece.len()].copy_from_slice(piece);
+        hash = mix(hash, u64::from_le_bytes(word));
+    }
+    hash
 }
 
 /// The server's side.
@@ -93,13 +107,22 @@ impl Versions {
     ///
     /// Those of open(2) in /proc.
     pub fn reader(&self) -> Result<OwnedFd> {
-        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
-        rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+        reader_of(&self.fd)
     }
 
     /// The number of changes that have ended.
     pub fn changes(&self) -> u64 {
         self.memory.load64(AT_ALL) / (RUNNING + 1)
+    }
+
+    /// As [`VersionReader::all`].
+    pub fn all(&self) -> Option<u64> {
+        stays(&self.memory, AT_ALL)
+    }
+
+    /// As [`VersionReader::of_thing`].
+    pub fn of_thing(&self, thing: Thing<'_>) -> Option<u64> {
+        stays(&self.memory, thing.at())
     }
 
     /// A change of these things begins. Call [`end`](Versions::end) for the same things.
@@ -141,8 +164,7 @@ impl VersionReader {
 
     /// The version of everything; `None` while a change runs, and after the end of the server.
     pub fn all(&self) -> Option<u64> {
-        let all = self.0.load64(AT_ALL);
-        (all & RUNNING == 0 && self.0.load64(AT_ENDED) == 0).then_some(all)
+        stays(&self.0, AT_ALL)
     }
 
     /// The version of everything after one more change than at `all`.
@@ -152,9 +174,14 @@ impl VersionReader {
 
     /// The version of a thing; `None` while a change of it runs, and after the end of the server.
     pub fn of_thing(&self, thing: Thing<'_>) -> Option<u64> {
-        let version = self.0.load64(thing.at());
-        (version & RUNNING == 0 && self.0.load64(AT_ENDED) == 0).then_some(version)
+        stays(&self.0, thing.at())
     }
+}
+
+/// The version at `at`, unless a change runs or the server has ended.
+fn stays(memory: &Memory, at: usize) -> Option<u64> {
+    let version = memory.load64(at);
+    (version & RUNNING == 0 && memory.load64(AT_ENDED) == 0).then_some(version)
 }
 
 #[cfg(test)]

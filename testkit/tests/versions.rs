@@ -322,6 +322,51 @@ fn a_file_that_a_path_leads_to_is_opened_without_a_lookup() {
     assert_eq!(both.getattr(&cx, Ino(entry.ino.0 + 1000), None), Err(Errno::ESTALE));
 }
 
+/// Its number stays good while it is open, and while it is the working directory.
+#[test]
+fn a_directory_that_a_path_leads_to_is_opened_without_a_lookup() {
+    let served = served();
+    let (one, two) = (Program::new(&served), Program::new(&served));
+    one.client.mkdir(&one.task, At::Cwd, b"m:/dir", 0o755).unwrap();
+    one.client.mkdir(&one.task, At::Cwd, b"m:/dir/sub", 0o755).unwrap();
+    one.make("m:/dir/sub/file");
+    let lookups = || {
+        let ops = served.server.snapshot().ops;
+        let lookups = ops.iter().filter(|op| op.op.name() == "LOOKUP");
+        lookups.map(|op| op.latency.count).sum::<u64>()
+    };
+    let before = lookups();
+    let open = |path: &str, flags| {
+        let how = How { flags, ..How::default() };
+        let opened = two.client.open(&two.task, At::Cwd, path.as_bytes(), how);
+        opened.map_err(|stop| stop.errno().raw())
+    };
+    let dir = open("m:/dir/sub/", OpenFlags::DIRECTORY).unwrap();
+    let names = two.client.read_dir(&two.task, &dir).unwrap();
+    assert!(names.iter().any(|entry| entry.name == b"file"));
+    let within = |name: &str| {
+        let stat = two.client.stat(&two.task, At::Dir(&dir), name.as_bytes(), true);
+        stat.map(|stat| stat.attr.kind).map_err(|stop| stop.errno().raw())
+    };
+    assert_eq!((within("file"), within("none")), (Ok(FileKind::Regular), Err(2)));
+    two.client.fchdir(&two.task, &dir).unwrap();
+    dir.close(&two.task).unwrap();
+    drop(dir);
+    assert_eq!(two.stat("file").map(|attr| attr.kind), Ok(FileKind::Regular));
+    assert_eq!(lookups(), before);
+    assert_eq!(two.client.getcwd(&two.task).unwrap(), b"m:/dir/sub");
+    let not_dir = Err(Errno::ENOTDIR.raw());
+    assert_eq!(open("m:/dir/sub/file/", 0).map(drop), not_dir);
+    assert_eq!(open("m:/dir/sub/file", OpenFlags::DIRECTORY).map(drop), not_dir);
+    assert_eq!(open("m:/dir/none/", 0).map(drop), Err(Errno::ENOENT.raw()));
+    assert_eq!(open("m:/dir/", OpenFlags::WRONLY).map(drop), Err(Errno::EISDIR.raw()));
+    // The directory goes, and is still the working directory.
+    one.client.unlink(&one.task, At::Cwd, b"m:/dir/sub/file").unwrap();
+    one.client.rmdir(&one.task, At::Cwd, b"m:/dir/sub").unwrap();
+    assert_eq!(two.stat(".").map(|attr| attr.kind), Ok(FileKind::Directory));
+    assert_eq!(two.stat("file"), Err(2));
+}
+
 /// A client that asks for whole paths or directories learns no more than by lookups.
 #[test]
 fn a_path_leads_no_user_where_it_may_not_search() {

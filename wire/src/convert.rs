@@ -8,6 +8,7 @@ use defuse_fs::{
 };
 
 use crate::abi;
+use crate::vendor::ToldAttr;
 
 /// The times for which the kernel may cache replies. `None` leaves them to the file system.
 #[derive(Clone, Copy, Debug, Default)]
@@ -85,6 +86,17 @@ impl Timeouts {
 /// Encodes a reply to GETATTR that must not be cached.
 pub fn attr_for_now(from: &Attr) -> abi::AttrOut {
     abi::AttrOut { attr: attr(from), ..abi::AttrOut::default() }
+}
+
+/// Encodes attributes that lie beside a name.
+pub fn told_attr(from: &Attr) -> ToldAttr {
+    let btime = from.btime.unwrap_or_default();
+    ToldAttr {
+        attr: attr(from),
+        btime: btime.secs,
+        btime_nanos: btime.nanos,
+        has_btime: from.btime.is_some().into(),
+    }
 }
 
 /// True for a regular file with set-user-id or set-group-id. Its attributes must not be cached: the

@@ -12,7 +12,7 @@ use zerocopy::FromBytes;
 
 use crate::abi;
 use crate::convert::library_dev;
-use crate::vendor;
+use crate::vendor::{self, ToldAttr};
 
 /// The maximum validity of a reply, in seconds. A longer one could overflow `Instant`.
 const FOREVER_S: u64 = u32::MAX as u64;
@@ -79,6 +79,16 @@ fn attr(from: &abi::Attr, valid_for: Duration) -> Result<Attr> {
 pub fn attr_out(body: &[u8]) -> Result<Attr> {
     let out: abi::AttrOut = whole(body)?;
     attr(&out.attr, valid(out.attr_valid, out.attr_valid_nsec))
+}
+
+/// Decodes attributes that lie beside a name. They hold for no time by themselves.
+///
+/// # Errors
+///
+/// Those of [`attr_out`].
+pub fn told_attr(from: &ToldAttr) -> Result<Attr> {
+    let btime = (from.has_btime != 0).then(|| time(from.btime as u64, from.btime_nanos));
+    Ok(Attr { btime, ..attr(&from.attr, Duration::ZERO)? })
 }
 
 /// `STATX_BTIME` of statx(2).
@@ -429,6 +439,22 @@ mod tests {
         assert_eq!(link_out(b"target\0rest"), Ok(b"target".to_vec()));
         assert_eq!(link_out(b"\0"), Err(Errno::EIO));
         assert_eq!(link_out(&[b'x'; 4096]), Err(Errno::EIO));
+    }
+
+    #[test]
+    fn attributes_beside_a_name_are_those_that_were_told() {
+        let time = |secs| Timestamp { secs, nanos: 5 };
+        for btime in [None, Some(time(-7))] {
+            let attr = Attr {
+                btime,
+                atime: time(-1),
+                rdev: 259 << 8 | 7,
+                ..attr(&abi::Attr { nlink: 2, ino: 9, ..file() }, Duration::ZERO).unwrap()
+            };
+            assert_eq!(told_attr(&crate::convert::told_attr(&attr)), Ok(attr));
+        }
+        let bad = ToldAttr { attr: abi::Attr { mode: 0, ..file() }, ..ToldAttr::default() };
+        assert_eq!(told_attr(&bad), Err(Errno::EIO));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::abi::{InitIn, StatxOut};
+use crate::abi::{self, InitIn, StatxOut};
 
 /// The maximum length of the data in one message over a socket. An unprivileged socket accepts up
 /// to 208 KiB, and the kernel needs contiguous memory for longer messages.
@@ -109,6 +109,26 @@ pub const PAGES: u64 = 1 << 63;
 /// A flag of SETUPMAPPING: the reply has a descriptor of the versions of names and attributes, to read only. The request
 /// names no file.
 pub const VERSIONS: u64 = 1 << 62;
+
+/// A flag of SETUPMAPPING: the reply has a descriptor of the names that clients with the same rights were told of, to read only. The
+/// request names no file.
+pub const TOLD_NAMES: u64 = 1 << 61;
+
+/// Attributes beside a name in the memory of [`TOLD_NAMES`].
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct ToldAttr {
+    /// Those of LOOKUP.
+    pub attr: abi::Attr,
+    /// The birth time, in seconds.
+    pub btime: i64,
+    /// Its nanoseconds.
+    pub btime_nanos: u32,
+    /// 1 if there is a birth time.
+    pub has_btime: u32,
+}
 
 /// A flag of the reply to OPEN, CREATE and TMPFILE: FLUSH of this file only ends locks, so that a client that has none there
 /// need not send it. A client must still send it after a lock, unlike with `FOPEN_NOFLUSH`. The kernel and other servers

@@ -18,6 +18,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::connection::ClientConnection;
 use crate::init::Agreement;
+use crate::paths::SharedNames;
 use crate::sys::{errno, peer_user};
 use crate::{
     INIT_PATIENCE, LaneUse, Remote, RemoteError, RemoteOptions, connect_socket, introduce,
@@ -36,6 +37,7 @@ pub struct Inheritance {
     agreement: Agreement,
     missing: u64,
     versions: Option<Arc<dyn Versions>>,
+    told_names: Option<SharedNames>,
     options: RemoteOptions,
     path: PathBuf,
 }
@@ -51,6 +53,7 @@ impl Inheritance {
             agreement: shared.agreement,
             missing: shared.missing.load(Ordering::Relaxed),
             versions: shared.paths.versions.get().cloned(),
+            told_names: shared.paths.shared.get().cloned(),
             options: shared.options,
             path,
         })
@@ -63,9 +66,10 @@ impl Inheritance {
     /// As there.
     pub fn inheritance(&self) -> std::result::Result<Inheritance, RemoteError> {
         let (socket, own) = copied((self.socket.as_fd(), self.own), &self.path, self.options)?;
-        let (versions, path) = (self.versions.clone(), self.path.clone());
+        let (versions, told_names) = (self.versions.clone(), self.told_names.clone());
         let (agreement, missing, options) = (self.agreement, self.missing, self.options);
-        Ok(Inheritance { socket, own, agreement, missing, versions, options, path })
+        let path = self.path.clone();
+        Ok(Inheritance { socket, own, agreement, missing, versions, told_names, options, path })
     }
 
     /// As [`Remote::heir`].
@@ -85,7 +89,7 @@ impl Inheritance {
     /// Begins to use the connection, in the calling process. If the server is gone, or refuses, the log says so and every call fails
     /// with `ENOTCONN`.
     pub fn begin(self) -> Remote {
-        let Inheritance { socket, own, mut agreement, missing, versions, options, path } = self;
+        let Inheritance { socket, own, mut agreement, missing, options, path, .. } = self;
         let (connection, notices) = Remote::connection(socket, options);
         let names = Names { own, ..Names::default() };
         match introduce(&connection, names, options.init_patience()) {
@@ -99,8 +103,11 @@ impl Inheritance {
         }
         let client = Remote::with((connection, notices), agreement, options, Some(&path), names);
         client.shared.missing.store(missing, Ordering::Relaxed);
-        if let Some(versions) = versions {
+        if let Some(versions) = self.versions {
             let _ = client.shared.paths.versions.set(versions);
+        }
+        if let Some(told_names) = self.told_names {
+            let _ = client.shared.paths.shared.set(told_names);
         }
         client
     }

@@ -1,4 +1,5 @@
-//! Whole paths, from names and attributes that the server has told. They hold while their versions stay.
+//! Whole paths, from names and attributes that the server has told this client, or others with its rights. They hold while their
+//! versions stay.
 //!
 //! A name that is not known is asked for with the rest of its path, in one request. After a few names of a directory, all
 //! its names are asked for at once; if that has paid in the directories before, at the first name of the next one. Nothing
@@ -8,15 +9,16 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockWriteGuard};
-use std::time::Instant;
+use std::time::Duration;
 
-use defuse_fs::posix::access_time_is_due;
 use defuse_fs::{
     ATTRIBUTES_HOLD, Attr, Context, Errno, Fh, File, FileKind, Ino, IoctlArgs, Name, NormalPath,
     Resolved, Result, Timestamp, Versions,
 };
+use defuse_ring::names::NameReader;
 use defuse_wire::decode;
 use defuse_wire::vendor::{NAMES, RESOLVE, Step, Steps};
+use rustix::time::{ClockId, clock_gettime};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Shared;
@@ -32,10 +34,15 @@ const PAYS: u64 = 4;
 /// After all names of a directory were asked for, so many times as many have to be asked for before the next time.
 const RARER: u32 = 16;
 
+/// The names that clients with the rights of this one were told of; `None` if the server has none.
+pub(super) type SharedNames = Option<Arc<NameReader>>;
+
 /// The names that were told.
 #[derive(Default)]
 pub(super) struct Paths {
     pub(super) versions: OnceLock<Arc<dyn Versions>>,
+    /// The names that others were told of, too.
+    pub(super) shared: OnceLock<SharedNames>,
     lacks: AtomicBool,
     known: RwLock<Known>,
     /// Counts reads by this client, which may change an access time.
@@ -63,9 +70,10 @@ impl LastRead {
     }
 }
 
-/// True if a read changes the access time. Servers with versions follow the rule of `relatime`.
-fn is_due(attr: &Attr) -> bool {
-    access_time_is_due(attr.atime, attr.mtime.max(attr.ctime), Timestamp::now())
+/// The time of the clock in which names are told, in nanoseconds.
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 #[derive(Default)]
@@ -128,7 +136,8 @@ struct Inode {
     ino: Ino,
     attr: Attr,
     version: u64,
-    since: Instant,
+    /// The time at which it was told, see [`now_ns`].
+    told_at: u64,
     /// The count of reads before it was asked for.
     reads: u64,
 }
@@ -147,24 +156,30 @@ impl Paths {
     }
 
     /// Follows the path as far as it is known.
-    fn walk(&self, versions: &dyn Versions, from: Ino, path: NormalPath<'_>) -> Walked {
+    fn walk(
+        &self,
+        versions: &dyn Versions,
+        owes: &dyn Fn(Ino, u64) -> bool,
+        (from, path): (Ino, NormalPath<'_>),
+    ) -> Walked {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let (mut dir, mut at, mut open_to_all) = (from, 0, true);
         for name in path.names() {
             let bytes = name.as_bytes();
             let is_last = at + bytes.len() == path.as_bytes().len();
-            let told = known.dirs.get(&dir).and_then(|dir| dir.names.get(bytes));
-            let Some(told) = told.filter(|told| told.holds(versions, dir, bytes)) else {
+            let holds = |told: &Told| {
+                told.holds(versions, dir, bytes)
+                    && (!is_last || told.has_attributes(versions, owes, &self.last_read))
+            };
+            let own = known.dirs.get(&dir).and_then(|dir| dir.names.get(bytes));
+            let own = own.copied().filter(holds);
+            let Some(told) = own.or_else(|| self.shared(dir, bytes).filter(holds)) else {
                 return Walked::From { dir, at, open_to_all };
             };
             let open_after = open_to_all && told.open_to_all;
-            match &told.inode {
+            match told.inode {
                 None => return Walked::Known(Resolved::Missing { open_to_all: open_after }),
                 Some(Inode { ino, attr, .. }) if is_last => {
-                    if !told.has_attributes(versions, &self.last_read) {
-                        return Walked::From { dir, at, open_to_all };
-                    }
-                    let (ino, attr) = (*ino, *attr);
                     return Walked::Known(Resolved::Inode { ino, attr, open_to_all: open_after });
                 }
                 Some(inode) if inode.attr.kind != FileKind::Directory => {
@@ -176,6 +191,23 @@ impl Paths {
             at += bytes.len() + 1;
         }
         Walked::Known(Resolved::Walk)
+    }
+
+    /// The name as others were told of it.
+    fn shared(&self, dir: Ino, name: &[u8]) -> Option<Told> {
+        let found = self.shared.get()?.as_ref()?.find(dir.0, name)?;
+        let inode = match found.inode {
+            None => None,
+            Some((ino, _)) if ino <= Ino::ROOT.0 => return None,
+            Some((ino, attr)) => {
+                let attr = decode::told_attr(&zerocopy::transmute!(attr)).ok()?;
+                let (version, told_at) = (found.told.attributes.version, found.told.attributes.at);
+                // This client may have read it since.
+                Some(Inode { ino: Ino(ino), attr, version, told_at, reads: 0 })
+            }
+        };
+        let (name, rights, open_to_all) = (found.told.name, found.told.rights, found.open_to_all);
+        Some(Told { name, rights, open_to_all, inode })
     }
 
     /// Call it before a request whose answer is kept.
@@ -198,7 +230,7 @@ impl Paths {
             let version_of = |inode: &(Ino, Attr)| {
                 let (ino, attr) = *inode;
                 let version = versions.attributes(ino)?;
-                Some(Inode { ino, attr, version, since: Instant::now(), reads })
+                Some(Inode { ino, attr, version, told_at: now_ns(), reads })
             };
             let inode = match &found.inode {
                 None => None,
@@ -246,16 +278,36 @@ impl Paths {
     }
 }
 
+impl Inode {
+    /// True if the access time is that of the server, or not much older.
+    fn has_access_time(&self, owes: &dyn Fn(Ino, u64) -> bool, last_read: &LastRead) -> bool {
+        // The first read of a file after a change shows in the version; one that is due because a day has passed does not.
+        if self.attr.kind == FileKind::Regular && self.attr.read_is_due(self.attr.atime) {
+            return !owes(self.ino, self.version);
+        }
+        if !self.attr.read_is_due(Timestamp::now()) {
+            return true;
+        }
+        // Where the clock of another namespace is ahead, the difference wraps.
+        let age = Duration::from_nanos(now_ns().wrapping_sub(self.told_at));
+        last_read.of(self.ino) <= self.reads && age < ATTRIBUTES_HOLD
+    }
+}
+
 impl Told {
     fn holds(&self, versions: &dyn Versions, dir: Ino, name: &[u8]) -> bool {
         versions.name(dir, name) == Some(self.name) && versions.rights(dir) == Some(self.rights)
     }
 
-    fn has_attributes(&self, versions: &dyn Versions, last_read: &LastRead) -> bool {
+    fn has_attributes(
+        &self,
+        versions: &dyn Versions,
+        owes: &dyn Fn(Ino, u64) -> bool,
+        last_read: &LastRead,
+    ) -> bool {
         self.inode.as_ref().is_none_or(|inode| {
             versions.attributes(inode.ino) == Some(inode.version)
-                && (last_read.of(inode.ino) <= inode.reads || !is_due(&inode.attr))
-                && inode.since.elapsed() < ATTRIBUTES_HOLD
+                && inode.has_access_time(owes, last_read)
         })
     }
 }
@@ -303,7 +355,9 @@ impl Shared {
         if self.connection.is_dead() {
             return Err(Errno::ENOTCONN);
         }
-        let (dir, at, open_to_all) = match self.paths.walk(&**versions, from, path) {
+        let owes = |ino, version| self.whole.owes(ino, version);
+        self.paths.shared.get_or_init(|| self.ask_for_told_names());
+        let (dir, at, open_to_all) = match self.paths.walk(&**versions, &owes, (from, path)) {
             Walked::Known(resolved) => {
                 self.paths.hits.fetch_add(1, Ordering::Relaxed);
                 return Ok((resolved, None));

@@ -1,11 +1,14 @@
-//! Versions of names and attributes in memory of the server.
+//! Versions of names and attributes, and names, in memory of the server.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use defuse_fs::{Caller, Context, Fh, File, Ino, Versions};
+use defuse_ring::names::NameReader;
 use defuse_ring::versions::{Thing, VersionReader};
-use defuse_wire::vendor::VERSIONS;
+use defuse_wire::vendor::{TOLD_NAMES, VERSIONS};
 
+use super::paths::SharedNames;
 use super::{LaneUse, Shared};
 
 /// The versions of a server.
@@ -17,12 +20,24 @@ impl Shared {
         if self.options.lanes == LaneUse::Never {
             return None;
         }
-        let cx = Context::new(Caller::default());
-        let fd = self.mapping(&cx, File { ino: Ino::ROOT, fh: Fh(0) }, 0..0, VERSIONS);
-        let fd = fd.map_err(|errno| log::debug!("no versions of names: {errno}")).ok()?;
-        let reader = VersionReader::of(fd);
-        let reader = reader.map_err(|error| log::warn!("the versions of names: {error}")).ok()?;
+        let reader = self.memory_of_names(VERSIONS, VersionReader::of)?;
         Some(Arc::new(Told(reader)))
+    }
+
+    /// The names that clients with the rights of this one were told of. `None` if the server does not tell.
+    pub(super) fn ask_for_told_names(&self) -> SharedNames {
+        self.memory_of_names(TOLD_NAMES, NameReader::of).map(Arc::new)
+    }
+
+    fn memory_of_names<T>(
+        &self,
+        flag: u64,
+        open: impl FnOnce(OwnedFd) -> rustix::io::Result<T>,
+    ) -> Option<T> {
+        let cx = Context::new(Caller::default());
+        let fd = self.mapping(&cx, File { ino: Ino::ROOT, fh: Fh(0) }, 0..0, flag);
+        let fd = fd.map_err(|errno| log::debug!("no memory of names: {errno}")).ok()?;
+        open(fd).map_err(|error| log::warn!("the memory of names: {error}")).ok()
     }
 }
 

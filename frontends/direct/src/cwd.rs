@@ -9,6 +9,7 @@ use defuse_probe::Op;
 use crate::access::{self, Access};
 use crate::client::Client;
 use crate::credentials::Credentials;
+use crate::description::Description;
 use crate::mount::{Mount, Spot};
 use crate::node::Node;
 use crate::stop::{Result, Stop};
@@ -26,24 +27,32 @@ pub enum WorkDir {
 
 /// A directory of a mount, and a reference that keeps the mount in use.
 #[derive(Debug)]
-pub struct Held(pub(crate) Here);
+pub struct Held {
+    pub(crate) here: Here,
+    /// Keeps the directory open, and so its number valid, if it has no lookup.
+    open: Option<Arc<Description>>,
+}
 
 impl Held {
     pub(crate) fn new(here: Here) -> Self {
+        Held::with(here, None)
+    }
+
+    fn with(here: Here, open: Option<Arc<Description>>) -> Self {
         here.mount.users.fetch_add(1, Ordering::Relaxed);
-        Held(here)
+        Held { here, open }
     }
 }
 
 impl Clone for Held {
     fn clone(&self) -> Self {
-        Held::new(self.0.clone())
+        Held::with(self.here.clone(), self.open.clone())
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.0.mount.users.fetch_sub(1, Ordering::Release);
+        self.here.mount.users.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -53,13 +62,15 @@ impl Client {
     pub fn chdir(&self, task: &Task, path: &[u8]) -> Result<()> {
         let who = task.credentials();
         let here = self.walk(task, &who, At::Cwd, path)?.node(true)?;
-        enter(task, &who, here)
+        enter(task, &who, Held::new(here))
     }
 
     /// Changes the working directory to an open directory, fchdir(2).
-    pub fn fchdir(&self, task: &Task, dir: &crate::Description) -> Result<()> {
+    pub fn fchdir(&self, task: &Task, dir: &Arc<Description>) -> Result<()> {
         let who = task.credentials();
-        enter(task, &who, dir.here().clone())
+        let here = dir.here().clone();
+        let open = (!here.node.has_lookups()).then(|| Arc::clone(dir));
+        enter(task, &who, Held::with(here, open))
     }
 
     /// The path of the working directory, getcwd(2). Fails with `ENOENT` if it was removed.
@@ -75,7 +86,7 @@ impl Client {
     pub fn path_of_work_dir(&self, task: &Task, dir: &WorkDir) -> defuse_fs::Result<Vec<u8>> {
         match dir {
             WorkDir::Outside(path) => Ok(path.clone()),
-            WorkDir::Inside(held) => self.path_of(&held.0, &task.credentials()),
+            WorkDir::Inside(held) => self.path_of(&held.here, &task.credentials()),
         }
     }
 
@@ -121,12 +132,13 @@ impl Client {
     }
 }
 
-fn enter(task: &Task, who: &Credentials, here: Here) -> Result<()> {
+fn enter(task: &Task, who: &Credentials, held: Held) -> Result<()> {
+    let here = &held.here;
     if !here.node.is_dir() {
         return Err(Errno::ENOTDIR.into());
     }
     access::check(&here.mount, &here.node, who, Access::EXEC)?;
-    task.set_cwd(WorkDir::Inside(Held::new(here)));
+    task.set_cwd(WorkDir::Inside(held));
     Ok(())
 }
 

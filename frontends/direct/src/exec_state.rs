@@ -56,7 +56,7 @@ impl WorkDir {
     /// The mount and the inode of a working directory that lies in a mount.
     pub fn inside(&self) -> Option<(&Arc<Mount>, Ino)> {
         match self {
-            WorkDir::Inside(Held(here)) => Some((&here.mount, here.node.ino())),
+            WorkDir::Inside(Held { here, .. }) => Some((&here.mount, here.node.ino())),
             WorkDir::Outside(_) => None,
         }
     }

@@ -78,7 +78,7 @@ impl Client {
         if opening.may_resolve() && how.resolve == Resolve::default() {
             let follow = flags & OpenFlags::NOFOLLOW == 0;
             // What changes something waits for the permission.
-            let open = (flags & OpenFlags::TRUNC == 0)
+            let open = (flags & (OpenFlags::TRUNC | OpenFlags::DIRECTORY) == 0)
                 .then_some(OpenArgs { flags: OpenFlags(flags & !CREATION), kill_suidgid: false });
             let run = |found: Subject<'_>| opening.resolved(found);
             let found = self.resolve_to_open(task, &who, (at, path), (follow, open), run)?;
@@ -193,16 +193,23 @@ impl Opening<'_> {
     /// True if a path that the file system resolves may be opened without a walk. The number of an
     /// inode is valid without a lookup only while the file is open, which `O_PATH` does not do.
     fn may_resolve(&self) -> bool {
-        !self.has(OpenFlags::CREAT | PATH | TMPFILE | OpenFlags::DIRECTORY)
+        !self.has(OpenFlags::CREAT | PATH | TMPFILE)
     }
 
-    /// Opens a regular file that the file system has resolved. Leaves all others to a walk.
+    /// Opens a file or directory that the file system has resolved. Leaves all others to a walk, and directories where names below them
+    /// need more than their number.
     fn resolved(&self, found: Subject<'_>) -> Result<Option<Arc<Description>>> {
-        if found.kind != FileKind::Regular {
-            return Ok(None);
+        match found.kind {
+            FileKind::Regular if !self.has(OpenFlags::DIRECTORY) => {
+                self.check(&found)?;
+                self.regular(found).map(Some)
+            }
+            FileKind::Directory if found.mount.keeps_answers() => {
+                self.check(&found)?;
+                self.directory(found).map(Some)
+            }
+            _ => Ok(None),
         }
-        self.check(&found)?;
-        self.regular(found).map(Some)
     }
 
     /// Opens an existing file, whose attributes the walk was told, if it was.
@@ -216,7 +223,7 @@ impl Opening<'_> {
         }
         self.check(&Subject::told(&here, told))?;
         match kind {
-            FileKind::Directory => self.directory(here),
+            FileKind::Directory => self.directory(Subject::walked(&here)),
             FileKind::Regular => self.regular(Subject::walked(&here)),
             _ => Err(Errno::ENXIO.into()),
         }
@@ -247,11 +254,11 @@ impl Opening<'_> {
         Ok(())
     }
 
-    fn directory(&self, here: Here) -> Result<Arc<Description>> {
-        let cx = self.who.context(here.mount.origin);
+    fn directory(&self, found: Subject<'_>) -> Result<Arc<Description>> {
+        let cx = self.who.context(found.mount.origin);
         let flags = OpenFlags(self.flags);
-        let opened = here.mount.call(Op::OPENDIR, |fs| fs.opendir(&cx, here.node.ino(), flags))?;
-        self.describe(here, Some(opened))
+        let opened = found.mount.call(Op::OPENDIR, |fs| fs.opendir(&cx, found.ino, flags))?;
+        self.describe(found.open_node(), Some(opened))
     }
 
     fn regular(&self, mut found: Subject<'_>) -> Result<Arc<Description>> {

@@ -207,7 +207,7 @@ impl Client {
         (follow, open): (bool, Option<OpenArgs>),
         run: impl FnOnce(Subject<'_>) -> stop::Result<Option<T>>,
     ) -> stop::Result<Option<T>> {
-        let done = self.start(task, (at, path), |mount, from, path| {
+        let done = self.start(task, (at, path), |mount, from, (path, is_dir)| {
             let (cx, moment) = (who.context(mount.origin), mount.moment());
             let answer = match open {
                 Some(args) => mount.resolve_to_open(&cx, from, path, args)?,
@@ -225,7 +225,8 @@ impl Client {
             let searches = |open_to_all| open_to_all || may_search_all(who);
             match answer {
                 Resolved::Inode { ino, attr, open_to_all } if searches(open_to_all) => {
-                    if attr.kind == FileKind::Symlink && follow {
+                    let is_link = attr.kind == FileKind::Symlink && follow;
+                    if is_link || is_dir && attr.kind != FileKind::Directory {
                         return Ok(None);
                     }
                     run(Subject { opened, ..Subject::resolved(mount, ino, attr, moment) })
@@ -242,13 +243,13 @@ impl Client {
         }
     }
 
-    /// Calls `run` with the mount, the directory and the path in it with which a walk would begin.
-    /// Returns `None` if the path begins or may lead outside of this mount.
+    /// Calls `run` with the mount, the directory and the path in it with which a walk would begin, and true if the path must lead to
+    /// a directory. Returns `None` if the path begins or may lead outside of this mount.
     fn start<T>(
         &self,
         task: &Task,
         (at, path): (At<'_>, &[u8]),
-        run: impl FnOnce(&Arc<Mount>, Ino, NormalPath<'_>) -> T,
+        run: impl FnOnce(&Arc<Mount>, Ino, (NormalPath<'_>, bool)) -> T,
     ) -> Option<T> {
         let is_absolute = *path.first()? == b'/';
         if path.len() > PATH_MAX {
@@ -272,7 +273,7 @@ impl Client {
         };
         match at {
             At::Cwd => task.with_cwd(|cwd| match cwd {
-                WorkDir::Inside(held) => run(&held.0),
+                WorkDir::Inside(held) => run(&held.here),
                 WorkDir::Outside(_) => None,
             }),
             At::Dir(dir) => run(dir.here()),
@@ -281,17 +282,26 @@ impl Client {
     }
 }
 
-/// Calls `run` with the path in normal form; `None` for paths with `..`, and for those whose last component does not name
-/// something. What stands before a slash must be a directory in any case, so that a `.` or another slash after it says nothing.
-fn in_normal_form<T>(path: &[u8], run: impl FnOnce(NormalPath<'_>) -> Option<T>) -> Option<T> {
+/// Calls `run` with the path in normal form, and true if it ends with a slash, so that it must lead to a directory; `None` for paths
+/// with `..`, and for those whose last component does not name something. What stands before a slash must be a directory in any case, so
+/// that a `.` or another slash after it says nothing.
+fn in_normal_form<T>(
+    path: &[u8],
+    run: impl FnOnce((NormalPath<'_>, bool)) -> Option<T>,
+) -> Option<T> {
+    let is_dir = path.ends_with(b"/");
+    let mut path = path;
+    while let [shorter @ .., b'/'] = path {
+        path = shorter;
+    }
     if let Some(path) = NormalPath::new(path) {
-        return run(path);
+        return run((path, is_dir));
     }
     let mut parts: Vec<&[u8]> = path.split(|&byte| byte == b'/').collect();
     let last = parts.pop()?;
     parts.retain(|part| !matches!(*part, b"" | b"."));
     parts.push(last);
-    run(NormalPath::new(&parts.join(&b'/'))?)
+    run((NormalPath::new(&parts.join(&b'/'))?, is_dir))
 }
 
 /// True if the permissions of directories do not restrict where `who` searches.
@@ -367,16 +377,18 @@ mod tests {
     #[test]
     fn a_path_has_a_normal_form_if_it_names_something_below_its_begin() {
         let normal = |path: &str| {
-            let text = |path: NormalPath<'_>| String::from_utf8(path.as_bytes().to_vec()).ok();
-            in_normal_form(path.as_bytes(), text)
+            in_normal_form(path.as_bytes(), |(path, is_dir)| {
+                Some((String::from_utf8(path.as_bytes().to_vec()).unwrap(), is_dir))
+            })
         };
+        let of = |path: &str, is_dir| Some((path.to_owned(), is_dir));
         for path in ["a/b", "./a/b", ".//./a/b", "a//b", "a/./b", "/a/b", "a/././//b"] {
-            assert_eq!(normal(path).as_deref(), Some("a/b"), "{path}");
+            assert_eq!(normal(path), of("a/b", false), "{path}");
+            assert_eq!(normal(&format!("{path}/")), of("a/b", true), "{path}/");
         }
-        for path in ["", ".", "./", "a/", "a/.", "a/./", "..", "./..", "a/../b", "./a/..", "a/.//"]
-        {
+        for path in ["", ".", "./", "/", "a/.", "a/./", "..", "./..", "a/../b", "./a/..", "a/.//"] {
             assert_eq!(normal(path), None, "{path}");
         }
-        assert_eq!(normal("./...").as_deref(), Some("..."));
+        assert_eq!((normal("./..."), normal("a//")), (of("...", false), of("a", true)));
     }
 }

@@ -153,7 +153,7 @@ impl<'a> Walk<'a> {
     fn begin_at(&mut self, task: &Task, at: At<'_>) -> Result<()> {
         match at {
             At::Cwd => match &*task.cwd() {
-                WorkDir::Inside(held) => self.begin_in(held.0.clone()),
+                WorkDir::Inside(held) => self.begin_in(held.here.clone()),
                 WorkDir::Outside(path) => self.at = Position::Outside(trimmed(path)),
             },
             At::Dir(dir) => {

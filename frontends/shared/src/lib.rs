@@ -7,13 +7,14 @@
 //!
 //! [`Paged`] keeps pages of open files in bounded memory that clients read without a request; a policy of `cache/`
 //! decides which of them leave. [`Versioned`] tells clients by versions in memory which names and attributes have
-//! changed.
+//! changed, and clients with the same rights share the names that they were told of (`named`).
 //!
 //! This crate does not listen, decides no rights (`connection`), and handles no requests (`session`).
 
 mod counts;
 mod lanes;
 mod memory;
+mod named;
 mod paged;
 mod versioned;
 

@@ -7,15 +7,19 @@
 //! holds nobody up. A lease would have to be recalled from each.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use defuse_connection::VersionSource;
+use defuse_connection::{Credentials, ToldNames, VersionSource};
 use defuse_fs::{
-    Attr, Context, CopyRange, Entry, Errno, Fallocate, Fh, Figure, File, FileSystem, Ino,
-    IoctlArgs, IoctlReply, Name, NewNode, OpenArgs, OpenFlags, Opened, RenameFlags, Resolved,
-    Result, SetAttr, SetXattrFlags, WriteArgs, WriteBuf, XattrName, delegate,
+    AccessMode, Attr, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
+    FileSystem, Ino, IoctlArgs, IoctlReply, Name, NewNode, OpenArgs, OpenFlags, Opened, ReadArgs,
+    ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, Timestamp,
+    WriteArgs, WriteBuf, XattrName, delegate,
 };
 use defuse_ring::versions::{Thing, Versions};
+
+use crate::named::Boards;
 
 /// Locks of names. Two names may share one.
 const LOCKS: usize = 64;
@@ -23,7 +27,9 @@ const LOCKS: usize = 64;
 /// A file system whose changes show in versions.
 pub struct Versioned {
     inner: Arc<dyn FileSystem>,
-    versions: Versions,
+    versions: Arc<Versions>,
+    boards: Boards,
+    settled: Settled,
     /// Changes of one name take turns, so that a removal knows the inode that it removes.
     names: [Mutex<()>; LOCKS],
     unseen: Option<Unseen>,
@@ -52,8 +58,10 @@ impl Versioned {
             return None;
         }
         let versions = Versions::new().map_err(|error| log::warn!("no versions: {error}")).ok()?;
+        let (versions, boards) = (Arc::new(versions), Boards::default());
         let names = std::array::from_fn(|_| Mutex::default());
-        Some(Arc::new(Versioned { inner, versions, names, unseen }))
+        let settled = Settled::default();
+        Some(Arc::new(Versioned { inner, versions, boards, settled, names, unseen }))
     }
 
     /// Makes a change of `things`.
@@ -103,6 +111,32 @@ impl Versioned {
         Thing::Attributes(ino.map_or(0, |ino| ino.0))
     }
 
+    /// The version of the attributes with which a read does not change the access time. `None` if it does, or may.
+    fn settled(&self, cx: &Context<'_>, ino: Ino) -> Option<u64> {
+        let version = self.versions.of_thing(Thing::Attributes(ino.0))?;
+        if !self.settled.has(ino, version) {
+            let attr = self.inner.getattr(cx, ino, None).ok()?;
+            if attr.read_is_due(Timestamp::now()) {
+                return None;
+            }
+            self.settled.add(ino, version);
+        }
+        Some(version)
+    }
+
+    /// Tells of the attributes of an inode after a change, where clients were told of them before.
+    fn tell_attributes(&self, cx: &Context<'_>, ino: Ino) {
+        if !self.boards.have(ino) {
+            return;
+        }
+        // Attributes that change meanwhile are newer than the version, with which nobody takes them.
+        if let Some(version) = self.versions.of_thing(Thing::Attributes(ino.0))
+            && let Ok(attr) = self.inner.getattr(cx, ino, None)
+        {
+            self.boards.tell_attributes(ino, version, &attr);
+        }
+    }
+
     fn place(dir: Ino, name: Name<'_>) -> usize {
         let bytes = name.as_bytes().iter();
         bytes.fold(dir.0 as usize, |sum, &byte| sum.wrapping_mul(31) + usize::from(byte)) % LOCKS
@@ -114,6 +148,34 @@ impl Versioned {
 
     fn lock_at(&self, at: usize) -> MutexGuard<'_, ()> {
         self.names[at].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Inodes of which a read does not change the access time, while the version of their attributes stays and for less than a day.
+struct Settled(Box<[AtomicU64]>);
+
+/// The number of places in [`Settled`]. Inodes share them.
+const PLACES: usize = 4096;
+
+impl Default for Settled {
+    fn default() -> Self {
+        Settled((0..PLACES).map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
+impl Settled {
+    /// The inode and the version in one number, which hardly any other pair has.
+    fn mark(ino: Ino, version: u64) -> u64 {
+        (ino.0 ^ version.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
+    }
+
+    fn has(&self, ino: Ino, version: u64) -> bool {
+        let mark = self.0[ino.0 as usize % PLACES].load(Ordering::Relaxed);
+        mark == Self::mark(ino, version)
+    }
+
+    fn add(&self, ino: Ino, version: u64) {
+        self.0[ino.0 as usize % PLACES].store(Self::mark(ino, version), Ordering::Relaxed);
     }
 }
 
@@ -145,12 +207,16 @@ impl VersionSource for Versioned {
     fn mapped(&self, ino: Ino) {
         self.change_attributes(ino, |_| ());
     }
+
+    fn names(&self, who: &Credentials) -> Option<Arc<dyn ToldNames>> {
+        self.boards.of(who, &self.versions).map(|board| board as _)
+    }
 }
 
 impl FileSystem for Versioned {
     delegate!(
         to inner, except figures, mknod, mkdir, symlink, link, unlink, rmdir, rename, setattr, setxattr, removexattr,
-        open, create, write, fallocate, copy_file_range, ioctl
+        open, create, read, write, release, readdir, fallocate, copy_file_range, ioctl
     );
 
     fn figures(&self) -> Vec<Figure> {
@@ -223,10 +289,12 @@ impl FileSystem for Versioned {
 
     fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
         let SetAttr { perm, uid, gid, .. } = set;
-        match perm.or(*uid).or(*gid) {
+        let outcome = match perm.or(*uid).or(*gid) {
             Some(_) => self.change_rights(ino, |fs| fs.setattr(cx, ino, fh, set)),
             None => self.change_attributes(ino, |fs| fs.setattr(cx, ino, fh, set)),
-        }
+        };
+        self.tell_attributes(cx, ino);
+        outcome
     }
 
     /// An access list is among the attributes.
@@ -263,6 +331,49 @@ impl FileSystem for Versioned {
         self.make(parent, name, |fs| fs.create(cx, parent, name, node, args))
     }
 
+    /// A new access time does not show in the version: whoever has listed the directory would have to do so again.
+    fn readdir(&self, cx: &Context<'_>, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
+        let is_due = self.settled(cx, dir.ino).is_none();
+        let outcome = self.inner.readdir(cx, dir, from, out);
+        if is_due {
+            self.tell_attributes(cx, dir.ino);
+        }
+        outcome
+    }
+
+    /// A file that was written probably stays as it is.
+    fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
+        let outcome = self.inner.release(cx, file, args);
+        if args.flags.access() != AccessMode::Read {
+            self.tell_attributes(cx, file.ino);
+        }
+        outcome
+    }
+
+    /// The first read after a change shows in the versions, because it changes the access time.
+    fn read(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<()> {
+        if args.flags.has(OpenFlags::NOATIME) {
+            return self.inner.read(cx, file, args, out);
+        }
+        let Some(version) = self.settled(cx, file.ino) else {
+            let outcome = self.change_attributes(file.ino, |fs| fs.read(cx, file, args, out));
+            self.tell_attributes(cx, file.ino);
+            return outcome;
+        };
+        let outcome = self.inner.read(cx, file, args, out);
+        // A change in between has made it due.
+        if self.versions.of_thing(Thing::Attributes(file.ino.0)) != Some(version) {
+            self.change_attributes(file.ino, |_| ());
+        }
+        outcome
+    }
+
     fn write(
         &self,
         cx: &Context<'_>,
@@ -278,7 +389,8 @@ impl FileSystem for Versioned {
     }
 
     fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
-        self.change_attributes(copy.dst.ino, |fs| fs.copy_file_range(cx, copy))
+        let things = [copy.src.ino, copy.dst.ino].map(|ino| Thing::Attributes(ino.0));
+        self.change(&things, |fs| fs.copy_file_range(cx, copy))
     }
 
     fn ioctl(&self, cx: &Context<'_>, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {

@@ -87,6 +87,10 @@ impl SharedMemory for Peer {
         self.versions.as_ref().ok_or(Errno::ENOSYS)?.versions()
     }
 
+    fn told_names(&self) -> Result<OwnedFd> {
+        self.connection.told_names()
+    }
+
     fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()> {
         self.connection.unmap(cx, ino)
     }

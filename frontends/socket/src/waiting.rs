@@ -280,6 +280,10 @@ impl Shared {
             }
         };
         let (pages, versions) = (self.options.pages.clone(), self.options.versions.clone());
+        let names = versions.as_ref().and_then(|versions| versions.names(connection.credentials()));
+        if let Some(names) = names {
+            connection.share(names);
+        }
         let peer = Arc::new(Peer { connection, pages, versions });
         if own != 0 {
             clients.named.insert(own, Arc::clone(&peer));

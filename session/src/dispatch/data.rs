@@ -95,18 +95,13 @@ impl Dispatcher {
     ) -> Result<Done> {
         let memory = self.memory.as_ref().ok_or(Errno::ENOSYS)?;
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        if args.flags & vendor::PAGES != 0 {
-            let fd = memory.pages(&call.cx, file)?;
-            let _ = reply.send_descriptor(fd.as_fd());
-            return Ok(Done::Sent);
-        }
-        if args.flags & vendor::VERSIONS != 0 {
-            let fd = memory.versions()?;
-            let _ = reply.send_descriptor(fd.as_fd());
-            return Ok(Done::Sent);
-        }
         let writes = args.flags & abi::FUSE_SETUPMAPPING_FLAG_WRITE != 0;
-        let fd = memory.map(&call.cx, file, (args.foffset, args.len), writes)?;
+        let fd = match args.flags {
+            flags if flags & vendor::PAGES != 0 => memory.pages(&call.cx, file)?,
+            flags if flags & vendor::VERSIONS != 0 => memory.versions()?,
+            flags if flags & vendor::TOLD_NAMES != 0 => memory.told_names()?,
+            _ => memory.map(&call.cx, file, (args.foffset, args.len), writes)?,
+        };
         // If the client has ended, so does the mapping.
         let _ = reply.send_descriptor(fd.as_fd());
         Ok(Done::Sent)

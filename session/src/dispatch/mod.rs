@@ -93,6 +93,15 @@ pub trait SharedMemory: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
+    /// A descriptor of the names that clients with the same rights were told of, to read only.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSYS` where there are none.
+    fn told_names(&self) -> Result<OwnedFd> {
+        Err(Errno::ENOSYS)
+    }
+
     /// All bytes of an open file, if it is small and the client can know how long they hold; and true if a read changes the access
     /// time, which this does not do.
     fn whole(&self, _cx: &Context<'_>, _file: File) -> Option<(Vec<u8>, bool)> {

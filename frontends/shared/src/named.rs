@@ -1,0 +1,197 @@
+//! Names that clients with the same rights read from memory.
+//!
+//! A name is told with the versions of all that it depends on, so that a client sees by itself if it still holds. The memory is for
+//! clients of one user with the same groups: whatever one of them was told, the others may know.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+
+use defuse_connection::{BeforeLook, Credentials, ToldNames};
+use defuse_fs::{Attr, Errno, Ino, Name, Result};
+use defuse_ring::names::{ATTRIBUTES, Found, Moment, NAME_MAX, Names, Place, Told};
+use defuse_ring::versions::{Thing, Versions};
+use defuse_wire::convert::told_attr;
+use rustix::time::{ClockId, clock_gettime};
+
+/// The most memories of names, of 16 MiB each; clients with other rights then have none.
+const MOST: usize = 16;
+/// The most of them for one user, with several sets of groups.
+const MOST_OF_USER: usize = 4;
+/// Parts of the account of inodes.
+const SHARDS: usize = 16;
+
+/// The memories of names of one file system. Those that nobody uses are kept until there are too many.
+#[derive(Default)]
+pub(crate) struct Boards(RwLock<Vec<Arc<Board>>>);
+
+/// The names for clients with the same rights.
+pub(crate) struct Board {
+    uid: u32,
+    groups: Vec<u32>,
+    names: Names,
+    versions: Arc<Versions>,
+    /// The names that lead to each inode.
+    inodes: [Mutex<HashMap<u64, Places>>; SHARDS],
+}
+
+/// The places of the names of an inode, of which most have one.
+#[derive(Default)]
+struct Places {
+    first: Option<Place>,
+    others: Vec<Place>,
+}
+
+impl Places {
+    fn add(&mut self, place: Place) {
+        match self.first {
+            None => self.first = Some(place),
+            Some(_) => self.others.push(place),
+        }
+    }
+
+    /// Removes one of the names at `place`, and returns true if none is left.
+    fn remove(&mut self, place: Place) -> bool {
+        if self.first == Some(place) {
+            self.first = self.others.pop();
+        } else if let Some(at) = self.others.iter().position(|other| *other == place) {
+            self.others.swap_remove(at);
+        }
+        self.first.is_none()
+    }
+
+    fn all(&self) -> impl Iterator<Item = Place> {
+        self.first.into_iter().chain(self.others.iter().copied())
+    }
+}
+
+impl Boards {
+    /// The names for clients with these rights. `None` if there are too many, or no memory.
+    pub(crate) fn of(&self, who: &Credentials, versions: &Arc<Versions>) -> Option<Arc<Board>> {
+        let (uid, mut groups) = (who.uid, who.groups.clone());
+        groups.sort_unstable();
+        groups.dedup();
+        let is_theirs = |board: &&Arc<Board>| board.uid == uid && board.groups == groups;
+        if let Some(board) = self.all().iter().find(is_theirs) {
+            return Some(Arc::clone(board));
+        }
+        let mut boards = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(board) = boards.iter().find(is_theirs) {
+            return Some(Arc::clone(board));
+        }
+        let of_user = boards.iter().filter(|board| board.uid == uid).count();
+        if of_user >= MOST_OF_USER || boards.len() >= MOST {
+            let is_of_user = |board: &Board| of_user < MOST_OF_USER || board.uid == uid;
+            let unused = boards
+                .iter()
+                .position(|board| Arc::strong_count(board) == 1 && is_of_user(board))?;
+            boards.remove(unused);
+        }
+        let names = Names::new().map_err(|error| log::warn!("no names in memory: {error}")).ok()?;
+        let inodes = std::array::from_fn(|_| Mutex::default());
+        let board = Board { uid, groups, names, versions: Arc::clone(versions), inodes };
+        boards.push(Arc::new(board));
+        boards.last().cloned()
+    }
+
+    fn all(&self) -> RwLockReadGuard<'_, Vec<Arc<Board>>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// True if a name that clients were told of leads to the inode.
+    pub(crate) fn have(&self, ino: Ino) -> bool {
+        self.all().iter().any(|board| board.has(ino))
+    }
+
+    /// Tells of the attributes of an inode at this version, beside the names that lead to it.
+    pub(crate) fn tell_attributes(&self, ino: Ino, version: u64, attr: &Attr) {
+        let moment = Moment { version, at: now_ns() };
+        for board in self.all().iter() {
+            let inodes = board.inodes(ino.0);
+            for place in inodes.get(&ino.0).iter().flat_map(|places| places.all()) {
+                board.names.tell_attributes(place, ino.0, moment, &encoded(attr));
+            }
+        }
+    }
+}
+
+/// Attributes as they lie beside a name.
+fn encoded(attr: &Attr) -> [u8; ATTRIBUTES] {
+    zerocopy::transmute!(told_attr(attr))
+}
+
+/// The time of the clock in which names are told, in nanoseconds.
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+impl Board {
+    fn inodes(&self, ino: u64) -> MutexGuard<'_, HashMap<u64, Places>> {
+        self.inodes[ino as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Board {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Board({})", self.uid)
+    }
+}
+
+impl ToldNames for Board {
+    fn memory(&self) -> Result<OwnedFd> {
+        self.names.reader().map_err(|error| Errno::from_raw(error.raw_os_error()))
+    }
+
+    fn before(&self, (dir, name): (Ino, Name<'_>)) -> Option<BeforeLook> {
+        let all = self.versions.all();
+        let name = self.versions.of_thing(Thing::Name(dir.0, name.as_bytes()))?;
+        let rights = self.versions.of_thing(Thing::Rights(dir.0))?;
+        Some(BeforeLook { all, name, rights })
+    }
+
+    fn tell(
+        &self,
+        before: BeforeLook,
+        (dir, name): (Ino, Name<'_>),
+        inode: Option<(Ino, &Attr)>,
+        open_to_all: bool,
+        attr: &dyn Fn(Ino) -> Option<Attr>,
+    ) {
+        let bytes = name.as_bytes();
+        if bytes.len() > NAME_MAX {
+            return;
+        }
+        let BeforeLook { all, name, rights } = before;
+        // A name that has changed since has another version now, with which nobody takes it.
+        let mut told = Told { name, rights, attributes: Moment { version: 0, at: now_ns() } };
+        let mut known = None;
+        if let Some((ino, found)) = inode {
+            let Some(version) = self.versions.of_thing(Thing::Attributes(ino.0)) else { return };
+            told.attributes.version = version;
+            // Attributes that are asked for now have this version, or are newer and nobody takes them either.
+            let same = all.is_some() && self.versions.all() == all;
+            let Some(attr) = (if same { Some(*found) } else { attr(ino) }) else { return };
+            known = Some((ino.0, encoded(&attr)));
+        }
+        let found = Found { told, open_to_all, inode: known };
+        // Whoever reads the name may name the inode. The account is locked, so that the next change of the place finds this one there.
+        let mut inodes = inode.map(|(ino, _)| self.inodes(ino.0));
+        let (place, former) = self.names.tell(dir.0, bytes, &found);
+        if let (Some(inodes), Some((ino, _))) = (&mut inodes, inode) {
+            inodes.entry(ino.0).or_default().add(place);
+        }
+        drop(inodes);
+        if former != 0 {
+            let mut inodes = self.inodes(former);
+            let places = inodes.get_mut(&former).expect("an inode with a name is counted");
+            if places.remove(place) {
+                inodes.remove(&former);
+            }
+        }
+    }
+
+    fn has(&self, ino: Ino) -> bool {
+        self.inodes(ino.0).contains_key(&ino.0)
+    }
+}

@@ -1,0 +1,368 @@
+//! Names that a server has told of: clients with the same rights read them in place of asking.
+//!
+//! A name has the versions that it was told with, so that a reader sees what has changed since ([`versions`](crate::versions)). It
+//! lies in one of the eight slots of a set, which its directory and its bytes decide. The tags of a set, parts of the hashes of its
+//! names, tell which. A slot has a number that is odd while it is written.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use rustix::fs::Mode;
+use rustix::io::{Errno, Result};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use crate::memory::reader_of;
+use crate::versions::hash;
+use crate::{Memory, Shared};
+
+/// The first word of the memory: "defuseN1".
+const MAGIC: u64 = u64::from_le_bytes(*b"defuseN1");
+/// The tags, `u32` each; 0 for an empty slot.
+const AT_TAGS: usize = 4096;
+/// The slots.
+const AT_SLOTS: usize = AT_TAGS + 4 * SLOTS;
+/// The number of slots: as many names can be there.
+pub const SLOTS: usize = 1 << 16;
+/// Slots of a set.
+const WAYS: usize = 8;
+const SETS: usize = SLOTS / WAYS;
+/// Bytes of the memory, of which only used pages take room.
+pub const BYTES: usize = AT_SLOTS + SLOTS * size_of::<Slot>();
+/// Bytes of the attributes, which this crate does not know.
+pub const ATTRIBUTES: usize = 104;
+/// The longest name. A longer one is not told of.
+pub const NAME_MAX: usize = 88;
+/// Locks of the server. Sets share them.
+const LOCKS: usize = 64;
+
+/// A slot as it lies in the memory.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Slot {
+    /// Odd while the slot is written, 0 if it never was.
+    sequence: u64,
+    dir: u64,
+    name_len: u32,
+    open_to_all: u32,
+    ino: u64,
+    told: Told,
+    attributes: [u8; ATTRIBUTES],
+    name: [u8; NAME_MAX],
+}
+
+const _: () = assert!(size_of::<Slot>() == 256);
+/// The directory in a slot.
+const AT_DIR: usize = std::mem::offset_of!(Slot, dir);
+/// The inode in a slot.
+const AT_INO: usize = std::mem::offset_of!(Slot, ino);
+
+/// The state in which a name was told.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Told {
+    /// The version of the name.
+    pub name: u64,
+    /// The version of the rights to its directory.
+    pub rights: u64,
+    /// The version and the time of the attributes.
+    pub attributes: Moment,
+}
+
+/// The state in which attributes were told.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Moment {
+    /// The version of the attributes.
+    pub version: u64,
+    /// The time, in nanoseconds of `CLOCK_MONOTONIC_COARSE`.
+    pub at: u64,
+}
+
+/// A name, as the memory has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The state in which it was told.
+    pub told: Told,
+    /// Everyone may search its directory.
+    pub open_to_all: bool,
+    /// The inode and its attributes; `None` if the name does not exist.
+    pub inode: Option<(u64, [u8; ATTRIBUTES])>,
+}
+
+/// The number of a slot.
+pub type Place = u32;
+
+/// The server's side.
+pub struct Names {
+    memory: Memory,
+    fd: OwnedFd,
+    /// Each for sets of its own. They have the slots of full sets that are written next.
+    locks: [Mutex<Box<[u8]>>; LOCKS],
+}
+
+/// A client's side.
+pub struct NameReader(Memory);
+
+/// The set and the tag of a name.
+fn set_and_tag(dir: u64, name: &[u8]) -> (usize, u32) {
+    // The versions are placed by other bits.
+    let hash = hash(dir, name) >> 18;
+    (hash as usize % SETS, (hash >> 14) as u32 | 1)
+}
+
+/// The slots of a set that may have a name with this tag.
+fn tagged(memory: &Memory, set: usize, tag: u32) -> impl Iterator<Item = usize> {
+    let slots = set * WAYS..(set + 1) * WAYS;
+    slots.filter(move |slot| memory.load(tag_at(*slot)) == tag)
+}
+
+fn tag_at(slot: usize) -> usize {
+    AT_TAGS + 4 * slot
+}
+
+fn slot_at(slot: usize) -> usize {
+    AT_SLOTS + slot * size_of::<Slot>()
+}
+
+fn read(memory: &Memory, slot: usize) -> Slot {
+    let mut bytes = [0; size_of::<Slot>()];
+    memory.read(slot_at(slot), &mut bytes);
+    zerocopy::transmute!(bytes)
+}
+
+impl Names {
+    /// Memory without a name.
+    ///
+    /// # Errors
+    ///
+    /// Those of memfd_create(2), ftruncate(2) and mmap(2).
+    pub fn new() -> Result<Names> {
+        let (memory, fd) = Memory::sealed(BYTES)?;
+        // No other user can open it again for writing, through /proc.
+        rustix::fs::fchmod(&fd, Mode::RUSR)?;
+        memory.write(0, &MAGIC.to_ne_bytes());
+        let locks = std::array::from_fn(|_| Mutex::new(vec![0; SETS / LOCKS].into()));
+        Ok(Names { memory, fd, locks })
+    }
+
+    /// A descriptor to read the memory, for [`NameReader::of`].
+    ///
+    /// # Errors
+    ///
+    /// Those of open(2) in /proc.
+    pub fn reader(&self) -> Result<OwnedFd> {
+        reader_of(&self.fd)
+    }
+
+    fn lock(&self, set: usize) -> MutexGuard<'_, Box<[u8]>> {
+        self.locks[set % LOCKS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells of a name in `dir`, in place of what was told of it before, or of another name. Returns the place, and the inode that was
+    /// there; 0 if there was none.
+    ///
+    /// # Panics
+    ///
+    /// If the name is longer than [`NAME_MAX`].
+    pub fn tell(&self, dir: u64, name: &[u8], found: &Found) -> (Place, u64) {
+        let (set, tag) = set_and_tag(dir, name);
+        let mut next = self.lock(set);
+        let memory = &self.memory;
+        let known = tagged(memory, set, tag).find(|slot| read(memory, *slot).is_of(dir, name));
+        let slot = known.or_else(|| tagged(memory, set, 0).next()).unwrap_or_else(|| {
+            let next = &mut next[set / LOCKS];
+            let slot = set * WAYS + usize::from(*next);
+            *next = (*next + 1) % WAYS as u8;
+            slot
+        });
+        let (ino, attributes) = found.inode.unwrap_or((0, [0; ATTRIBUTES]));
+        let mut padded = [0; NAME_MAX];
+        padded[..name.len()].copy_from_slice(name);
+        let mut former = 0;
+        self.write(slot, |before| {
+            former = before.ino;
+            Slot {
+                dir,
+                name_len: name.len() as u32,
+                open_to_all: found.open_to_all.into(),
+                ino,
+                told: found.told,
+                attributes,
+                name: padded,
+                ..before
+            }
+        });
+        memory.store(tag_at(slot), tag);
+        (slot as Place, former)
+    }
+
+    /// Tells of new attributes of an inode, where a name that leads to it was told before.
+    pub fn tell_attributes(
+        &self,
+        place: Place,
+        ino: u64,
+        told: Moment,
+        attributes: &[u8; ATTRIBUTES],
+    ) {
+        let slot = place as usize;
+        let _alone = self.lock(slot / WAYS);
+        if self.memory.load64(slot_at(slot) + AT_INO) == ino {
+            self.write(slot, |before| Slot {
+                told: Told { attributes: told, ..before.told },
+                attributes: *attributes,
+                ..before
+            });
+        }
+    }
+
+    fn write(&self, slot: usize, change: impl FnOnce(Slot) -> Slot) {
+        let (at, before) = (slot_at(slot), read(&self.memory, slot));
+        let after = change(before);
+        self.memory.store64(at, before.sequence + 1);
+        // The odd number is there before anything of the change is.
+        fence(Ordering::SeqCst);
+        self.memory.write(at + AT_DIR, &after.as_bytes()[AT_DIR..]);
+        self.memory.store64(at, before.sequence + 2);
+    }
+}
+
+impl Slot {
+    fn is_of(&self, dir: u64, name: &[u8]) -> bool {
+        self.dir == dir && self.name.get(..self.name_len as usize) == Some(name)
+    }
+}
+
+impl NameReader {
+    /// The names in the memory of a server.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` where it has another format, or could be made shorter.
+    pub fn of(fd: OwnedFd) -> Result<NameReader> {
+        let memory = Memory::to_read(fd, BYTES)?;
+        let is_known = memory.len() == BYTES && memory.load64(0) == MAGIC;
+        if is_known { Ok(NameReader(memory)) } else { Err(Errno::INVAL) }
+    }
+
+    /// Finds a name in `dir` as it was told last. `None` if it was not, or if that changes just now.
+    pub fn find(&self, dir: u64, name: &[u8]) -> Option<Found> {
+        let (set, tag) = set_and_tag(dir, name);
+        let mut found = tagged(&self.0, set, tag).filter_map(|place| {
+            let sequence = self.0.load64(slot_at(place));
+            let slot = read(&self.0, place);
+            // The copy is there before the number is looked at again.
+            fence(Ordering::Acquire);
+            let is_whole = sequence.is_multiple_of(2) && self.0.load64(slot_at(place)) == sequence;
+            (is_whole && slot.is_of(dir, name)).then_some(slot)
+        });
+        let found = found.next()?;
+        let inode = (found.ino != 0).then_some((found.ino, found.attributes));
+        Some(Found { told: found.told, open_to_all: found.open_to_all != 0, inode })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn both() -> (Names, NameReader) {
+        let names = Names::new().unwrap();
+        let reader = NameReader::of(names.reader().unwrap()).unwrap();
+        (names, reader)
+    }
+
+    fn found(ino: u64, at: u64) -> Found {
+        let told = Told { name: 1, rights: 2, attributes: Moment { version: 3, at } };
+        Found { told, open_to_all: true, inode: Some((ino, [ino as u8; ATTRIBUTES])) }
+    }
+
+    #[test]
+    fn a_name_is_found_as_it_was_told_last() {
+        let (names, reader) = both();
+        let long = [b'x'; NAME_MAX];
+        assert_eq!(reader.find(1, b"name"), None);
+        let (place, former) = names.tell(1, b"name", &found(7, 1));
+        assert_eq!((former, names.tell(1, &long, &found(9, 1)).1), (0, 0));
+        assert_eq!(reader.find(1, b"name"), Some(found(7, 1)));
+        assert_eq!(reader.find(1, &long), Some(found(9, 1)));
+        assert_eq!((reader.find(2, b"name"), reader.find(1, b"nam")), (None, None));
+        let missing = Found { inode: None, open_to_all: false, ..found(0, 2) };
+        assert_eq!(names.tell(1, b"name", &missing), (place, 7));
+        assert_eq!(reader.find(1, b"name"), Some(missing));
+        // The attributes of an inode that is not there any more.
+        names.tell_attributes(place, 7, Moment::default(), &[9; ATTRIBUTES]);
+        assert_eq!(reader.find(1, b"name"), Some(missing));
+        let (place, _) = names.tell(1, b"name", &found(8, 2));
+        let new = Moment { version: 4, at: 3 };
+        names.tell_attributes(place, 8, new, &[9; ATTRIBUTES]);
+        let told = Told { attributes: new, ..found(8, 2).told };
+        let inode = Some((8, [9; ATTRIBUTES]));
+        assert_eq!(reader.find(1, b"name"), Some(Found { told, inode, open_to_all: true }));
+    }
+
+    #[test]
+    fn a_name_of_a_full_set_leaves_and_the_server_learns_of_its_inode() {
+        let (names, reader) = both();
+        let set = set_and_tag(1, b"0").0;
+        let texts = (0..).map(|number: u64| number.to_string());
+        let same: Vec<_> =
+            texts.filter(|text| set_and_tag(1, text.as_bytes()).0 == set).take(WAYS + 1).collect();
+        let left: Vec<_> = (1..)
+            .zip(&same)
+            .map(|(ino, text)| names.tell(1, text.as_bytes(), &found(ino, ino)).1)
+            .collect();
+        assert_eq!(left, [0, 0, 0, 0, 0, 0, 0, 0, 1]);
+        assert_eq!(reader.find(1, same[0].as_bytes()), None);
+        for (ino, text) in (1..).zip(&same).skip(1) {
+            assert_eq!(reader.find(1, text.as_bytes()), Some(found(ino, ino)));
+        }
+    }
+
+    #[test]
+    fn most_names_of_a_large_tree_have_room() {
+        let (names, reader) = both();
+        let all: Vec<_> = (0..20_000_u64).map(|n| (n / 20, format!("file-{n}.txt"))).collect();
+        for (dir, text) in &all {
+            names.tell(*dir, text.as_bytes(), &found(dir + 1, 1));
+        }
+        let there = all.iter().filter(|(dir, text)| reader.find(*dir, text.as_bytes()).is_some());
+        assert!(there.count() > 19_900);
+    }
+
+    /// A reader meets the old name or the new one, and never a part of each.
+    #[test]
+    fn a_name_that_is_told_meanwhile_is_whole() {
+        let (names, reader) = both();
+        names.tell(1, b"name", &found(2, 1));
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for round in 0..100_000_u64 {
+                    names.tell(1, b"name", &found(round % 200 + 1, round));
+                }
+            });
+            while !writer.is_finished() {
+                if let Some(Found { inode: Some((ino, bytes)), told, .. }) = reader.find(1, b"name")
+                {
+                    assert_eq!(bytes, [ino as u8; ATTRIBUTES]);
+                    assert_eq!((told.attributes.at % 200 + 1 == ino, told.name), (true, 1));
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn a_client_can_neither_write_nor_shorten_the_names() {
+        let (names, _reader) = both();
+        let fd = names.reader().unwrap();
+        assert_eq!(rustix::io::pwrite(&fd, &[1], 0), Err(Errno::BADF));
+        assert!(rustix::fs::ftruncate(&fd, 0).is_err());
+        assert_eq!(rustix::fs::fstat(&fd).unwrap().st_mode & 0o777, 0o400);
+        let (_, other) = Memory::sealed(BYTES).unwrap();
+        assert!(NameReader::of(other).is_err(), "no magic number");
+    }
+}

@@ -1,0 +1,236 @@
+//! Names in memory of the server: a client need not ask for what others with its rights were told, and learns nothing that its user
+//! may not know.
+
+use std::sync::Arc;
+
+use defuse_connection::{Connection, Credentials, Quotas, Service, ToldNames, VersionSource};
+use defuse_fs::{
+    Caller, Context, Errno, FileKind, FileSystem, Ino, NewNode, NoNotify, NormalPath, OpenArgs,
+    Resolved, SetAttr, SetTime, Timestamp,
+};
+use defuse_memory::Memory;
+use defuse_remote::{LaneUse, Remote, RemoteOptions};
+use defuse_ring::names::NameReader;
+use defuse_shared::Versioned;
+use defuse_socket::ServerOptions;
+
+#[allow(dead_code, unused_imports)] // Not all of it is used here.
+mod served;
+use served::{Served, context, create, name, read, write};
+
+fn versioned() -> Arc<Versioned> {
+    Versioned::over(Arc::new(Memory::new(defuse_memory::Options::default()))).unwrap()
+}
+
+fn served() -> Served {
+    let fs = versioned();
+    let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
+    let options = ServerOptions { versions, ..ServerOptions::default() };
+    let clients = RemoteOptions { lanes: LaneUse::IfOffered, ..RemoteOptions::default() };
+    Served::new(fs, options, clients)
+}
+
+fn client(served: &Served) -> Remote {
+    let client = served.client();
+    client.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
+    // It asks for the memory of names.
+    let _ = find(&client, "nothing");
+    client
+}
+
+fn find(fs: &dyn FileSystem, path: &str) -> Resolved {
+    fs.resolve(&context(), Ino::ROOT, NormalPath::new(path.as_bytes()).unwrap()).unwrap()
+}
+
+fn size(fs: &dyn FileSystem, path: &str) -> Option<u64> {
+    match find(fs, path) {
+        Resolved::Inode { attr, .. } => Some(attr.size),
+        _ => None,
+    }
+}
+
+/// The number of requests that the clients have made.
+fn requests(served: &Served) -> u64 {
+    served.server.snapshot().ops.iter().map(|op| op.latency.count).sum()
+}
+
+fn make_tree(fs: &dyn FileSystem, files: usize) {
+    let cx = context();
+    let dir = NewNode::new(FileKind::Directory, 0o755, cx.caller);
+    let dir = fs.mkdir(&cx, Ino::ROOT, name("dir"), &dir).unwrap().ino;
+    let file = NewNode::new(FileKind::Regular, 0o644, cx.caller);
+    for number in 0..files {
+        fs.mknod(&cx, dir, name(&format!("file-{number}")), &file).unwrap();
+    }
+}
+
+#[test]
+fn a_name_that_one_client_was_told_of_takes_no_request_of_the_next_one() {
+    let served = served();
+    let (first, second) = (client(&served), client(&served));
+    make_tree(&first, 40);
+    let paths: Vec<_> = (0..40).map(|number| format!("dir/file-{number}")).collect();
+    let look = |client: &Remote| {
+        assert!(paths.iter().all(|path| size(client, path) == Some(0)));
+        assert_eq!(size(client, "dir/none"), None);
+    };
+    look(&first);
+    let before = requests(&served);
+    look(&second);
+    look(&client(&served));
+    // The third one asks for both memories, and for the name that nobody was told of.
+    let made = requests(&served) - before;
+    assert!(made <= 4, "{made} requests");
+    // The inodes are good for every call.
+    let Resolved::Inode { ino, .. } = find(&second, "dir/file-7") else { panic!("no inode") };
+    assert!(second.open(&context(), ino, OpenArgs::default()).is_ok());
+}
+
+#[test]
+fn what_a_client_finds_there_is_the_newest() {
+    let served = served();
+    let (one, two) = (client(&served), client(&served));
+    let cx = context();
+    let (entry, file) = create(&one, "file");
+    for round in 0..100 {
+        let (writer, reader) = if round % 2 == 0 { (&one, &two) } else { (&two, &one) };
+        assert_eq!(size(writer, "file"), size(reader, "file"));
+        write(&one, file, round, b"x").unwrap();
+        assert_eq!(
+            (size(reader, "file"), size(writer, "file")),
+            (Some(round + 1), Some(round + 1))
+        );
+        let perm = Some(0o600 + round as u32 % 8);
+        let set = SetAttr { perm, ..SetAttr::default() };
+        let Resolved::Inode { ino, .. } = find(writer, "file") else { panic!("no inode") };
+        writer.setattr(&cx, ino, None, &set).unwrap();
+        let Resolved::Inode { attr, .. } = find(reader, "file") else { panic!("no inode") };
+        assert_eq!(Some(attr.perm), perm);
+    }
+    one.unlink(&cx, Ino::ROOT, name("file")).unwrap();
+    assert_eq!((size(&one, "file"), size(&two, "file")), (None, None));
+    let (second, _) = create(&two, "file");
+    let Resolved::Inode { ino, .. } = find(&one, "file") else { panic!("no inode") };
+    assert!(ino == second.ino && ino != entry.ino);
+}
+
+/// Attributes of a file that nobody has read since its last change hold for longer than a second, and end with its first read.
+#[test]
+fn the_first_read_of_a_file_shows_in_its_attributes() {
+    let served = served();
+    let (one, two, three) = (client(&served), client(&served), client(&served));
+    let cx = context();
+    let (_, file) = create(&one, "file");
+    write(&one, file, 0, b"contents").unwrap();
+    let past = SetTime::At(Timestamp { secs: 1000, nanos: 0 });
+    let set = SetAttr { atime: Some(past), ..SetAttr::default() };
+    one.setattr(&cx, file.ino, None, &set).unwrap();
+    let accessed = |client: &Remote| match find(client, "file") {
+        Resolved::Inode { attr, .. } => attr.atime.secs,
+        _ => panic!("no inode"),
+    };
+    assert_eq!([&one, &two, &three].map(accessed), [1000; 3]);
+    let before = requests(&served);
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    assert_eq!((accessed(&three), requests(&served)), (1000, before));
+    read(&one, file, 0, 8).unwrap();
+    let before = requests(&served);
+    let after = accessed(&two);
+    assert!(after > 1000);
+    assert_eq!((accessed(&three), requests(&served)), (after, before), "it is told of");
+    assert_eq!(accessed(&one), after);
+}
+
+fn who(uid: u32, groups: &[u32]) -> Credentials {
+    Credentials { pid: 1, uid, groups: groups.to_vec() }
+}
+
+/// A user who reads the memory of others, or names inodes from it, would get behind a directory that is closed to it.
+#[test]
+fn users_with_other_rights_share_no_names() {
+    let fs = versioned();
+    let (root, user) = (context(), Context::new(Caller { uid: 7, gid: 7, pid: 1 }));
+    let closed = NewNode::new(FileKind::Directory, 0o700, root.caller);
+    let closed = fs.mkdir(&root, Ino::ROOT, name("closed"), &closed).unwrap().ino;
+    let file = NewNode::new(FileKind::Regular, 0o644, root.caller);
+    let file = fs.mknod(&root, closed, name("file"), &file).unwrap().ino;
+    let service = Service::new(Quotas::default(), || ());
+    let connect = |who: Credentials| {
+        let shared: Arc<dyn FileSystem> = Arc::clone(&fs) as _;
+        let connection = Connection::new(shared, Arc::clone(&service), who);
+        connection.share(fs.names(connection.credentials()).unwrap());
+        connection
+    };
+    let same = [connect(who(0, &[0])), connect(who(0, &[0]))];
+    let others = [who(7, &[7]), who(0, &[0, 7])].map(connect);
+    let path = NormalPath::new(b"closed/file").unwrap();
+    same[0].steps(&root, Ino::ROOT, path, |_| ()).unwrap();
+    assert!(same[1].getattr(&root, file, None).is_ok(), "told of to a client with its rights");
+    assert_eq!(others[0].getattr(&user, file, None), Err(Errno::ESTALE));
+    assert_eq!(others[1].getattr(&root, file, None), Err(Errno::ESTALE));
+    let finds = |client: &Connection<Arc<dyn FileSystem>>| {
+        let reader = NameReader::of(client.told_names().unwrap()).unwrap();
+        reader.find(closed.0, b"file").is_some()
+    };
+    assert_eq!(same.each_ref().map(finds), [true; 2]);
+    assert_eq!(others.each_ref().map(finds), [false; 2]);
+    // Not even the user itself tells of what it may not search.
+    assert_eq!(others[0].steps(&user, Ino::ROOT, path, |_| ()), Err(Errno::EACCES));
+    assert!(!finds(&others[0]));
+    // The next program of a process, as another user, has the names of that user.
+    let heir = same[0].heir(who(7, &[7]));
+    heir.share(fs.names(heir.credentials()).unwrap());
+    assert_eq!(heir.getattr(&user, file, None), Err(Errno::ESTALE));
+    assert!(!finds(&heir));
+    // A copy for a child has the rights of its parent.
+    assert!(same[0].copy().unwrap().getattr(&root, file, None).is_ok());
+}
+
+/// A user with many sets of groups would take memory without end, or that of others.
+#[test]
+fn memories_of_names_are_few_and_those_in_use_stay() {
+    let fs = versioned();
+    let mut used: Vec<Arc<dyn ToldNames>> = Vec::new();
+    for group in 0..4 {
+        used.push(fs.names(&who(7, &[7, 100 + group])).unwrap());
+    }
+    assert!(fs.names(&who(7, &[7, 200])).is_none(), "a fifth set of groups");
+    assert!(fs.names(&who(7, &[103, 7])).is_some(), "one that is known, in another order");
+    let others: Vec<_> = (0..30).filter_map(|uid| fs.names(&who(1000 + uid, &[1]))).collect();
+    assert_eq!(others.len(), 12);
+    drop(others);
+    // Those that nobody uses give way.
+    assert!((0..30).all(|uid| fs.names(&who(2000 + uid, &[1])).is_some()));
+    used.pop();
+    assert!(fs.names(&who(7, &[7, 200])).is_some());
+    assert!(fs.names(&who(7, &[7, 201])).is_some(), "the one before is unused");
+}
+
+/// A number stays good as long as a name leads to it.
+#[test]
+fn inodes_may_be_named_while_their_names_are_in_the_memory() {
+    let fs = versioned();
+    let cx = context();
+    let names = fs.names(&who(0, &[0])).unwrap();
+    let reader = NameReader::of(names.memory().unwrap()).unwrap();
+    let node = NewNode::new(FileKind::Fifo, 0o644, cx.caller);
+    let tell = |number: u32| {
+        let text = number.to_string();
+        let ino = fs.mknod(&cx, Ino::ROOT, name(&text), &node).unwrap().ino;
+        let attr = fs.getattr(&cx, ino, None).unwrap();
+        let place = (Ino::ROOT, name(&text));
+        names.tell(names.before(place).unwrap(), place, Some((ino, &attr)), true, &|_| None);
+        (text, ino)
+    };
+    // More than have room.
+    let all: Vec<_> = (0..100_000).map(tell).collect();
+    let found = |text: &str| reader.find(Ino::ROOT.0, text.as_bytes()).is_some();
+    assert!(all.iter().all(|(text, ino)| found(text) == names.has(*ino)));
+    let count = all.iter().filter(|(_, ino)| names.has(*ino)).count();
+    assert!((40_000..65_537).contains(&count), "{count} names");
+    // A name that does not exist any more, and one that leads elsewhere.
+    let (text, ino) = all.iter().rev().find(|(_, ino)| names.has(*ino)).unwrap();
+    let place = (Ino::ROOT, name(text));
+    names.tell(names.before(place).unwrap(), place, None, true, &|_| None);
+    assert!(!names.has(*ino));
+}
