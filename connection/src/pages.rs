@@ -61,14 +61,14 @@ pub trait ToldNames: Send + Sync + Debug {
     fn before(&self, place: (Ino, Name<'_>)) -> Option<BeforeLook>;
 
     /// Tells of a name in a directory: its inode with the attributes, or that there is none. Everyone may search the directory if it is
-    /// `open_to_all`. If anything has changed since `before`, `attr` is asked for the attributes again.
+    /// `open_to_all`. If anything has changed since `before`, the file system is asked for the attributes again.
     fn tell(
         &self,
         before: BeforeLook,
         place: (Ino, Name<'_>),
         inode: Option<(Ino, &Attr)>,
         open_to_all: bool,
-        attr: &dyn Fn(Ino) -> Option<Attr>,
+        fs: (&dyn FileSystem, &Context<'_>),
     );
 
     /// True if one of the names leads to the inode.

@@ -138,8 +138,7 @@ fn look<F: FileSystem>(
         ledger.found(dir, name, ino);
     }
     if let Some((names, before)) = shared {
-        let attr = |ino| call.fs.getattr(cx, ino, None).ok();
-        names.tell(before, (dir, name), inode, open_to_all, &attr);
+        names.tell(before, (dir, name), inode, open_to_all, (call.fs, cx));
     }
     Ok(resolved)
 }

@@ -264,17 +264,12 @@ fn a_small_directory_is_opened_and_listed_by_one_message() {
     let open = |path: &[u8]| program.client.open(&root, At::Cwd, path, How::default()).unwrap();
     program.client.stat(&root, At::Cwd, b"a:/d", true).unwrap();
     program.client.stat(&root, At::Cwd, b"a:/empty", true).unwrap();
-    // The walk to the directory needs a lookup.
     for (path, expected) in [(&b"a:/empty"[..], &[][..]), (b"a:/d", &["one", "three", "two"])] {
         let before = handled(&served);
         let dir = open(path);
         let all = program.client.read_dir(&root, &dir).unwrap();
         assert_eq!(names(&all), expected);
-        handles(
-            &served,
-            &before,
-            &[("COMPOUND", 1), ("OPENDIR", 1), ("READDIR", 2)],
-        );
+        handles(&served, &before, &[("COMPOUND", 1), ("OPENDIR", 1), ("READDIR", 2)]);
         // From each position on, and from the beginning.
         for (at, entry) in all.iter().enumerate() {
             program.client.seek_dir(&dir, entry.next).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use defuse_connection::{Connection, Credentials, Quotas, Service, ToldNames, VersionSource};
 use defuse_fs::{
     Caller, Context, Errno, FileKind, FileSystem, Ino, NewNode, NoNotify, NormalPath, OpenArgs,
-    Resolved, SetAttr, SetTime, Timestamp,
+    Resolved, SetAttr, SetTime, SetXattrFlags, Timestamp, Xattr, XattrName,
 };
 use defuse_memory::Memory;
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
@@ -141,6 +141,46 @@ fn the_first_read_of_a_file_shows_in_its_attributes() {
     assert_eq!(accessed(&one), after);
 }
 
+#[test]
+fn a_file_without_extended_attributes_is_asked_for_none() {
+    let served = served();
+    let (one, two) = (client(&served), client(&served));
+    let cx = context();
+    let (entry, _) = create(&one, "file");
+    let ino = entry.ino;
+    let (acl, user) = (&b"system.posix_acl_access"[..], &b"user.key"[..]);
+    let get = |client: &Remote, name: &[u8]| {
+        client.getxattr(&cx, ino, XattrName::new(name).unwrap(), 100).map(|found| match found {
+            Xattr::Value(value) => value,
+            Xattr::Size(_) => panic!("only a size"),
+        })
+    };
+    find(&one, "file");
+    find(&two, "file");
+    let before = requests(&served);
+    assert_eq!((get(&two, acl), get(&two, user)), (Err(Errno::ENODATA), Err(Errno::ENODATA)));
+    assert_eq!(two.listxattr(&cx, ino, 0), Ok(Xattr::Size(0)));
+    assert_eq!(two.listxattr(&cx, ino, 100), Ok(Xattr::Value(Vec::new())));
+    assert_eq!(requests(&served), before);
+    // Another client gives it some.
+    let name = XattrName::new(user).unwrap();
+    one.setxattr(&cx, ino, name, b"value", SetXattrFlags::default()).unwrap();
+    assert_eq!(get(&two, user), Ok(b"value".to_vec()));
+    find(&two, "file");
+    assert_eq!(get(&two, user), Ok(b"value".to_vec()));
+    assert_eq!(two.listxattr(&cx, ino, 100), Ok(Xattr::Value(b"user.key\0".to_vec())));
+    let list = [
+        2, 0, 0, 0, 1, 0, 6, 0, 255, 255, 255, 255, 4, 0, 4, 0, 255, 255, 255, 255, 32, 0, 4, 0,
+        255, 255, 255, 255,
+    ];
+    one.removexattr(&cx, ino, name).unwrap();
+    let flags = SetXattrFlags::default();
+    one.setxattr(&cx, ino, XattrName::new(acl).unwrap(), &list, flags).unwrap();
+    find(&two, "file");
+    assert_eq!(get(&two, user), Err(Errno::ENODATA));
+    assert_eq!(get(&two, acl), get(&one, acl));
+}
+
 fn who(uid: u32, groups: &[u32]) -> Credentials {
     Credentials { pid: 1, uid, groups: groups.to_vec() }
 }
@@ -219,7 +259,7 @@ fn inodes_may_be_named_while_their_names_are_in_the_memory() {
         let ino = fs.mknod(&cx, Ino::ROOT, name(&text), &node).unwrap().ino;
         let attr = fs.getattr(&cx, ino, None).unwrap();
         let place = (Ino::ROOT, name(&text));
-        names.tell(names.before(place).unwrap(), place, Some((ino, &attr)), true, &|_| None);
+        names.tell(names.before(place).unwrap(), place, Some((ino, &attr)), true, (&*fs, &cx));
         (text, ino)
     };
     // More than have room.
@@ -231,6 +271,6 @@ fn inodes_may_be_named_while_their_names_are_in_the_memory() {
     // A name that does not exist any more, and one that leads elsewhere.
     let (text, ino) = all.iter().rev().find(|(_, ino)| names.has(*ino)).unwrap();
     let place = (Ino::ROOT, name(text));
-    names.tell(names.before(place).unwrap(), place, None, true, &|_| None);
+    names.tell(names.before(place).unwrap(), place, None, true, (&*fs, &cx));
     assert!(!names.has(*ino));
 }

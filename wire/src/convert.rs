@@ -95,7 +95,7 @@ pub fn told_attr(from: &Attr) -> ToldAttr {
         attr: attr(from),
         btime: btime.secs,
         btime_nanos: btime.nanos,
-        has_btime: from.btime.is_some().into(),
+        flags: if from.btime.is_some() { ToldAttr::HAS_BTIME } else { 0 },
     }
 }
 

@@ -87,7 +87,8 @@ pub fn attr_out(body: &[u8]) -> Result<Attr> {
 ///
 /// Those of [`attr_out`].
 pub fn told_attr(from: &ToldAttr) -> Result<Attr> {
-    let btime = (from.has_btime != 0).then(|| time(from.btime as u64, from.btime_nanos));
+    let btime =
+        (from.flags & ToldAttr::HAS_BTIME != 0).then(|| time(from.btime as u64, from.btime_nanos));
     Ok(Attr { btime, ..attr(&from.attr, Duration::ZERO)? })
 }
 

@@ -126,8 +126,15 @@ pub struct ToldAttr {
     pub btime: i64,
     /// Its nanoseconds.
     pub btime_nanos: u32,
-    /// 1 if there is a birth time.
-    pub has_btime: u32,
+    /// [`ToldAttr::HAS_BTIME`] and [`ToldAttr::NO_XATTRS`].
+    pub flags: u32,
+}
+
+impl ToldAttr {
+    /// There is a birth time.
+    pub const HAS_BTIME: u32 = 1;
+    /// The inode has no extended attributes.
+    pub const NO_XATTRS: u32 = 2;
 }
 
 /// A flag of the reply to OPEN, CREATE and TMPFILE: FLUSH of this file only ends locks, so that a client that has none there

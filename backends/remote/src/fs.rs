@@ -18,6 +18,12 @@ use defuse_wire::encode::{self, Request};
 /// The place of the number of a device in that of an inode of a manager.
 const DEVICE_SHIFT: u32 = 56;
 
+/// True for an attribute that is in the list if it exists, xattr(7).
+fn is_of_list(name: &[u8]) -> bool {
+    let spaces = [&b"user."[..], b"trusted.", b"security.", b"system.posix_acl_"];
+    spaces.iter().any(|space| name.starts_with(space))
+}
+
 impl FileSystem for Remote {
     fn caps(&self) -> Caps {
         self.shared.caps.clone()
@@ -236,11 +242,17 @@ impl FileSystem for Remote {
         name: XattrName<'_>,
         room: usize,
     ) -> Result<Xattr> {
+        if is_of_list(name.as_bytes()) && self.shared.is_bare(ino) {
+            return Err(Errno::ENODATA);
+        }
         let request = Request::new(Opcode::Getxattr, cx, ino);
         self.shared.xattr(cx, request, Some(name.as_bytes()), room)
     }
 
     fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
+        if self.shared.is_bare(ino) {
+            return Ok(if room == 0 { Xattr::Size(0) } else { Xattr::Value(Vec::new()) });
+        }
         let request = Request::new(Opcode::Listxattr, cx, ino);
         let found = self.shared.xattr(cx, request, None, room)?;
         match &found {

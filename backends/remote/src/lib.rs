@@ -23,6 +23,7 @@ mod init;
 mod interest;
 mod kind;
 mod lanes;
+mod marks;
 mod notices;
 mod pages;
 mod paths;

@@ -17,11 +17,12 @@ use defuse_fs::{
 };
 use defuse_ring::names::NameReader;
 use defuse_wire::decode;
-use defuse_wire::vendor::{NAMES, RESOLVE, Step, Steps};
+use defuse_wire::vendor::{NAMES, RESOLVE, Step, Steps, ToldAttr};
 use rustix::time::{ClockId, clock_gettime};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Shared;
+use super::marks::Marks;
 
 /// The most names that are kept. Beyond them, all are forgotten.
 const MOST: usize = 1 << 15;
@@ -49,6 +50,8 @@ pub(super) struct Paths {
     reads: AtomicU64,
     /// The count at the last read of an inode, by the lowest bits of its number.
     last_read: LastRead,
+    /// Inodes without extended attributes that this client has looked at last.
+    bare: Marks,
     /// Counts paths that were known.
     hits: AtomicU64,
 }
@@ -140,6 +143,8 @@ struct Inode {
     told_at: u64,
     /// The count of reads before it was asked for.
     reads: u64,
+    /// It has no extended attributes.
+    is_bare: bool,
 }
 
 /// The known part of a path.
@@ -171,15 +176,21 @@ impl Paths {
                 told.holds(versions, dir, bytes)
                     && (!is_last || told.has_attributes(versions, owes, &self.last_read))
             };
-            let own = known.dirs.get(&dir).and_then(|dir| dir.names.get(bytes));
-            let own = own.copied().filter(holds);
-            let Some(told) = own.or_else(|| self.shared(dir, bytes).filter(holds)) else {
+            // What others were told says more.
+            let own = || {
+                let told = known.dirs.get(&dir).and_then(|dir| dir.names.get(bytes));
+                told.copied().filter(holds)
+            };
+            let Some(told) = self.shared(dir, bytes).filter(holds).or_else(own) else {
                 return Walked::From { dir, at, open_to_all };
             };
             let open_after = open_to_all && told.open_to_all;
             match told.inode {
                 None => return Walked::Known(Resolved::Missing { open_to_all: open_after }),
-                Some(Inode { ino, attr, .. }) if is_last => {
+                Some(Inode { ino, attr, version, is_bare, .. }) if is_last => {
+                    if is_bare {
+                        self.bare.add(ino, version);
+                    }
                     return Walked::Known(Resolved::Inode { ino, attr, open_to_all: open_after });
                 }
                 Some(inode) if inode.attr.kind != FileKind::Directory => {
@@ -200,10 +211,12 @@ impl Paths {
             None => None,
             Some((ino, _)) if ino <= Ino::ROOT.0 => return None,
             Some((ino, attr)) => {
-                let attr = decode::told_attr(&zerocopy::transmute!(attr)).ok()?;
+                let told: ToldAttr = zerocopy::transmute!(attr);
+                let attr = decode::told_attr(&told).ok()?;
+                let is_bare = told.flags & ToldAttr::NO_XATTRS != 0;
                 let (version, told_at) = (found.told.attributes.version, found.told.attributes.at);
                 // This client may have read it since.
-                Some(Inode { ino: Ino(ino), attr, version, told_at, reads: 0 })
+                Some(Inode { ino: Ino(ino), attr, version, told_at, reads: 0, is_bare })
             }
         };
         let (name, rights, open_to_all) = (found.told.name, found.told.rights, found.open_to_all);
@@ -230,7 +243,8 @@ impl Paths {
             let version_of = |inode: &(Ino, Attr)| {
                 let (ino, attr) = *inode;
                 let version = versions.attributes(ino)?;
-                Some(Inode { ino, attr, version, told_at: now_ns(), reads })
+                let told_at = now_ns();
+                Some(Inode { ino, attr, version, told_at, reads, is_bare: false })
             };
             let inode = match &found.inode {
                 None => None,
@@ -269,6 +283,11 @@ impl Paths {
     fn told_all(&self, names: usize) {
         let hits = self.hits.load(Ordering::Relaxed);
         self.write().gains.count(names as u64, hits);
+    }
+
+    fn is_bare(&self, ino: Ino) -> bool {
+        let version = self.versions.get().and_then(|versions| versions.attributes(ino));
+        version.is_some_and(|version| self.bare.has(ino, version))
     }
 
     pub(super) fn forget(&self) {
@@ -328,6 +347,11 @@ struct Found {
 }
 
 impl Shared {
+    /// True if the inode is known to have no extended attributes.
+    pub(super) fn is_bare(&self, ino: Ino) -> bool {
+        self.paths.is_bare(ino) && !self.connection.is_dead()
+    }
+
     /// Resolves a path. `ENOSYS` where the server has no versions or does not know such requests.
     pub(super) fn resolve(
         &self,

@@ -5,7 +5,7 @@
 //! release.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use defuse_fs::{AccessMode, Context, Fh, File, Ino, OpenFlags, ReadArgs, ReadBuf, SliceSink};
@@ -15,6 +15,7 @@ use defuse_wire::encode::Request;
 
 use super::Shared;
 use super::interest::Interest;
+use super::marks::Marks;
 
 /// No open asks while so many files have bytes: 8 MiB.
 const MOST: usize = 256;
@@ -28,30 +29,7 @@ pub(super) struct WholeFiles {
     /// Files that were read, which the server is to be told.
     owed: AtomicUsize,
     /// Files that were closed after that, with their versions: the server may not have seen to the release yet.
-    posted: Posted,
-}
-
-/// Inodes with versions, by the lowest bits of their numbers. Of those that share a place, the last one is kept.
-struct Posted(Box<[AtomicU64]>);
-
-/// The number of places in [`Posted`], of which requests that nobody waits for take far fewer.
-const PLACES: usize = 4096;
-
-impl Default for Posted {
-    fn default() -> Self {
-        Posted((0..PLACES).map(|_| AtomicU64::new(0)).collect())
-    }
-}
-
-impl Posted {
-    fn place(&self, ino: Ino) -> &AtomicU64 {
-        &self.0[ino.0 as usize % PLACES]
-    }
-
-    /// The inode and the version in one number, which hardly any other pair has.
-    fn mark(ino: Ino, version: u64) -> u64 {
-        (ino.0 ^ version.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
-    }
+    posted: Marks,
 }
 
 struct Whole {
@@ -101,16 +79,14 @@ impl WholeFiles {
         let was_read = whole.was_read.load(Ordering::Relaxed);
         self.interest[usize::from(whole.writes)].note(was_read);
         if whole.is_owed() {
-            let mark = Posted::mark(whole.ino, whole.version);
-            self.posted.place(whole.ino).store(mark, Ordering::Release);
+            self.posted.add(whole.ino, whole.version);
         }
         self.pay(&whole)
     }
 
     /// True if the server may not know yet that a file was read, whose attributes still have this version.
     pub(super) fn owes(&self, ino: Ino, version: u64) -> bool {
-        let mark = self.posted.place(ino).load(Ordering::Acquire);
-        mark == Posted::mark(ino, version)
+        self.posted.has(ino, version)
             || self.owed.load(Ordering::Acquire) > 0
                 && self.read().values().any(|whole| whole.ino == ino && whole.is_owed())
     }

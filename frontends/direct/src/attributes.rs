@@ -118,7 +118,7 @@ impl Client {
     }
 
     /// Calls `run` with the inode at `path`, resolved by one call or by a walk.
-    fn at_subject<T>(
+    pub(crate) fn at_subject<T>(
         &self,
         task: &Task,
         who: &Credentials,

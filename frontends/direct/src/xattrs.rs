@@ -3,14 +3,14 @@
 use defuse_fs::{Errno, FileKind, SetXattrFlags, Xattr, XattrName};
 use defuse_probe::Op;
 
-use crate::access::{self, Access, owns};
-use crate::attributes::writable;
+use crate::access::{Access, owns};
 use crate::client::{Client, keeps_sgid};
 use crate::credentials::{Credentials, cap};
 use crate::description::Description;
+use crate::resolve::Subject;
 use crate::stop::Result;
 use crate::task::Task;
-use crate::walk::{At, Here};
+use crate::walk::At;
 
 /// `XATTR_SIZE_MAX`.
 const VALUE_MAX: usize = 65536;
@@ -27,8 +27,7 @@ impl Client {
     ) -> Result<Xattr> {
         XattrName::new(name)?;
         let who = task.credentials();
-        let here = self.walk(task, &who, at, path)?.node(follow)?;
-        Ok(get(&here, &who, name, room)?)
+        self.at_subject(task, &who, (at, path), follow, |found| Ok(get(found, &who, name, room)?))
     }
 
     /// Reads an attribute of an open file, fgetxattr(2).
@@ -40,7 +39,7 @@ impl Client {
         room: usize,
     ) -> Result<Xattr> {
         file.file()?;
-        Ok(get(file.here(), &task.credentials(), name, room)?)
+        Ok(get(&Subject::open(file), &task.credentials(), name, room)?)
     }
 
     /// Sets an attribute, setxattr(2) and lsetxattr(2).
@@ -57,8 +56,9 @@ impl Client {
             return Err(Errno::E2BIG.into());
         }
         let who = task.credentials();
-        let here = self.walk(task, &who, at, path)?.node(follow)?;
-        Ok(set(&here, &who, name, value, flags)?)
+        self.at_subject(task, &who, (at, path), follow, |found| {
+            Ok(set(found, &who, name, value, flags)?)
+        })
     }
 
     /// Sets an attribute of an open file, fsetxattr(2).
@@ -71,7 +71,7 @@ impl Client {
         flags: SetXattrFlags,
     ) -> Result<()> {
         file.file()?;
-        Ok(set(file.here(), &task.credentials(), name, value, flags)?)
+        Ok(set(&Subject::open(file), &task.credentials(), name, value, flags)?)
     }
 
     /// Lists the names of all attributes, each ending in NUL, listxattr(2) and llistxattr(2).
@@ -84,14 +84,13 @@ impl Client {
         room: usize,
     ) -> Result<Xattr> {
         let who = task.credentials();
-        let here = self.walk(task, &who, at, path)?.node(follow)?;
-        Ok(list(&here, &who, room)?)
+        self.at_subject(task, &who, (at, path), follow, |found| Ok(list(found, &who, room)?))
     }
 
     /// Lists the names of all attributes of an open file, flistxattr(2).
     pub fn flistxattr(&self, task: &Task, file: &Description, room: usize) -> Result<Xattr> {
         file.file()?;
-        Ok(list(file.here(), &task.credentials(), room)?)
+        Ok(list(&Subject::open(file), &task.credentials(), room)?)
     }
 
     /// Removes an attribute, removexattr(2) and lremovexattr(2).
@@ -103,30 +102,29 @@ impl Client {
     ) -> Result<()> {
         XattrName::new(name)?;
         let who = task.credentials();
-        let here = self.walk(task, &who, at, path)?.node(follow)?;
-        Ok(remove(&here, &who, name)?)
+        self.at_subject(task, &who, (at, path), follow, |found| Ok(remove(found, &who, name)?))
     }
 
     /// Removes an attribute of an open file, fremovexattr(2).
     pub fn fremovexattr(&self, task: &Task, file: &Description, name: &[u8]) -> Result<()> {
         file.file()?;
-        Ok(remove(file.here(), &task.credentials(), name)?)
+        Ok(remove(&Subject::open(file), &task.credentials(), name)?)
     }
 }
 
-fn get(here: &Here, who: &Credentials, name: &[u8], room: usize) -> Result<Xattr, Errno> {
+fn get(found: &Subject<'_>, who: &Credentials, name: &[u8], room: usize) -> Result<Xattr, Errno> {
     let checked = XattrName::new(name)?;
-    may_read(here, who, name)?;
-    let cx = who.context(here.mount.origin);
+    may_read(found, who, name)?;
+    let cx = who.context(found.mount.origin);
     let room = room.min(VALUE_MAX);
-    let got = here.mount.call(Op::GETXATTR, |fs| fs.getxattr(&cx, here.node.ino(), checked, room));
+    let got = found.mount.call(Op::GETXATTR, |fs| fs.getxattr(&cx, found.ino, checked, room));
     got.map_err(crate::data::unsupported)
 }
 
-fn list(here: &Here, who: &Credentials, room: usize) -> Result<Xattr, Errno> {
-    let cx = who.context(here.mount.origin);
+fn list(found: &Subject<'_>, who: &Credentials, room: usize) -> Result<Xattr, Errno> {
+    let cx = who.context(found.mount.origin);
     let room = room.min(VALUE_MAX);
-    let listed = here.mount.call(Op::LISTXATTR, |fs| fs.listxattr(&cx, here.node.ino(), room));
+    let listed = found.mount.call(Op::LISTXATTR, |fs| fs.listxattr(&cx, found.ino, room));
     match listed {
         // A file system without extended attributes has an empty list.
         Err(Errno::ENOSYS | Errno::EOPNOTSUPP) if room == 0 => Ok(Xattr::Size(0)),
@@ -136,7 +134,7 @@ fn list(here: &Here, who: &Credentials, room: usize) -> Result<Xattr, Errno> {
 }
 
 fn set(
-    here: &Here,
+    found: &Subject<'_>,
     who: &Credentials,
     name: &[u8],
     value: &[u8],
@@ -146,58 +144,58 @@ fn set(
     if value.len() > VALUE_MAX {
         return Err(Errno::E2BIG);
     }
-    may_write(here, who, name)?;
+    may_write(found, who, name)?;
     let mut flags = flags;
     if name == b"system.posix_acl_access" {
-        let attr = here.mount.attr(&here.node, who)?;
+        let attr = found.attr(who)?;
         flags.clear_sgid = !keeps_sgid(who, attr.gid);
     }
-    let cx = who.context(here.mount.origin);
-    let ino = here.node.ino();
-    let result = here.mount.call(Op::SETXATTR, |fs| fs.setxattr(&cx, ino, checked, value, flags));
-    changed(here, name);
+    let cx = who.context(found.mount.origin);
+    let ino = found.ino;
+    let result = found.mount.call(Op::SETXATTR, |fs| fs.setxattr(&cx, ino, checked, value, flags));
+    changed(found, name);
     result.map_err(crate::data::unsupported)
 }
 
 /// Invalidates what an attribute decides.
-fn changed(here: &Here, name: &[u8]) {
-    here.node.changed();
-    if here.node.is_dir() && name.starts_with(b"system.posix_acl_") {
-        here.mount.path_changed();
+fn changed(found: &Subject<'_>, name: &[u8]) {
+    found.changed();
+    if found.is_dir() && name.starts_with(b"system.posix_acl_") {
+        found.mount.path_changed();
     }
 }
 
-fn remove(here: &Here, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
+fn remove(found: &Subject<'_>, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
     let checked = XattrName::new(name)?;
-    may_write(here, who, name)?;
-    let cx = who.context(here.mount.origin);
-    let ino = here.node.ino();
-    let result = here.mount.call(Op::REMOVEXATTR, |fs| fs.removexattr(&cx, ino, checked));
-    changed(here, name);
+    may_write(found, who, name)?;
+    let cx = who.context(found.mount.origin);
+    let ino = found.ino;
+    let result = found.mount.call(Op::REMOVEXATTR, |fs| fs.removexattr(&cx, ino, checked));
+    changed(found, name);
     result.map_err(crate::data::unsupported)
 }
 
-fn may_read(here: &Here, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
+fn may_read(found: &Subject<'_>, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
     if name.starts_with(b"trusted.") && !who.has(cap::SYS_ADMIN) {
         return Err(Errno::ENODATA);
     }
-    if name.starts_with(b"user.") && !carries_user_names(here.node.kind()) {
+    if name.starts_with(b"user.") && !carries_user_names(found.kind) {
         return Err(Errno::ENODATA);
     }
     if [b"system.".as_slice(), b"security.", b"trusted."].iter().any(|own| name.starts_with(own)) {
         return Ok(());
     }
-    access::check(&here.mount, &here.node, who, Access::READ)
+    found.check(who, Access::READ)
 }
 
 fn carries_user_names(kind: FileKind) -> bool {
     matches!(kind, FileKind::Regular | FileKind::Directory)
 }
 
-fn may_write(here: &Here, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
-    writable(here)?;
+fn may_write(found: &Subject<'_>, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
+    found.writable()?;
     if name.starts_with(ACL) {
-        let attr = here.mount.attr(&here.node, who)?;
+        let attr = found.attr(who)?;
         return match attr.kind {
             FileKind::Symlink => Err(Errno::EOPNOTSUPP),
             _ if owns(&attr, who) => Ok(()),
@@ -209,12 +207,12 @@ fn may_write(here: &Here, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
         return if who.has(needed) { Ok(()) } else { Err(Errno::EPERM) };
     }
     if name.starts_with(b"user.") {
-        let kind = here.node.kind();
+        let kind = found.kind;
         if !carries_user_names(kind) {
             return Err(Errno::EPERM);
         }
         if kind == FileKind::Directory {
-            let attr = here.mount.attr(&here.node, who)?;
+            let attr = found.attr(who)?;
             if attr.perm & 0o1000 != 0 && !owns(&attr, who) {
                 return Err(Errno::EPERM);
             }
@@ -223,5 +221,5 @@ fn may_write(here: &Here, who: &Credentials, name: &[u8]) -> Result<(), Errno> {
     if name.starts_with(b"system.") {
         return Ok(());
     }
-    access::check(&here.mount, &here.node, who, Access::WRITE)
+    found.check(who, Access::WRITE)
 }

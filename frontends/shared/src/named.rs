@@ -8,10 +8,11 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use defuse_connection::{BeforeLook, Credentials, ToldNames};
-use defuse_fs::{Attr, Errno, Ino, Name, Result};
+use defuse_fs::{Attr, Context, Errno, FileSystem, Ino, Name, Result, Xattr};
 use defuse_ring::names::{ATTRIBUTES, Found, Moment, NAME_MAX, Names, Place, Told};
 use defuse_ring::versions::{Thing, Versions};
 use defuse_wire::convert::told_attr;
+use defuse_wire::vendor::ToldAttr;
 use rustix::time::{ClockId, clock_gettime};
 
 /// The most memories of names, of 16 MiB each; clients with other rights then have none.
@@ -103,21 +104,34 @@ impl Boards {
         self.all().iter().any(|board| board.has(ino))
     }
 
-    /// Tells of the attributes of an inode at this version, beside the names that lead to it.
-    pub(crate) fn tell_attributes(&self, ino: Ino, version: u64, attr: &Attr) {
+    /// Tells of the attributes of an inode, beside the names that lead to it.
+    pub(crate) fn tell_attributes(
+        &self,
+        versions: &Versions,
+        ino: Ino,
+        (fs, cx): (&dyn FileSystem, &Context<'_>),
+    ) {
+        let Some(version) = versions.of_thing(Thing::Attributes(ino.0)) else { return };
         let moment = Moment { version, at: now_ns() };
+        // What changes meanwhile is newer than the version, with which nobody takes it.
+        let Ok(attr) = fs.getattr(cx, ino, None) else { return };
+        let attributes = encoded(&attr, (fs, cx), ino);
         for board in self.all().iter() {
             let inodes = board.inodes(ino.0);
             for place in inodes.get(&ino.0).iter().flat_map(|places| places.all()) {
-                board.names.tell_attributes(place, ino.0, moment, &encoded(attr));
+                board.names.tell_attributes(place, ino.0, moment, &attributes);
             }
         }
     }
 }
 
 /// Attributes as they lie beside a name.
-fn encoded(attr: &Attr) -> [u8; ATTRIBUTES] {
-    zerocopy::transmute!(told_attr(attr))
+fn encoded(attr: &Attr, (fs, cx): (&dyn FileSystem, &Context<'_>), ino: Ino) -> [u8; ATTRIBUTES] {
+    let mut told = told_attr(attr);
+    if fs.listxattr(cx, ino, 0) == Ok(Xattr::Size(0)) {
+        told.flags |= ToldAttr::NO_XATTRS;
+    }
+    zerocopy::transmute!(told)
 }
 
 /// The time of the clock in which names are told, in nanoseconds.
@@ -156,7 +170,7 @@ impl ToldNames for Board {
         (dir, name): (Ino, Name<'_>),
         inode: Option<(Ino, &Attr)>,
         open_to_all: bool,
-        attr: &dyn Fn(Ino) -> Option<Attr>,
+        (fs, cx): (&dyn FileSystem, &Context<'_>),
     ) {
         let bytes = name.as_bytes();
         if bytes.len() > NAME_MAX {
@@ -171,8 +185,9 @@ impl ToldNames for Board {
             told.attributes.version = version;
             // Attributes that are asked for now have this version, or are newer and nobody takes them either.
             let same = all.is_some() && self.versions.all() == all;
-            let Some(attr) = (if same { Some(*found) } else { attr(ino) }) else { return };
-            known = Some((ino.0, encoded(&attr)));
+            let attr = if same { Ok(*found) } else { fs.getattr(cx, ino, None) };
+            let Ok(attr) = attr else { return };
+            known = Some((ino.0, encoded(&attr, (fs, cx), ino)));
         }
         let found = Found { told, open_to_all, inode: known };
         // Whoever reads the name may name the inode. The account is locked, so that the next change of the place finds this one there.

@@ -126,14 +126,8 @@ impl Versioned {
 
     /// Tells of the attributes of an inode after a change, where clients were told of them before.
     fn tell_attributes(&self, cx: &Context<'_>, ino: Ino) {
-        if !self.boards.have(ino) {
-            return;
-        }
-        // Attributes that change meanwhile are newer than the version, with which nobody takes them.
-        if let Some(version) = self.versions.of_thing(Thing::Attributes(ino.0))
-            && let Ok(attr) = self.inner.getattr(cx, ino, None)
-        {
-            self.boards.tell_attributes(ino, version, &attr);
+        if self.boards.have(ino) {
+            self.boards.tell_attributes(&self.versions, ino, (&*self.inner, cx));
         }
     }
 
