@@ -58,10 +58,12 @@ fn a_block_device_is_taken_over_after_a_kill_and_given_back_in_order() {
     place.ok(&["mkfs", "uhs", &device]);
     let mut managed = Managed::on(place, &disk.0, "", "bind = []");
     assert_eq!(managed.shell("echo before >/x/one/a; cat /x/one/a"), "before\n");
-    let application = managed.application("cat /y/a; echo own >/y/own; sync /y/own; cat");
+    let script = "cat /y/a; echo own >/y/own; sync /y/own; : >/y/synced; cat";
+    let application = managed.application(script);
     let busy = managed.place.run(&["fsck", &device]);
     assert!(busy.err.contains(&format!("process {}", application.pid())), "{}", busy.err);
-    eventually("the file of the application", || managed.shell("cat /x/one/own") == "own\n");
+    eventually("the durable file", || managed.shell("ls /x/one").contains("synced"));
+    assert_eq!(managed.shell("cat /x/one/own"), "own\n");
     application.kill();
     managed.await_holder("manager");
     assert_eq!(managed.shell("cat /x/one/*"), "before\nown\n");

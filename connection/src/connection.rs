@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{Context, Errno, File, FileSystem, Ino, LockKind, LockOwner, Result};
@@ -14,6 +14,7 @@ use crate::ledger::{Ledger, Legacy, drop_locks};
 use crate::maps::Maps;
 use crate::pages::ToldNames;
 use crate::quotas::{Accounts, Quotas};
+use crate::steps::Told;
 use crate::stopped::{Client, Process, Watch};
 use crate::usage::Holdings;
 
@@ -87,6 +88,8 @@ pub struct Connection<F> {
     pub(crate) service: Arc<Service>,
     pub(crate) who: Arc<Credentials>,
     pub(crate) ledger: Arc<Ledger>,
+    /// Names of which others are told later.
+    pub(crate) untold: Mutex<Vec<Told>>,
     client: Arc<Client>,
 }
 
@@ -128,7 +131,8 @@ impl<F: FileSystem + Clone> Connection<F> {
         let ledger = Arc::new(ledger);
         let client = Client::new(Arc::clone(&who), Arc::clone(&ledger));
         service.watch.add(&client);
-        Connection { behind: Behind::new(fs), service, who, ledger, client }
+        let untold = Mutex::default();
+        Connection { behind: Behind::new(fs), service, who, ledger, untold, client }
     }
 }
 

@@ -4,14 +4,17 @@
 //! The client may then name the inodes that it was told of, for some time: the ledger remembers a limited number
 //! of them. Afterwards the answer is `ESTALE`, and the client asks again.
 
+use std::sync::{MutexGuard, PoisonError};
+
 use defuse_fs::{
-    Attr, Context, DirBuf, DirItem, DirSink, Entry, Errno, File, FileKind, FileSystem, Ino, Name,
-    NormalPath, OpenFlags, Resolved, Result,
+    Attr, Caller, Context, DirBuf, DirItem, DirSink, Entry, Errno, File, FileKind, FileSystem, Ino,
+    Name, NormalPath, OpenFlags, Resolved, Result,
 };
 
 use crate::call::Call;
 use crate::connection::Connection;
 use crate::ledger::Ledger;
+use crate::pages::{BeforeLook, ToldNames};
 use crate::rules::{EXEC, READ};
 
 /// An inode on the way of a path, or in a directory.
@@ -58,7 +61,11 @@ impl<F: FileSystem> Connection<F> {
         let mut dir = from;
         while let Some(name) = names.next() {
             call.guard(|guard| guard.permit(dir, EXEC))?;
-            match look(&self.ledger, &call, cx, (dir, name))? {
+            let (resolved, told_name) = Told::look(&self.ledger, &call, cx, (dir, name))?;
+            if let (Some(told), Some(names)) = (told_name, self.ledger.names()) {
+                told.share(&**names, call.fs, cx);
+            }
+            match resolved {
                 Resolved::Inode { ino, attr, open_to_all } => {
                     told(Step { ino, attr, open_to_all });
                     if attr.kind != FileKind::Directory && names.peek().is_some() {
@@ -73,7 +80,8 @@ impl<F: FileSystem> Connection<F> {
         Ok(End::Found)
     }
 
-    /// Tells `told` of up to `most` names of the directory `dir`. It returns false to stop.
+    /// Tells `told` of up to `most` names of the directory `dir`. It returns false to stop. Others that share names with the client are
+    /// told by [`share_names`](Connection::share_names): that takes as long again, and the client need not wait for it.
     ///
     /// # Errors
     ///
@@ -104,43 +112,73 @@ impl<F: FileSystem> Connection<F> {
         for bytes in &listed.all {
             // The listing has . and .., which are no names.
             let Ok(name) = Name::new(bytes) else { continue };
-            match look(&self.ledger, &call, cx, (dir, name)) {
-                Ok(Resolved::Inode { ino, attr, open_to_all })
-                    if !told(name, Step { ino, attr, open_to_all }) =>
-                {
-                    break;
+            match Told::look(&self.ledger, &call, cx, (dir, name)) {
+                Ok((Resolved::Inode { ino, attr, open_to_all }, told_name)) => {
+                    self.untold().extend(told_name);
+                    if !told(name, Step { ino, attr, open_to_all }) {
+                        break;
+                    }
                 }
                 Err(Errno::ENOSYS) => return Err(Errno::ENOSYS),
-                // It was told of, or removed meanwhile.
+                // It was removed meanwhile.
                 _ => {}
             }
         }
         Ok(())
     }
+
+    /// Tells others with the rights of the client of the names that it was told of.
+    pub fn share_names(&self) {
+        let Some(names) = self.ledger.names() else { return };
+        let all = std::mem::take(&mut *self.untold());
+        let cx = Context::new(Caller::default());
+        all.iter().for_each(|told| told.share(&**names, self.behind.unchecked(), &cx));
+    }
+
+    fn untold(&self) -> MutexGuard<'_, Vec<Told>> {
+        self.untold.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-/// Looks at a name for a client, which is told of it, and so are those that it shares names with.
-fn look<F: FileSystem>(
-    ledger: &Ledger,
-    call: &Call<'_, F>,
-    cx: &Context<'_>,
-    (dir, name): (Ino, Name<'_>),
-) -> Result<Resolved> {
-    let shared = ledger.names().and_then(|names| Some((names, names.before((dir, name))?)));
-    let resolved = call.fs.resolve(cx, dir, name.into())?;
-    let (inode, open_to_all) = match &resolved {
-        Resolved::Inode { ino, attr, open_to_all } => (Some((*ino, attr)), *open_to_all),
-        Resolved::Missing { open_to_all } => (None, *open_to_all),
-        Resolved::Walk => return Ok(resolved),
-    };
-    if let Some((ino, _)) = inode {
-        ledger.told(ino);
-        ledger.found(dir, name, ino);
+/// A name that a client was told of, and that it shares with others.
+pub(crate) struct Told {
+    before: BeforeLook,
+    dir: Ino,
+    name: Box<[u8]>,
+    inode: Option<(Ino, Attr)>,
+    open_to_all: bool,
+}
+
+impl Told {
+    /// Looks at a name for a client, which is told of it. The name is returned, too, where the client shares names.
+    fn look<F: FileSystem>(
+        ledger: &Ledger,
+        call: &Call<'_, F>,
+        cx: &Context<'_>,
+        (dir, name): (Ino, Name<'_>),
+    ) -> Result<(Resolved, Option<Told>)> {
+        let before = ledger.names().and_then(|names| names.before((dir, name)));
+        let resolved = call.fs.resolve(cx, dir, name.into())?;
+        let (inode, open_to_all) = match &resolved {
+            Resolved::Inode { ino, attr, open_to_all } => (Some((*ino, *attr)), *open_to_all),
+            Resolved::Missing { open_to_all } => (None, *open_to_all),
+            Resolved::Walk => return Ok((resolved, None)),
+        };
+        if let Some((ino, _)) = inode {
+            ledger.told(ino);
+            ledger.found(dir, name, ino);
+        }
+        let name = name.as_bytes();
+        let told = before.map(|before| Told { before, dir, name: name.into(), inode, open_to_all });
+        Ok((resolved, told))
     }
-    if let Some((names, before)) = shared {
-        names.tell(before, (dir, name), inode, open_to_all, (call.fs, cx));
+
+    /// Tells others of it.
+    fn share(&self, names: &dyn ToldNames, fs: &dyn FileSystem, cx: &Context<'_>) {
+        let Ok(name) = Name::new(&self.name) else { return };
+        let inode = self.inode.as_ref().map(|(ino, attr)| (*ino, attr));
+        names.tell(self.before, (self.dir, name), inode, self.open_to_all, (fs, cx));
     }
-    Ok(resolved)
 }
 
 /// Collects names.

@@ -1,9 +1,11 @@
 //! Names that a server has told of: clients with the same rights read them in place of asking.
 //!
 //! A name has the versions that it was told with, so that a reader sees what has changed since ([`versions`](crate::versions)). It
-//! lies in one of the eight slots of a set, which its directory and its bytes decide. The tags of a set, parts of the hashes of its
-//! names, tell which. A slot has a number that is odd while it is written.
+//! lies in one of the eight slots of a set: one near the others of its directory, so that these share pages, or where that is full,
+//! another one. The tags of a set, parts of the hashes of its names, tell in which slot. A slot has a number that is odd while it is
+//! written.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +15,7 @@ use rustix::io::{Errno, Result};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::memory::reader_of;
-use crate::versions::hash;
+use crate::versions::{hash, hash_of_dir};
 use crate::{Memory, Shared};
 
 /// The first word of the memory: "defuseN1".
@@ -27,6 +29,8 @@ pub const SLOTS: usize = 1 << 16;
 /// Slots of a set.
 const WAYS: usize = 8;
 const SETS: usize = SLOTS / WAYS;
+/// The near sets of a directory.
+const NEAR: usize = 8;
 /// Bytes of the memory, of which only used pages take room.
 pub const BYTES: usize = AT_SLOTS + SLOTS * size_of::<Slot>();
 /// Bytes of the attributes, which this crate does not know.
@@ -56,6 +60,9 @@ const _: () = assert!(size_of::<Slot>() == 256);
 const AT_DIR: usize = std::mem::offset_of!(Slot, dir);
 /// The inode in a slot.
 const AT_INO: usize = std::mem::offset_of!(Slot, ino);
+/// When the attributes in a slot were told. They follow.
+const AT_MOMENT: usize = std::mem::offset_of!(Slot, told) + std::mem::offset_of!(Told, attributes);
+const _: () = assert!(AT_MOMENT + size_of::<Moment>() == std::mem::offset_of!(Slot, attributes));
 
 /// The state in which a name was told.
 #[derive(
@@ -108,17 +115,31 @@ pub struct Names {
 /// A client's side.
 pub struct NameReader(Memory);
 
-/// The set and the tag of a name.
-fn set_and_tag(dir: u64, name: &[u8]) -> (usize, u32) {
-    // The versions are placed by other bits.
-    let hash = hash(dir, name) >> 18;
-    (hash as usize % SETS, (hash >> 14) as u32 | 1)
+/// The places for a name.
+struct Sets {
+    near: usize,
+    far: usize,
+    tag: u32,
 }
 
-/// The slots of a set that may have a name with this tag.
-fn tagged(memory: &Memory, set: usize, tag: u32) -> impl Iterator<Item = usize> {
-    let slots = set * WAYS..(set + 1) * WAYS;
-    slots.filter(move |slot| memory.load(tag_at(*slot)) == tag)
+impl Sets {
+    fn of(dir: u64, name: &[u8]) -> Sets {
+        let hash = hash(dir, name);
+        let first = hash_of_dir(dir) as usize % (SETS / NEAR) * NEAR;
+        // The versions are placed by other bits.
+        let (near, far) = ((hash >> 16) as usize, (hash >> 18) as usize);
+        Sets { near: first + near % NEAR, far: far % SETS, tag: (hash >> 32) as u32 | 1 }
+    }
+
+    /// The slots that may have a name with this tag.
+    fn tagged(&self, memory: &Memory, tag: u32) -> impl Iterator<Item = usize> {
+        let far = if self.far == self.near { 0..0 } else { slots_of(self.far) };
+        slots_of(self.near).chain(far).filter(move |slot| memory.load(tag_at(*slot)) == tag)
+    }
+}
+
+fn slots_of(set: usize) -> Range<usize> {
+    set * WAYS..(set + 1) * WAYS
 }
 
 fn tag_at(slot: usize) -> usize {
@@ -159,8 +180,8 @@ impl Names {
         reader_of(&self.fd)
     }
 
-    fn lock(&self, set: usize) -> MutexGuard<'_, Box<[u8]>> {
-        self.locks[set % LOCKS].lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self, of: usize) -> MutexGuard<'_, Box<[u8]>> {
+        self.locks[of].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tells of a name in `dir`, in place of what was told of it before, or of another name. Returns the place, and the inode that was
@@ -170,34 +191,35 @@ impl Names {
     ///
     /// If the name is longer than [`NAME_MAX`].
     pub fn tell(&self, dir: u64, name: &[u8], found: &Found) -> (Place, u64) {
-        let (set, tag) = set_and_tag(dir, name);
-        let mut next = self.lock(set);
+        let sets = Sets::of(dir, name);
+        let (near, far) = (sets.near % LOCKS, sets.far % LOCKS);
+        let mut lower = self.lock(near.min(far));
+        let mut higher = (near != far).then(|| self.lock(near.max(far)));
         let memory = &self.memory;
-        let known = tagged(memory, set, tag).find(|slot| read(memory, *slot).is_of(dir, name));
-        let slot = known.or_else(|| tagged(memory, set, 0).next()).unwrap_or_else(|| {
-            let next = &mut next[set / LOCKS];
-            let slot = set * WAYS + usize::from(*next);
+        let known = sets.tagged(memory, sets.tag).find(|slot| read(memory, *slot).is_of(dir, name));
+        let slot = known.or_else(|| sets.tagged(memory, 0).next()).unwrap_or_else(|| {
+            let nexts = if far > near { higher.as_mut() } else { None }.unwrap_or(&mut lower);
+            let next = &mut nexts[sets.far / LOCKS];
+            let slot = sets.far * WAYS + usize::from(*next);
             *next = (*next + 1) % WAYS as u8;
             slot
         });
         let (ino, attributes) = found.inode.unwrap_or((0, [0; ATTRIBUTES]));
         let mut padded = [0; NAME_MAX];
         padded[..name.len()].copy_from_slice(name);
-        let mut former = 0;
-        self.write(slot, |before| {
-            former = before.ino;
-            Slot {
-                dir,
-                name_len: name.len() as u32,
-                open_to_all: found.open_to_all.into(),
-                ino,
-                told: found.told,
-                attributes,
-                name: padded,
-                ..before
-            }
-        });
-        memory.store(tag_at(slot), tag);
+        let told = Slot {
+            sequence: 0,
+            dir,
+            name_len: name.len() as u32,
+            open_to_all: found.open_to_all.into(),
+            ino,
+            told: found.told,
+            attributes,
+            name: padded,
+        };
+        let former = memory.load64(slot_at(slot) + AT_INO);
+        self.write(slot, AT_DIR, &told.as_bytes()[AT_DIR..]);
+        memory.store(tag_at(slot), sets.tag);
         (slot as Place, former)
     }
 
@@ -210,24 +232,25 @@ impl Names {
         attributes: &[u8; ATTRIBUTES],
     ) {
         let slot = place as usize;
-        let _alone = self.lock(slot / WAYS);
+        let _alone = self.lock(slot / WAYS % LOCKS);
         if self.memory.load64(slot_at(slot) + AT_INO) == ino {
-            self.write(slot, |before| Slot {
-                told: Told { attributes: told, ..before.told },
-                attributes: *attributes,
-                ..before
-            });
+            let mut bytes = [0; size_of::<Moment>() + ATTRIBUTES];
+            let (moment, rest) = bytes.split_at_mut(size_of::<Moment>());
+            moment.copy_from_slice(told.as_bytes());
+            rest.copy_from_slice(attributes);
+            self.write(slot, AT_MOMENT, &bytes);
         }
     }
 
-    fn write(&self, slot: usize, change: impl FnOnce(Slot) -> Slot) {
-        let (at, before) = (slot_at(slot), read(&self.memory, slot));
-        let after = change(before);
-        self.memory.store64(at, before.sequence + 1);
+    /// Writes a part of a slot, of which the caller has the lock.
+    fn write(&self, slot: usize, from: usize, bytes: &[u8]) {
+        let at = slot_at(slot);
+        let sequence = self.memory.load64(at);
+        self.memory.store64(at, sequence + 1);
         // The odd number is there before anything of the change is.
-        fence(Ordering::SeqCst);
-        self.memory.write(at + AT_DIR, &after.as_bytes()[AT_DIR..]);
-        self.memory.store64(at, before.sequence + 2);
+        fence(Ordering::Release);
+        self.memory.write(at + from, bytes);
+        self.memory.store64(at, sequence + 2);
     }
 }
 
@@ -251,8 +274,8 @@ impl NameReader {
 
     /// Finds a name in `dir` as it was told last. `None` if it was not, or if that changes just now.
     pub fn find(&self, dir: u64, name: &[u8]) -> Option<Found> {
-        let (set, tag) = set_and_tag(dir, name);
-        let mut found = tagged(&self.0, set, tag).filter_map(|place| {
+        let sets = Sets::of(dir, name);
+        let mut found = sets.tagged(&self.0, sets.tag).filter_map(|place| {
             let sequence = self.0.load64(slot_at(place));
             let slot = read(&self.0, place);
             // The copy is there before the number is looked at again.
@@ -306,21 +329,18 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_a_full_set_leaves_and_the_server_learns_of_its_inode() {
+    fn names_that_find_no_room_take_that_of_others_and_the_server_learns_of_their_inodes() {
         let (names, reader) = both();
-        let set = set_and_tag(1, b"0").0;
-        let texts = (0..).map(|number: u64| number.to_string());
-        let same: Vec<_> =
-            texts.filter(|text| set_and_tag(1, text.as_bytes()).0 == set).take(WAYS + 1).collect();
-        let left: Vec<_> = (1..)
-            .zip(&same)
+        let texts: Vec<_> = (0..100_000_u64).map(|number| number.to_string()).collect();
+        let mut left: Vec<_> = (1..)
+            .zip(&texts)
             .map(|(ino, text)| names.tell(1, text.as_bytes(), &found(ino, ino)).1)
+            .filter(|left| *left != 0)
             .collect();
-        assert_eq!(left, [0, 0, 0, 0, 0, 0, 0, 0, 1]);
-        assert_eq!(reader.find(1, same[0].as_bytes()), None);
-        for (ino, text) in (1..).zip(&same).skip(1) {
-            assert_eq!(reader.find(1, text.as_bytes()), Some(found(ino, ino)));
-        }
+        left.sort_unstable();
+        let gone = (1..).zip(&texts).filter(|(_, text)| reader.find(1, text.as_bytes()).is_none());
+        assert_eq!(left, gone.map(|(ino, _)| ino).collect::<Vec<_>>());
+        assert!(left.len() < 45_000, "{} names", left.len());
     }
 
     #[test]
@@ -330,6 +350,11 @@ mod tests {
         for (dir, text) in &all {
             names.tell(*dir, text.as_bytes(), &found(dir + 1, 1));
         }
+        let near = |(dir, text): &&(u64, String)| {
+            let sets = Sets::of(*dir, text.as_bytes());
+            sets.tagged(&names.memory, sets.tag).any(|slot| slot / WAYS == sets.near)
+        };
+        assert!(all.iter().filter(near).count() > 16_000, "most are near the others");
         let there = all.iter().filter(|(dir, text)| reader.find(*dir, text.as_bytes()).is_some());
         assert!(there.count() > 19_900);
     }

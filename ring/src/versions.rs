@@ -62,14 +62,19 @@ impl Thing<'_> {
     }
 }
 
+fn mix(hash: u64, word: u64) -> u64 {
+    let hash = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    hash ^ hash >> 32
+}
+
+/// The hash of a directory.
+pub(crate) fn hash_of_dir(dir: u64) -> u64 {
+    mix(0, dir)
+}
+
 /// The hash of a name in a directory.
 pub(crate) fn hash(dir: u64, name: &[u8]) -> u64 {
-    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
-    let mix = |hash: u64, word: u64| {
-        let hash = (hash ^ word).wrapping_mul(FACTOR);
-        hash ^ hash >> 32
-    };
-    let mut hash = mix(mix(0, dir), name.len() as u64);
+    let mut hash = mix(hash_of_dir(dir), name.len() as u64);
     for piece in name.chunks(8) {
         let mut word = [0; 8];
         word[..piece.len()].copy_from_slice(piece);

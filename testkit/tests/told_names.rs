@@ -2,6 +2,7 @@
 //! may not know.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use defuse_connection::{Connection, Credentials, Quotas, Service, ToldNames, VersionSource};
 use defuse_fs::{
@@ -75,12 +76,17 @@ fn a_name_that_one_client_was_told_of_takes_no_request_of_the_next_one() {
         assert_eq!(size(client, "dir/none"), None);
     };
     look(&first);
-    let before = requests(&served);
+    // They are told soon after the answer to the first one.
+    let begun = Instant::now();
+    let mut made = u64::MAX;
+    while made > 3 && begun.elapsed() < Duration::from_secs(20) {
+        let before = requests(&served);
+        look(&client(&served));
+        // It asks for both memories, and for a name that does not exist.
+        made = requests(&served) - before;
+    }
+    assert!(made <= 3, "{made} requests");
     look(&second);
-    look(&client(&served));
-    // The third one asks for both memories, and for the name that nobody was told of.
-    let made = requests(&served) - before;
-    assert!(made <= 4, "{made} requests");
     // The inodes are good for every call.
     let Resolved::Inode { ino, .. } = find(&second, "dir/file-7") else { panic!("no inode") };
     assert!(second.open(&context(), ino, OpenArgs::default()).is_ok());
@@ -131,7 +137,7 @@ fn the_first_read_of_a_file_shows_in_its_attributes() {
     };
     assert_eq!([&one, &two, &three].map(accessed), [1000; 3]);
     let before = requests(&served);
-    std::thread::sleep(std::time::Duration::from_millis(1100));
+    std::thread::sleep(Duration::from_millis(1100));
     assert_eq!((accessed(&three), requests(&served)), (1000, before));
     read(&one, file, 0, 8).unwrap();
     let before = requests(&served);

@@ -91,6 +91,10 @@ impl SharedMemory for Peer {
         self.connection.told_names()
     }
 
+    fn answered(&self) {
+        self.connection.share_names();
+    }
+
     fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()> {
         self.connection.unmap(cx, ino)
     }

@@ -102,6 +102,9 @@ pub trait SharedMemory: Send + Sync {
         Err(Errno::ENOSYS)
     }
 
+    /// The answer to an IOCTL was sent. Work that nobody waits for follows.
+    fn answered(&self) {}
+
     /// All bytes of an open file, if it is small and the client can know how long they hold; and true if a read changes the access
     /// time, which this does not do.
     fn whole(&self, _cx: &Context<'_>, _file: File) -> Option<(Vec<u8>, bool)> {
@@ -368,6 +371,14 @@ impl Dispatcher {
     /// Releases caches, because memory is short.
     pub(crate) fn memory_pressure(&self) {
         self.tell(|lifecycle| lifecycle.memory_pressure());
+    }
+
+    /// The answer to an IOCTL was sent.
+    pub(crate) fn answered(&self) {
+        let run = || self.memory.as_ref().map(|memory| memory.answered());
+        if catch_unwind(AssertUnwindSafe(run)).is_err() {
+            log::error!("the file system panicked after it had answered");
+        }
     }
 
     fn tell(&self, event: impl FnOnce(&dyn Lifecycle)) {

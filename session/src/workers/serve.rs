@@ -164,6 +164,9 @@ impl Worker<'_> {
         }
         self.last = handle(self.shared, &request, reply, self.slot, &self.cells, started);
         self.slept = started.ns_until(self.last) > SLEPT_NS;
+        if matches!(request.body, Body::Ioctl { .. }) {
+            self.shared.dispatcher.answered();
+        }
         self.leave(domain);
         self.finish_request();
     }
