@@ -2,7 +2,7 @@
 //!
 //! A name has the versions that it was told with, so that a reader sees what has changed since ([`versions`](crate::versions)). It
 //! lies in one of the eight slots of a set: one near the others of its directory, so that these share pages, or where that is full,
-//! another one. The tags of a set, parts of the hashes of its names, tell in which slot. A slot has a number that is odd while it is
+//! one of two others. The tags of a set, parts of the hashes of its names, tell in which slot. A slot has a number that is odd while it is
 //! written.
 
 use std::ops::Range;
@@ -108,8 +108,8 @@ pub type Place = u32;
 pub struct Names {
     memory: Memory,
     fd: OwnedFd,
-    /// Each for sets of its own. They have the slots of full sets that are written next.
-    locks: [Mutex<Box<[u8]>>; LOCKS],
+    /// Each for sets of its own.
+    locks: [Mutex<()>; LOCKS],
 }
 
 /// A client's side.
@@ -117,24 +117,33 @@ pub struct NameReader(Memory);
 
 /// The places for a name.
 struct Sets {
-    near: usize,
-    far: usize,
-    tag: u32,
+    /// One near other names of its directory, and two others.
+    all: [usize; 3],
+    hash: u64,
 }
 
 impl Sets {
     fn of(dir: u64, name: &[u8]) -> Sets {
         let hash = hash(dir, name);
-        let first = hash_of_dir(dir) as usize % (SETS / NEAR) * NEAR;
+        let near = hash_of_dir(dir) as usize % (SETS / NEAR) * NEAR;
         // The versions are placed by other bits.
-        let (near, far) = ((hash >> 16) as usize, (hash >> 18) as usize);
-        Sets { near: first + near % NEAR, far: far % SETS, tag: (hash >> 32) as u32 | 1 }
+        let others = [(hash >> 18) as usize % SETS, (hash >> 31) as usize % SETS];
+        Sets { all: [near + (hash >> 16) as usize % NEAR, others[0], others[1]], hash }
+    }
+
+    fn tag(&self) -> u32 {
+        (self.hash >> 32) as u32 | 1
     }
 
     /// The slots that may have a name with this tag.
     fn tagged(&self, memory: &Memory, tag: u32) -> impl Iterator<Item = usize> {
-        let far = if self.far == self.near { 0..0 } else { slots_of(self.far) };
-        slots_of(self.near).chain(far).filter(move |slot| memory.load(tag_at(*slot)) == tag)
+        let slots = self.all.into_iter().flat_map(slots_of);
+        slots.filter(move |slot| memory.load(tag_at(*slot)) == tag)
+    }
+
+    /// A slot of another name, where all are full.
+    fn any(&self) -> usize {
+        self.all[1] * WAYS + (self.hash >> 44) as usize % WAYS
     }
 }
 
@@ -167,8 +176,7 @@ impl Names {
         // No other user can open it again for writing, through /proc.
         rustix::fs::fchmod(&fd, Mode::RUSR)?;
         memory.write(0, &MAGIC.to_ne_bytes());
-        let locks = std::array::from_fn(|_| Mutex::new(vec![0; SETS / LOCKS].into()));
-        Ok(Names { memory, fd, locks })
+        Ok(Names { memory, fd, locks: std::array::from_fn(|_| Mutex::default()) })
     }
 
     /// A descriptor to read the memory, for [`NameReader::of`].
@@ -180,7 +188,7 @@ impl Names {
         reader_of(&self.fd)
     }
 
-    fn lock(&self, of: usize) -> MutexGuard<'_, Box<[u8]>> {
+    fn lock(&self, of: usize) -> MutexGuard<'_, ()> {
         self.locks[of].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -192,18 +200,14 @@ impl Names {
     /// If the name is longer than [`NAME_MAX`].
     pub fn tell(&self, dir: u64, name: &[u8], found: &Found) -> (Place, u64) {
         let sets = Sets::of(dir, name);
-        let (near, far) = (sets.near % LOCKS, sets.far % LOCKS);
-        let mut lower = self.lock(near.min(far));
-        let mut higher = (near != far).then(|| self.lock(near.max(far)));
-        let memory = &self.memory;
-        let known = sets.tagged(memory, sets.tag).find(|slot| read(memory, *slot).is_of(dir, name));
-        let slot = known.or_else(|| sets.tagged(memory, 0).next()).unwrap_or_else(|| {
-            let nexts = if far > near { higher.as_mut() } else { None }.unwrap_or(&mut lower);
-            let next = &mut nexts[sets.far / LOCKS];
-            let slot = sets.far * WAYS + usize::from(*next);
-            *next = (*next + 1) % WAYS as u8;
-            slot
-        });
+        let mut of = sets.all.map(|set| set % LOCKS);
+        of.sort_unstable();
+        let _first = self.lock(of[0]);
+        let _second = (of[1] != of[0]).then(|| self.lock(of[1]));
+        let _third = (of[2] != of[1]).then(|| self.lock(of[2]));
+        let (memory, tag) = (&self.memory, sets.tag());
+        let known = sets.tagged(memory, tag).find(|slot| read(memory, *slot).is_of(dir, name));
+        let slot = known.or_else(|| sets.tagged(memory, 0).next()).unwrap_or_else(|| sets.any());
         let (ino, attributes) = found.inode.unwrap_or((0, [0; ATTRIBUTES]));
         let mut padded = [0; NAME_MAX];
         padded[..name.len()].copy_from_slice(name);
@@ -219,7 +223,7 @@ impl Names {
         };
         let former = memory.load64(slot_at(slot) + AT_INO);
         self.write(slot, AT_DIR, &told.as_bytes()[AT_DIR..]);
-        memory.store(tag_at(slot), sets.tag);
+        memory.store(tag_at(slot), tag);
         (slot as Place, former)
     }
 
@@ -275,7 +279,7 @@ impl NameReader {
     /// Finds a name in `dir` as it was told last. `None` if it was not, or if that changes just now.
     pub fn find(&self, dir: u64, name: &[u8]) -> Option<Found> {
         let sets = Sets::of(dir, name);
-        let mut found = sets.tagged(&self.0, sets.tag).filter_map(|place| {
+        let mut found = sets.tagged(&self.0, sets.tag()).filter_map(|place| {
             let sequence = self.0.load64(slot_at(place));
             let slot = read(&self.0, place);
             // The copy is there before the number is looked at again.
@@ -352,11 +356,11 @@ mod tests {
         }
         let near = |(dir, text): &&(u64, String)| {
             let sets = Sets::of(*dir, text.as_bytes());
-            sets.tagged(&names.memory, sets.tag).any(|slot| slot / WAYS == sets.near)
+            sets.tagged(&names.memory, sets.tag()).any(|slot| slot / WAYS == sets.all[0])
         };
         assert!(all.iter().filter(near).count() > 16_000, "most are near the others");
         let there = all.iter().filter(|(dir, text)| reader.find(*dir, text.as_bytes()).is_some());
-        assert!(there.count() > 19_900);
+        assert!(there.count() > 19_980);
     }
 
     /// A reader meets the old name or the new one, and never a part of each.
