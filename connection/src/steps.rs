@@ -17,6 +17,9 @@ use crate::ledger::Ledger;
 use crate::pages::{BeforeLook, ToldNames};
 use crate::rules::{EXEC, READ};
 
+/// The most names of which others are told later. A client could ask for more before that.
+const MOST_UNTOLD: usize = 1024;
+
 /// An inode on the way of a path, or in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
@@ -114,7 +117,11 @@ impl<F: FileSystem> Connection<F> {
             let Ok(name) = Name::new(bytes) else { continue };
             match Told::look(&self.ledger, &call, cx, (dir, name)) {
                 Ok((Resolved::Inode { ino, attr, open_to_all }, told_name)) => {
-                    self.untold().extend(told_name);
+                    let mut untold = self.untold();
+                    if untold.len() < MOST_UNTOLD {
+                        untold.extend(told_name);
+                    }
+                    drop(untold);
                     if !told(name, Step { ino, attr, open_to_all }) {
                         break;
                     }

@@ -252,6 +252,29 @@ fn memories_of_names_are_few_and_those_in_use_stay() {
     assert!(fs.names(&who(7, &[7, 201])).is_some(), "the one before is unused");
 }
 
+/// Each change of a file would be told to as many names as a user gives it.
+#[test]
+fn few_names_of_one_file_are_told_of() {
+    let fs = versioned();
+    let cx = context();
+    let names = fs.names(&who(0, &[0])).unwrap();
+    let reader = NameReader::of(names.memory().unwrap()).unwrap();
+    let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
+    let ino = fs.mknod(&cx, Ino::ROOT, name("first"), &node).unwrap().ino;
+    let attr = fs.getattr(&cx, ino, None).unwrap();
+    let texts: Vec<_> = (0..100).map(|number| number.to_string()).collect();
+    for text in &texts {
+        fs.link(&cx, ino, Ino::ROOT, name(text)).unwrap();
+        let place = (Ino::ROOT, name(text));
+        names.tell(names.before(place).unwrap(), place, Some((ino, &attr)), true, (&*fs, &cx));
+    }
+    let told = texts.iter().filter(|text| reader.find(Ino::ROOT.0, text.as_bytes()).is_some());
+    assert_eq!(told.count(), 16);
+    let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+    fs.setattr(&cx, ino, None, &set).unwrap();
+    assert!(names.has(ino));
+}
+
 /// A number stays good as long as a name leads to it.
 #[test]
 fn inodes_may_be_named_while_their_names_are_in_the_memory() {

@@ -19,6 +19,8 @@ use rustix::time::{ClockId, clock_gettime};
 const MOST: usize = 16;
 /// The most of them for one user, with several sets of groups.
 const MOST_OF_USER: usize = 4;
+/// The most names that lead to one inode: a change of its attributes is told to all of them.
+const MOST_OF_INODE: usize = 16;
 /// Parts of the account of inodes.
 const SHARDS: usize = 16;
 
@@ -59,6 +61,10 @@ impl Places {
             self.others.swap_remove(at);
         }
         self.first.is_none()
+    }
+
+    fn len(&self) -> usize {
+        self.others.len() + usize::from(self.first.is_some())
     }
 
     fn all(&self) -> impl Iterator<Item = Place> {
@@ -192,6 +198,11 @@ impl ToldNames for Board {
         let found = Found { told, open_to_all, inode: known };
         // Whoever reads the name may name the inode. The account is locked, so that the next change of the place finds this one there.
         let mut inodes = inode.map(|(ino, _)| self.inodes(ino.0));
+        if let (Some(inodes), Some((ino, _))) = (&inodes, inode)
+            && inodes.get(&ino.0).is_some_and(|places| places.len() >= MOST_OF_INODE)
+        {
+            return;
+        }
         let (place, former) = self.names.tell(dir.0, bytes, &found);
         if let (Some(inodes), Some((ino, _))) = (&mut inodes, inode) {
             inodes.entry(ino.0).or_default().add(place);
