@@ -14,7 +14,7 @@ use crate::ledger::{Ledger, Legacy, drop_locks};
 use crate::maps::Maps;
 use crate::pages::ToldNames;
 use crate::quotas::{Accounts, Quotas};
-use crate::steps::Told;
+use crate::steps::Untold;
 use crate::stopped::{Client, Process, Watch};
 use crate::usage::Holdings;
 
@@ -89,7 +89,7 @@ pub struct Connection<F> {
     pub(crate) who: Arc<Credentials>,
     pub(crate) ledger: Arc<Ledger>,
     /// Names of which others are told later.
-    pub(crate) untold: Mutex<Vec<Told>>,
+    pub(crate) untold: Mutex<Vec<Untold>>,
     client: Arc<Client>,
 }
 

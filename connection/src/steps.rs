@@ -64,9 +64,9 @@ impl<F: FileSystem> Connection<F> {
         let mut dir = from;
         while let Some(name) = names.next() {
             call.guard(|guard| guard.permit(dir, EXEC))?;
-            let (resolved, told_name) = Told::look(&self.ledger, &call, cx, (dir, name))?;
-            if let (Some(told), Some(names)) = (told_name, self.ledger.names()) {
-                told.share(&**names, call.fs, cx);
+            let (resolved, before) = look(&self.ledger, &call, cx, (dir, name))?;
+            if let (Some(before), Some(names)) = (before, self.ledger.names()) {
+                share(&**names, before, (dir, name), &resolved, (call.fs, cx));
             }
             match resolved {
                 Resolved::Inode { ino, attr, open_to_all } => {
@@ -115,13 +115,11 @@ impl<F: FileSystem> Connection<F> {
         for bytes in &listed.all {
             // The listing has . and .., which are no names.
             let Ok(name) = Name::new(bytes) else { continue };
-            match Told::look(&self.ledger, &call, cx, (dir, name)) {
-                Ok((Resolved::Inode { ino, attr, open_to_all }, told_name)) => {
-                    let mut untold = self.untold();
-                    if untold.len() < MOST_UNTOLD {
-                        untold.extend(told_name);
+            match look(&self.ledger, &call, cx, (dir, name)) {
+                Ok((resolved @ Resolved::Inode { ino, attr, open_to_all }, before)) => {
+                    if let Some(before) = before {
+                        self.tell_later(Untold { before, dir, name: bytes[..].into(), resolved });
                     }
-                    drop(untold);
                     if !told(name, Step { ino, attr, open_to_all }) {
                         break;
                     }
@@ -139,52 +137,64 @@ impl<F: FileSystem> Connection<F> {
         let Some(names) = self.ledger.names() else { return };
         let all = std::mem::take(&mut *self.untold());
         let cx = Context::new(Caller::default());
-        all.iter().for_each(|told| told.share(&**names, self.behind.unchecked(), &cx));
+        let fs = (self.behind.unchecked() as &dyn FileSystem, &cx);
+        for Untold { before, dir, name, resolved } in &all {
+            if let Ok(name) = Name::new(name) {
+                share(&**names, *before, (*dir, name), resolved, fs);
+            }
+        }
     }
 
-    fn untold(&self) -> MutexGuard<'_, Vec<Told>> {
+    fn tell_later(&self, name: Untold) {
+        let mut untold = self.untold();
+        if untold.len() < MOST_UNTOLD {
+            untold.push(name);
+        }
+    }
+
+    fn untold(&self) -> MutexGuard<'_, Vec<Untold>> {
         self.untold.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A name that a client was told of, and that it shares with others.
-pub(crate) struct Told {
+/// A name that a client was told of, and of which others are told later.
+pub(crate) struct Untold {
     before: BeforeLook,
     dir: Ino,
     name: Box<[u8]>,
-    inode: Option<(Ino, Attr)>,
-    open_to_all: bool,
+    resolved: Resolved,
 }
 
-impl Told {
-    /// Looks at a name for a client, which is told of it. The name is returned, too, where the client shares names.
-    fn look<F: FileSystem>(
-        ledger: &Ledger,
-        call: &Call<'_, F>,
-        cx: &Context<'_>,
-        (dir, name): (Ino, Name<'_>),
-    ) -> Result<(Resolved, Option<Told>)> {
-        let before = ledger.names().and_then(|names| names.before((dir, name)));
-        let resolved = call.fs.resolve(cx, dir, name.into())?;
-        let (inode, open_to_all) = match &resolved {
-            Resolved::Inode { ino, attr, open_to_all } => (Some((*ino, *attr)), *open_to_all),
-            Resolved::Missing { open_to_all } => (None, *open_to_all),
-            Resolved::Walk => return Ok((resolved, None)),
-        };
-        if let Some((ino, _)) = inode {
-            ledger.told(ino);
-            ledger.found(dir, name, ino);
-        }
-        let name = name.as_bytes();
-        let told = before.map(|before| Told { before, dir, name: name.into(), inode, open_to_all });
-        Ok((resolved, told))
+/// Looks at a name for a client, which is told of it. The state before is returned where the client shares names.
+fn look<F: FileSystem>(
+    ledger: &Ledger,
+    call: &Call<'_, F>,
+    cx: &Context<'_>,
+    (dir, name): (Ino, Name<'_>),
+) -> Result<(Resolved, Option<BeforeLook>)> {
+    let before = ledger.names().and_then(|names| names.before((dir, name)));
+    let resolved = call.fs.resolve(cx, dir, name.into())?;
+    if let Resolved::Inode { ino, .. } = resolved {
+        ledger.told(ino);
+        ledger.found(dir, name, ino);
     }
+    Ok((resolved, before))
+}
 
-    /// Tells others of it.
-    fn share(&self, names: &dyn ToldNames, fs: &dyn FileSystem, cx: &Context<'_>) {
-        let Ok(name) = Name::new(&self.name) else { return };
-        let inode = self.inode.as_ref().map(|(ino, attr)| (*ino, attr));
-        names.tell(self.before, (self.dir, name), inode, self.open_to_all, (fs, cx));
+/// Tells others of a name.
+fn share(
+    names: &dyn ToldNames,
+    before: BeforeLook,
+    place: (Ino, Name<'_>),
+    resolved: &Resolved,
+    fs: (&dyn FileSystem, &Context<'_>),
+) {
+    match resolved {
+        Resolved::Inode { ino, attr, open_to_all } => {
+            names.tell(before, place, Some((*ino, attr)), *open_to_all, fs);
+        }
+        Resolved::Missing { open_to_all } => names.tell(before, place, None, *open_to_all, fs),
+        Resolved::Walk => {}
     }
 }
 

@@ -12,6 +12,7 @@
 
 mod client;
 pub mod layout;
+mod marks;
 mod memory;
 pub mod names;
 pub mod pages;
@@ -19,6 +20,7 @@ mod server;
 pub mod versions;
 
 pub use client::{Answer, LATER, Lane};
+pub use marks::Marks;
 pub use memory::{Memory, Shared};
 pub use server::{Arrived, Desk, DeskCounts};
 

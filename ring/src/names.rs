@@ -9,9 +9,11 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::fs::Mode;
 use rustix::io::{Errno, Result};
+use rustix::time::{ClockId, clock_gettime};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::memory::reader_of;
@@ -88,6 +90,23 @@ pub struct Moment {
     pub version: u64,
     /// The time, in nanoseconds of `CLOCK_MONOTONIC_COARSE`.
     pub at: u64,
+}
+
+impl Moment {
+    /// Attributes of this version are told now.
+    pub fn now(version: u64) -> Moment {
+        Moment { version, at: now_ns() }
+    }
+
+    /// The time since then. Where the clock of another namespace is ahead, it is long.
+    pub fn age(&self) -> Duration {
+        Duration::from_nanos(now_ns().wrapping_sub(self.at))
+    }
+}
+
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 /// A name, as the memory has it.

@@ -23,7 +23,6 @@ mod init;
 mod interest;
 mod kind;
 mod lanes;
-mod marks;
 mod notices;
 mod pages;
 mod paths;

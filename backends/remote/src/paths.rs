@@ -9,20 +9,18 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockWriteGuard};
-use std::time::Duration;
 
 use defuse_fs::{
     ATTRIBUTES_HOLD, Attr, Context, Errno, Fh, File, FileKind, Ino, IoctlArgs, Name, NormalPath,
     Resolved, Result, Timestamp, Versions,
 };
-use defuse_ring::names::NameReader;
+use defuse_ring::Marks;
+use defuse_ring::names::{Moment, NameReader};
 use defuse_wire::decode;
 use defuse_wire::vendor::{NAMES, RESOLVE, Step, Steps, ToldAttr};
-use rustix::time::{ClockId, clock_gettime};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Shared;
-use super::marks::Marks;
 
 /// The most names that are kept. Beyond them, all are forgotten.
 const MOST: usize = 1 << 15;
@@ -71,12 +69,6 @@ impl LastRead {
     fn of(&self, ino: Ino) -> u64 {
         self.0[ino.0 as usize % PLACES].load(Ordering::Acquire)
     }
-}
-
-/// The time of the clock in which names are told, in nanoseconds.
-fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::MonotonicCoarse);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 #[derive(Default)]
@@ -138,9 +130,7 @@ struct Told {
 struct Inode {
     ino: Ino,
     attr: Attr,
-    version: u64,
-    /// The time at which it was told, see [`now_ns`].
-    told_at: u64,
+    told: Moment,
     /// The count of reads before it was asked for.
     reads: u64,
     /// It has no extended attributes.
@@ -187,9 +177,9 @@ impl Paths {
             let open_after = open_to_all && told.open_to_all;
             match told.inode {
                 None => return Walked::Known(Resolved::Missing { open_to_all: open_after }),
-                Some(Inode { ino, attr, version, is_bare, .. }) if is_last => {
+                Some(Inode { ino, attr, told, is_bare, .. }) if is_last => {
                     if is_bare {
-                        self.bare.add(ino, version);
+                        self.bare.add(ino.0, told.version);
                     }
                     return Walked::Known(Resolved::Inode { ino, attr, open_to_all: open_after });
                 }
@@ -211,12 +201,12 @@ impl Paths {
             None => None,
             Some((ino, _)) if ino <= Ino::ROOT.0 => return None,
             Some((ino, attr)) => {
-                let told: ToldAttr = zerocopy::transmute!(attr);
-                let attr = decode::told_attr(&told).ok()?;
-                let is_bare = told.flags & ToldAttr::NO_XATTRS != 0;
-                let (version, told_at) = (found.told.attributes.version, found.told.attributes.at);
+                let beside: ToldAttr = zerocopy::transmute!(attr);
+                let attr = decode::told_attr(&beside).ok()?;
+                let is_bare = beside.flags & ToldAttr::NO_XATTRS != 0;
+                let told = found.told.attributes;
                 // This client may have read it since.
-                Some(Inode { ino: Ino(ino), attr, version, told_at, reads: 0, is_bare })
+                Some(Inode { ino: Ino(ino), attr, told, reads: 0, is_bare })
             }
         };
         let (name, rights, open_to_all) = (found.told.name, found.told.rights, found.open_to_all);
@@ -242,9 +232,8 @@ impl Paths {
         let of = |(dir, name, found): &(Ino, &[u8], Found)| {
             let version_of = |inode: &(Ino, Attr)| {
                 let (ino, attr) = *inode;
-                let version = versions.attributes(ino)?;
-                let told_at = now_ns();
-                Some(Inode { ino, attr, version, told_at, reads, is_bare: false })
+                let told = Moment::now(versions.attributes(ino)?);
+                Some(Inode { ino, attr, told, reads, is_bare: false })
             };
             let inode = match &found.inode {
                 None => None,
@@ -287,7 +276,7 @@ impl Paths {
 
     fn is_bare(&self, ino: Ino) -> bool {
         let version = self.versions.get().and_then(|versions| versions.attributes(ino));
-        version.is_some_and(|version| self.bare.has(ino, version))
+        version.is_some_and(|version| self.bare.has(ino.0, version))
     }
 
     pub(super) fn forget(&self) {
@@ -302,14 +291,12 @@ impl Inode {
     fn has_access_time(&self, owes: &dyn Fn(Ino, u64) -> bool, last_read: &LastRead) -> bool {
         // The first read of a file after a change shows in the version; one that is due because a day has passed does not.
         if self.attr.kind == FileKind::Regular && self.attr.read_is_due(self.attr.atime) {
-            return !owes(self.ino, self.version);
+            return !owes(self.ino, self.told.version);
         }
         if !self.attr.read_is_due(Timestamp::now()) {
             return true;
         }
-        // Where the clock of another namespace is ahead, the difference wraps.
-        let age = Duration::from_nanos(now_ns().wrapping_sub(self.told_at));
-        last_read.of(self.ino) <= self.reads && age < ATTRIBUTES_HOLD
+        last_read.of(self.ino) <= self.reads && self.told.age() < ATTRIBUTES_HOLD
     }
 }
 
@@ -325,7 +312,7 @@ impl Told {
         last_read: &LastRead,
     ) -> bool {
         self.inode.as_ref().is_none_or(|inode| {
-            versions.attributes(inode.ino) == Some(inode.version)
+            versions.attributes(inode.ino) == Some(inode.told.version)
                 && inode.has_access_time(owes, last_read)
         })
     }

@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use defuse_fs::{AccessMode, Context, Fh, File, Ino, OpenFlags, ReadArgs, ReadBuf, SliceSink};
+use defuse_ring::Marks;
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode::OpenBytes;
 use defuse_wire::encode::Request;
 
 use super::Shared;
 use super::interest::Interest;
-use super::marks::Marks;
 
 /// No open asks while so many files have bytes: 8 MiB.
 const MOST: usize = 256;
@@ -79,14 +79,14 @@ impl WholeFiles {
         let was_read = whole.was_read.load(Ordering::Relaxed);
         self.interest[usize::from(whole.writes)].note(was_read);
         if whole.is_owed() {
-            self.posted.add(whole.ino, whole.version);
+            self.posted.add(whole.ino.0, whole.version);
         }
         self.pay(&whole)
     }
 
     /// True if the server may not know yet that a file was read, whose attributes still have this version.
     pub(super) fn owes(&self, ino: Ino, version: u64) -> bool {
-        self.posted.has(ino, version)
+        self.posted.has(ino.0, version)
             || self.owed.load(Ordering::Acquire) > 0
                 && self.read().values().any(|whole| whole.ino == ino && whole.is_owed())
     }

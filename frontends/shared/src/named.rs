@@ -13,7 +13,6 @@ use defuse_ring::names::{ATTRIBUTES, Found, Moment, NAME_MAX, Names, Place, Told
 use defuse_ring::versions::{Thing, Versions};
 use defuse_wire::convert::told_attr;
 use defuse_wire::vendor::ToldAttr;
-use rustix::time::{ClockId, clock_gettime};
 
 /// The most memories of names, of 16 MiB each; clients with other rights then have none.
 const MOST: usize = 16;
@@ -118,7 +117,7 @@ impl Boards {
         (fs, cx): (&dyn FileSystem, &Context<'_>),
     ) {
         let Some(version) = versions.of_thing(Thing::Attributes(ino.0)) else { return };
-        let moment = Moment { version, at: now_ns() };
+        let moment = Moment::now(version);
         // What changes meanwhile is newer than the version, with which nobody takes it.
         let Ok(attr) = fs.getattr(cx, ino, None) else { return };
         let attributes = encoded(&attr, (fs, cx), ino);
@@ -138,12 +137,6 @@ fn encoded(attr: &Attr, (fs, cx): (&dyn FileSystem, &Context<'_>), ino: Ino) -> 
         told.flags |= ToldAttr::NO_XATTRS;
     }
     zerocopy::transmute!(told)
-}
-
-/// The time of the clock in which names are told, in nanoseconds.
-fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::MonotonicCoarse);
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 impl Board {
@@ -184,11 +177,11 @@ impl ToldNames for Board {
         }
         let BeforeLook { all, name, rights } = before;
         // A name that has changed since has another version now, with which nobody takes it.
-        let mut told = Told { name, rights, attributes: Moment { version: 0, at: now_ns() } };
+        let mut told = Told { name, rights, attributes: Moment::default() };
         let mut known = None;
         if let Some((ino, found)) = inode {
             let Some(version) = self.versions.of_thing(Thing::Attributes(ino.0)) else { return };
-            told.attributes.version = version;
+            told.attributes = Moment::now(version);
             // Attributes that are asked for now have this version, or are newer and nobody takes them either.
             let same = all.is_some() && self.versions.all() == all;
             let attr = if same { Ok(*found) } else { fs.getattr(cx, ino, None) };

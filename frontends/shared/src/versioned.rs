@@ -7,7 +7,6 @@
 //! holds nobody up. A lease would have to be recalled from each.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use defuse_connection::{Credentials, ToldNames, VersionSource};
@@ -17,6 +16,7 @@ use defuse_fs::{
     ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, Timestamp,
     WriteArgs, WriteBuf, XattrName, delegate,
 };
+use defuse_ring::Marks;
 use defuse_ring::versions::{Thing, Versions};
 
 use crate::named::Boards;
@@ -29,7 +29,8 @@ pub struct Versioned {
     inner: Arc<dyn FileSystem>,
     versions: Arc<Versions>,
     boards: Boards,
-    settled: Settled,
+    /// Inodes of which a read does not change the access time, for less than a day.
+    settled: Marks,
     /// Changes of one name take turns, so that a removal knows the inode that it removes.
     names: [Mutex<()>; LOCKS],
     unseen: Option<Unseen>,
@@ -60,7 +61,7 @@ impl Versioned {
         let versions = Versions::new().map_err(|error| log::warn!("no versions: {error}")).ok()?;
         let (versions, boards) = (Arc::new(versions), Boards::default());
         let names = std::array::from_fn(|_| Mutex::default());
-        let settled = Settled::default();
+        let settled = Marks::default();
         Some(Arc::new(Versioned { inner, versions, boards, settled, names, unseen }))
     }
 
@@ -114,12 +115,12 @@ impl Versioned {
     /// The version of the attributes with which a read does not change the access time. `None` if it does, or may.
     fn settled(&self, cx: &Context<'_>, ino: Ino) -> Option<u64> {
         let version = self.versions.of_thing(Thing::Attributes(ino.0))?;
-        if !self.settled.has(ino, version) {
+        if !self.settled.has(ino.0, version) {
             let attr = self.inner.getattr(cx, ino, None).ok()?;
             if attr.read_is_due(Timestamp::now()) {
                 return None;
             }
-            self.settled.add(ino, version);
+            self.settled.add(ino.0, version);
         }
         Some(version)
     }
@@ -142,34 +143,6 @@ impl Versioned {
 
     fn lock_at(&self, at: usize) -> MutexGuard<'_, ()> {
         self.names[at].lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Inodes of which a read does not change the access time, while the version of their attributes stays and for less than a day.
-struct Settled(Box<[AtomicU64]>);
-
-/// The number of places in [`Settled`]. Inodes share them.
-const PLACES: usize = 4096;
-
-impl Default for Settled {
-    fn default() -> Self {
-        Settled((0..PLACES).map(|_| AtomicU64::new(0)).collect())
-    }
-}
-
-impl Settled {
-    /// The inode and the version in one number, which hardly any other pair has.
-    fn mark(ino: Ino, version: u64) -> u64 {
-        (ino.0 ^ version.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
-    }
-
-    fn has(&self, ino: Ino, version: u64) -> bool {
-        let mark = self.0[ino.0 as usize % PLACES].load(Ordering::Relaxed);
-        mark == Self::mark(ino, version)
-    }
-
-    fn add(&self, ino: Ino, version: u64) {
-        self.0[ino.0 as usize % PLACES].store(Self::mark(ino, version), Ordering::Relaxed);
     }
 }
 

@@ -1,0 +1,52 @@
+//! Inodes with versions of their attributes, of which one side knows something while the version stays. Nobody shares them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The number of places. Of the inodes that share one, the last one is kept.
+const PLACES: usize = 4096;
+
+/// A set of inodes, each with a version.
+pub struct Marks(Box<[AtomicU64]>);
+
+impl Default for Marks {
+    fn default() -> Self {
+        Marks((0..PLACES).map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
+impl Marks {
+    fn place(&self, ino: u64) -> &AtomicU64 {
+        &self.0[ino as usize % PLACES]
+    }
+
+    /// Adds an inode with this version, in place of another one.
+    pub fn add(&self, ino: u64, version: u64) {
+        self.place(ino).store(mark(ino, version), Ordering::Release);
+    }
+
+    /// True if the inode is there with this version.
+    pub fn has(&self, ino: u64, version: u64) -> bool {
+        self.place(ino).load(Ordering::Acquire) == mark(ino, version)
+    }
+}
+
+/// The inode and the version in one number, which hardly any other pair has.
+fn mark(ino: u64, version: u64) -> u64 {
+    (ino ^ version.rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inode_is_there_with_its_version_until_another_takes_its_place() {
+        let marks = Marks::default();
+        marks.add(7, 1);
+        marks.add(8, 1);
+        assert!(marks.has(7, 1) && marks.has(8, 1));
+        assert!(!marks.has(7, 2) && !marks.has(9, 1));
+        marks.add(7 + PLACES as u64, 1);
+        assert!(!marks.has(7, 1));
+    }
+}
