@@ -5,7 +5,10 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use defuse_fs::{Context, Errno, File, FileSystem, Ino, LockKind, LockOwner, Result};
+use defuse_fs::{
+    Context, Errno, File, FileSystem, Ino, LockKind, LockOwner, ReadArgs, ReadBuf, Result,
+    SliceSink,
+};
 
 use crate::call::{Behind, Call};
 use crate::credentials::Credentials;
@@ -192,7 +195,7 @@ impl<F: FileSystem> Connection<F> {
     ///
     /// `EPERM`, `ESTALE` and `EBADF` as for every call; `EACCES` where the file is not open for reading,
     /// or not for writing and the mapping `writes`; `EOVERFLOW` beyond the longest file; `ENOMEM` beyond
-    /// the limit; `ENOSYS` for a file system that wants its data operations submitted.
+    /// the limit; `ENOSYS` for a file system that only takes submissions.
     pub fn map(
         &self,
         cx: &Context<'_>,
@@ -201,12 +204,18 @@ impl<F: FileSystem> Connection<F> {
         writes: bool,
     ) -> Result<OwnedFd> {
         let call = self.check(cx, &[file.ino])?;
-        if call.fs.caps().submits {
-            return Err(Errno::ENOSYS);
-        }
         let modes = self.ledger.modes(file).ok_or(Errno::EBADF)?;
         if !modes.reads || writes && !modes.writes {
             return Err(Errno::EACCES);
+        }
+        if call.fs.caps().submits {
+            // Those that only take submissions refuse a read by this, even of nothing.
+            let mut nothing = SliceSink::new(&mut []);
+            let mut out = ReadBuf::new(&mut nothing, 0);
+            let lower = self.lower(file)?;
+            if call.fs.read(cx, lower, ReadArgs::default(), &mut out) == Err(Errno::ENOSYS) {
+                return Err(Errno::ENOSYS);
+            }
         }
         let end = offset.checked_add(len).filter(|&end| end <= i64::MAX as u64);
         let range: Range<u64> = offset..end.ok_or(Errno::EOVERFLOW)?;

@@ -342,6 +342,9 @@ impl<F: FileSystem> FileSystem for Connection<F> {
 
     fn submit(&self, io: Io) {
         let op = io.op();
+        if file_of(op).is_some_and(|file| self.is_mapped(file.ino)) {
+            return self.perform(io);
+        }
         match io.with_context(|cx| self.submitted(cx, op)) {
             Ok(op) => self.behind.unchecked().submit(io.map_op(|_| op)),
             Err(errno) => io.finish(Err(errno)),
@@ -612,6 +615,25 @@ impl<F: FileSystem> Connection<F> {
         written.unwrap_or(Ok(()))
     }
 
+    /// Performs an operation on a file that somebody has mapped, whose memory is part of its data.
+    fn perform(&self, mut io: Io) {
+        match io.op() {
+            IoOp::Read { file, args, .. } => {
+                let read = io.with_read_buf(|cx, out| self.read(cx, file, args, out));
+                io.finish_filled(read);
+            }
+            IoOp::Write { file, args, .. } => {
+                let written = io.with_write_buf(|cx, data| self.write(cx, file, args, data));
+                io.finish(written);
+            }
+            IoOp::Fsync { file, datasync } => {
+                let synced = io.with_context(|cx| self.fsync(cx, file, datasync));
+                io.finish(synced.map(|()| 0));
+            }
+            IoOp::Fsyncdir { .. } | IoOp::Syncfs => io.finish(Err(Errno::EINVAL)),
+        }
+    }
+
     /// Checks a submitted operation. Returns it as the file system is to have it.
     fn submitted(&self, cx: &Context<'_>, op: IoOp) -> Result<IoOp> {
         match op {
@@ -646,5 +668,13 @@ impl<F: FileSystem> Connection<F> {
         let wait = self.ledger.begin_wait()?;
         self.ledger.locks(file, request);
         Ok(wait)
+    }
+}
+
+/// The open file of an operation on data.
+fn file_of(op: IoOp) -> Option<File> {
+    match op {
+        IoOp::Read { file, .. } | IoOp::Write { file, .. } | IoOp::Fsync { file, .. } => Some(file),
+        IoOp::Fsyncdir { .. } | IoOp::Syncfs => None,
     }
 }

@@ -1,5 +1,4 @@
-//! Reads, writes and fsyncs that the file system completes later, from other threads, through the
-//! kernel mount.
+//! Reads, writes and fsyncs that the file system completes later, from other threads.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -9,29 +8,77 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
-use defuse_fs::{Caps, FileSystem, Io, IoOp, delegate};
+use defuse_fs::{
+    Caps, Context, Errno, File as Open, FileSystem, Io, IoOp, ReadArgs, ReadBuf, Result, WriteArgs,
+    WriteBuf, delegate,
+};
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{Session, SessionOptions};
 use defuse_memory::{Memory, Options};
+use defuse_remote::RemoteOptions;
+use defuse_socket::ServerOptions;
+use served::{Served, context, create, read, write};
+
+#[allow(dead_code, unused_imports)] // Not all of it is used here.
+mod served;
 
 /// A memory file system whose data operations take time on separate threads.
 #[derive(Clone)]
 struct Later {
     inner: Arc<Memory>,
-    /// How often fsyncdir and syncfs were submitted.
+    /// How often fsyncdir, syncfs and operations on data were submitted.
     dirs: Arc<AtomicUsize>,
     all: Arc<AtomicUsize>,
+    data: Arc<AtomicUsize>,
+    /// It takes submissions and no calls.
+    refuses_calls: bool,
 }
 
 impl Later {
     fn new() -> Self {
         let inner = Arc::new(Memory::new(Options::default()));
-        Later { inner, dirs: Arc::default(), all: Arc::default() }
+        Later {
+            inner,
+            dirs: Arc::default(),
+            all: Arc::default(),
+            data: Arc::default(),
+            refuses_calls: false,
+        }
+    }
+
+    fn submitted(&self) -> usize {
+        self.data.load(Ordering::SeqCst)
     }
 }
 
 impl FileSystem for Later {
-    delegate!(to inner, except caps, submit);
+    delegate!(to inner, except caps, submit, read, write);
+
+    fn read(
+        &self,
+        cx: &Context<'_>,
+        file: Open,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<()> {
+        if self.refuses_calls {
+            return Err(Errno::ENOSYS);
+        }
+        self.inner.read(cx, file, args, out)
+    }
+
+    fn write(
+        &self,
+        cx: &Context<'_>,
+        file: Open,
+        args: WriteArgs,
+        data: &mut WriteBuf<'_>,
+    ) -> Result<usize> {
+        if self.refuses_calls {
+            return Err(Errno::ENOSYS);
+        }
+        self.inner.write(cx, file, args, data)
+    }
 
     fn caps(&self) -> Caps {
         Caps { submits: true, ..self.inner.caps() }
@@ -41,7 +88,7 @@ impl FileSystem for Later {
         match io.op() {
             IoOp::Fsyncdir { .. } => self.dirs.fetch_add(1, Ordering::SeqCst),
             IoOp::Syncfs => self.all.fetch_add(1, Ordering::SeqCst),
-            _ => 0,
+            _ => self.data.fetch_add(1, Ordering::SeqCst),
         };
         let inner = Arc::clone(&self.inner);
         std::thread::spawn(move || {
@@ -126,4 +173,66 @@ fn the_in_process_client_submits_what_makes_changes_durable() {
     let submitted = [&fs.dirs, &fs.all].map(|count| count.load(Ordering::SeqCst));
     assert_eq!(submitted, [2, 2]);
     dir.close(&task).unwrap();
+}
+
+fn served_later(refuses_calls: bool) -> (Later, Served) {
+    let fs = Later { refuses_calls, ..Later::new() };
+    let served =
+        Served::new(Arc::new(fs.clone()), ServerOptions::default(), RemoteOptions::default());
+    (fs, served)
+}
+
+/// A mapping is part of the data of a file, wherever operations are finished.
+#[test]
+fn submitted_operations_of_clients_see_what_others_have_mapped() {
+    let (fs, served) = served_later(false);
+    let (one, other) = (served.client(), served.client());
+    let (_, file) = create(&one, "mapped");
+    write(&one, file, 0, b"before").unwrap();
+    let submitted = fs.submitted();
+    assert!(submitted > 0);
+    let map = File::from(one.map(&context(), file, 0..4096, true).unwrap());
+    let mapped = || {
+        let mut bytes = [0; 6];
+        map.read_exact_at(&mut bytes, 0).unwrap();
+        bytes
+    };
+    assert_eq!(&mapped(), b"before");
+    let found = other.lookup(&context(), defuse_fs::Ino::ROOT, served::name("mapped")).unwrap();
+    let args = defuse_fs::OpenArgs {
+        flags: defuse_fs::OpenFlags(defuse_fs::OpenFlags::RDWR),
+        kill_suidgid: false,
+    };
+    let opened = other.open(&context(), found.ino, args).unwrap();
+    let theirs = Open { ino: found.ino, fh: opened.fh };
+    write(&other, theirs, 0, b"theirs").unwrap();
+    assert_eq!(&mapped(), b"theirs");
+    map.write_all_at(b"stored", 0).unwrap();
+    assert_eq!(read(&other, theirs, 0, 6).unwrap(), b"stored");
+    other.fsync(&context(), theirs, false).unwrap();
+    one.unmap(&context(), file.ino).unwrap();
+    assert_eq!(read(&other, theirs, 0, 6).unwrap(), b"stored");
+    assert!(fs.submitted() > submitted, "the read after the mapping was submitted");
+}
+
+#[test]
+fn a_file_system_that_takes_only_submissions_has_no_mappings_and_small_files_all_the_same() {
+    for refuses_calls in [false, true] {
+        let (fs, served) = served_later(refuses_calls);
+        let client = Client::new(defuse_direct::Options::default());
+        client.mount(b"a:", Arc::new(served.client()), &MountArgs::default()).unwrap();
+        let task = Task::new(Credentials::user(0, 0, &[]), WorkDir::Outside(b"/".to_vec()));
+        client.create_with(&task, At::Cwd, b"a:/small", 0o644, b"contents").unwrap();
+        // A chain of requests is answered at once where it may be.
+        assert_eq!(fs.submitted() > 0, refuses_calls);
+        let file = client.open(&task, At::Cwd, b"a:/small", How::default()).unwrap();
+        let mut bytes = [0; 9];
+        assert_eq!(client.pread(&task, &file, &mut bytes, 0), Ok(8));
+        assert_eq!(&bytes[..8], b"contents");
+        file.close(&task).unwrap();
+        let one = served.client();
+        let (_, file) = create(&one, "other");
+        let mapped = one.map(&context(), file, 0..4096, true).map(drop);
+        assert_eq!(mapped, if refuses_calls { Err(Errno::ENOSYS) } else { Ok(()) });
+    }
 }

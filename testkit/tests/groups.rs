@@ -1,10 +1,11 @@
 //! The supplementary groups of callers, as a file system learns them from every frontend.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
-use defuse_fs::{Caps, Context, Entry, Errno, FileSystem, Ino, Name, Result, delegate};
+use defuse_fs::{Caps, Context, Entry, Errno, FileSystem, Ino, Io, IoOp, Name, Result, delegate};
 use defuse_fuse::mount::{self, MountOptions};
 use defuse_fuse::{Session, SessionOptions};
 use defuse_memory::{Memory, Options};
@@ -33,10 +34,17 @@ impl Asks {
 }
 
 impl FileSystem for Asks {
-    delegate!(to inner, except caps, lookup);
+    delegate!(to inner, except caps, lookup, submit);
 
     fn caps(&self) -> Caps {
-        Caps { asks_for_groups: self.is_known, ..self.inner.caps() }
+        Caps { asks_for_groups: self.is_known, submits: true, ..self.inner.caps() }
+    }
+
+    fn submit(&self, io: Io) {
+        if let IoOp::Fsync { .. } = io.op() {
+            *self.told.lock().unwrap() = Some(io.with_context(|cx| cx.supplementary_groups()));
+        }
+        FileSystem::submit(&self.inner, io);
     }
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
@@ -95,22 +103,39 @@ fn a_kernel_mount_finds_the_groups_of_the_thread_that_calls() {
     assert_eq!(fs.take(), Some(Ok(vec![11, 12])));
 }
 
-/// The groups that a file system learns of from a client of a socket with the user and groups [13, 14], and from one of root that acts
-/// for that user with the groups [98, 99].
-fn over_a_socket(is_known: bool) -> [Option<Result<Vec<u32>>>; 2] {
+/// Makes a file durable.
+fn sync(fs: Arc<dyn FileSystem>, who: Credentials) {
+    let client = Client::new(defuse_direct::Options::default());
+    client.mount(b"a:", fs, &MountArgs::default()).unwrap();
+    let task = Task::new(who, WorkDir::Outside(b"/".to_vec()));
+    let flags = (libc::O_RDWR | libc::O_CREAT) as u32;
+    let how = How { flags, mode: 0o600, ..How::default() };
+    let file = client.open(&task, At::Cwd, b"a:/file", how).unwrap();
+    client.fsync(&task, &file, false).unwrap();
+    file.close(&task).unwrap();
+}
+
+/// The groups that a file system learns of in `call` from a client of a socket with the user and groups [13, 14], and from one of root
+/// that acts for that user with the groups [98, 99].
+fn over_a_socket(
+    is_known: bool,
+    call: fn(Arc<dyn FileSystem>, Credentials),
+) -> [Option<Result<Vec<u32>>>; 2] {
     let fs = Asks::new(is_known);
-    let path = format!("@defuse-groups-{}-{is_known}", std::process::id());
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let path = dir.path().join("socket");
     let options =
         ServerOptions { admission: Admission::Users(vec![USER]), ..ServerOptions::default() };
-    let server = Server::bind(path.as_ref(), fs.clone(), options).unwrap();
+    let server = Server::bind(&path, fs.clone(), options).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
-        let connect = || Remote::connect(path.as_ref(), RemoteOptions::default()).unwrap();
+        let connect = || Remote::connect(&path, RemoteOptions::default()).unwrap();
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let who = || Credentials::user(USER, USER, &[98, 99]);
-            look_up(Arc::new(with_groups(USER, &[13, 14], connect)), who());
+            call(Arc::new(with_groups(USER, &[13, 14], connect)), who());
             let of_user = fs.take();
-            look_up(Arc::new(connect()), who());
+            call(Arc::new(connect()), who());
             [of_user, fs.take()]
         }));
         server.shut_down();
@@ -125,7 +150,9 @@ fn a_socket_tells_the_groups_of_the_user_that_connected_and_those_that_root_tell
         return;
     }
     let of_user = Some(Ok(vec![13, 14]));
-    assert_eq!(over_a_socket(true), [of_user.clone(), Some(Ok(vec![98, 99]))]);
+    assert_eq!(over_a_socket(true, look_up), [of_user.clone(), Some(Ok(vec![98, 99]))]);
+    // It is submitted, and finished when the request is gone.
+    assert_eq!(over_a_socket(true, sync), [of_user.clone(), Some(Ok(vec![98, 99]))]);
     // Nobody tells groups to a file system that does not need them.
-    assert_eq!(over_a_socket(false), [of_user, Some(Err(Errno::ENOSYS))]);
+    assert_eq!(over_a_socket(false, look_up), [of_user, Some(Err(Errno::ENOSYS))]);
 }

@@ -816,3 +816,69 @@ fn a_client_that_reads_no_answers_delays_nobody() {
         answer.expect("the other client waits").unwrap();
     });
 }
+
+/// A file system in memory that keeps what is submitted, and performs calls.
+struct Keeps {
+    inner: Memory,
+    kept: std::sync::Mutex<Vec<Io>>,
+}
+
+impl FileSystem for Keeps {
+    delegate!(to inner, except caps, submit);
+
+    fn caps(&self) -> Caps {
+        Caps { submits: true, ..self.inner.caps() }
+    }
+
+    fn submit(&self, io: Io) {
+        self.kept.lock().unwrap().push(io);
+    }
+}
+
+/// Submitted operations hold no thread, and a client may send any number of them.
+#[test]
+fn a_client_has_few_submitted_operations_at_a_time() {
+    const SYNCFS: u32 = 50;
+    const REQUESTS: usize = 2000;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("socket");
+    let inner = Memory::new(Options::default());
+    let fs = Arc::new(Keeps { inner, kept: std::sync::Mutex::default() });
+    let server = Server::bind(&path, fs.clone(), ServerOptions::default()).unwrap();
+    let kept = || fs.kept.lock().unwrap().len();
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.run());
+        let hostile = raw::begun(&path, 0);
+        let mut room = [0; 4096];
+        rustix::net::recv(&hostile, &mut room[..], rustix::net::RecvFlags::empty()).unwrap();
+        let (mut sent, mut answered) = (0, 0);
+        let begun = std::time::Instant::now();
+        while sent < REQUESTS || answered + kept() < REQUESTS {
+            let message = raw::request(SYNCFS, 4 + 2 * sent as u64, 1, 0, &[0; 8]);
+            let flags = rustix::net::SendFlags::DONTWAIT;
+            if sent < REQUESTS && rustix::net::send(&hostile, &message, flags).is_ok() {
+                sent += 1;
+            }
+            let flags = rustix::net::RecvFlags::DONTWAIT;
+            match rustix::net::recv(&hostile, &mut room[..], flags) {
+                Ok(_) => answered += 1,
+                Err(_) => std::thread::yield_now(),
+            }
+            assert!(begun.elapsed().as_secs() < 60, "{sent} sent, {answered} answered");
+        }
+        // 16 MiB, 64 KiB for each, and workers that have looked at the same time.
+        let of_one = kept();
+        assert!((256..256 + 64).contains(&of_one), "{of_one} at a time");
+        let other = connect(path.to_str().unwrap(), 0);
+        scope.spawn(move || other.syncfs(&context(0)).unwrap());
+        let begun = std::time::Instant::now();
+        while kept() == of_one && begun.elapsed().as_secs() < 60 {
+            std::thread::yield_now();
+        }
+        let kept: Vec<Io> = std::mem::take(&mut *fs.kept.lock().unwrap());
+        assert_eq!(kept.len(), of_one + 1, "those of another client are its own");
+        kept.into_iter().for_each(|io| io.finish(Ok(0)));
+        drop(hostile);
+        server.shut_down();
+    });
+}

@@ -5,19 +5,22 @@ use anyhow::Result;
 use crate::command;
 use crate::parts::Parts;
 
+/// The suites of every configuration. `fsx` takes as long as all of them on those without a network.
+const SUITES: &[&str] = &["posix", "pjdfstest", "file", "tree"];
+
 /// Runs them, but not those that need servers of GlusterFS.
 pub fn test(parts: &mut Parts) -> Result<()> {
-    run(parts, "run-passthrough*,run-memory,run-uhs,run-shared-*")
+    run(parts, "run-passthrough*,run-memory,run-uhs,run-shared-*", SUITES)
 }
 
 /// Runs them on volumes of GlusterFS.
 pub fn gluster(parts: &mut Parts) -> Result<()> {
-    run(parts, "run-gluster-*")
+    run(parts, "run-gluster-*", &[SUITES, &["fsx"]].concat())
 }
 
 /// Runs them on these configurations. The runner is a release build, because the numbers of its system calls can be read
 /// only then. The program under test is that of the other tests.
-fn run(parts: &mut Parts, configs: &str) -> Result<()> {
+fn run(parts: &mut Parts, configs: &str, suites: &[&str]) -> Result<()> {
     if !command::is_root() {
         parts.skip("only root can create the ext4 below, and change users");
         return Ok(());
@@ -28,7 +31,7 @@ fn run(parts: &mut Parts, configs: &str) -> Result<()> {
     command::run(command::cargo().args(program))?;
     let program = command::target_dir()?.join("debug/defuse");
     let runner = ["run", "--release", "--package", "defuse-testkit", "--bin", "conformance", "--"];
-    let suites = ["posix", "pjdfstest", "file", "tree"].into_iter().flat_map(|s| ["--suite", s]);
+    let suites = suites.iter().flat_map(|suite| ["--suite", suite]);
     let mut run = command::cargo();
     run.args(runner).arg("--quick").args(suites).args(["--configs", configs]);
     command::run(run.env("DEFUSE_PROGRAM", program))

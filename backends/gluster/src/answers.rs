@@ -61,8 +61,7 @@ pub(crate) enum Thing<'a> {
 /// The answers. An inode is kept with a reference `R`, by which libgfapi delivers messages about it.
 pub(crate) struct Answers<R> {
     inbox: Arc<Inbox>,
-    /// The last own change of any thing of a place.
-    own: Box<[AtomicU64]>,
+    own: Arc<OwnChanges>,
     kept: Mutex<Kept<R>>,
     /// Number of answers that were given.
     given: AtomicU64,
@@ -112,7 +111,8 @@ pub(crate) enum Found {
 impl<R> Answers<R> {
     pub fn new(inbox: Arc<Inbox>) -> Answers<R> {
         let kept = Kept { files: HashMap::new(), dirs: HashMap::new(), names: 0, searched: None };
-        let own = (0..PLACES).map(|_| AtomicU64::new(0)).collect();
+        let places = (0..PLACES).map(|_| AtomicU64::new(0)).collect();
+        let own = Arc::new(OwnChanges { inbox: Arc::clone(&inbox), places });
         Answers { inbox, own, kept: Mutex::new(kept), given: AtomicU64::new(0) }
     }
 
@@ -217,8 +217,8 @@ impl<R> Answers<R> {
     }
 
     /// This client changes things, until the result is dropped.
-    pub fn changing<'a>(&'a self, things: Vec<Thing<'a>>) -> OwnChange<'a, R> {
-        let change = OwnChange { answers: self, things };
+    pub fn changing<'a>(&self, things: Vec<Thing<'a>>) -> OwnChange<'a> {
+        let change = OwnChange { own: Arc::clone(&self.own), things };
         change.mark();
         change
     }
@@ -279,7 +279,7 @@ impl<R> Answers<R> {
     }
 
     fn place(&self, thing: Thing<'_>) -> &AtomicU64 {
-        &self.own[hash(thing) % PLACES]
+        self.own.place(thing)
     }
 
     fn lock(&self) -> MutexGuard<'_, Kept<R>> {
@@ -299,26 +299,39 @@ struct Removed<R> {
     dirs: HashMap<Gfid, Dir<R>>,
 }
 
+/// The moments of changes by this client.
+struct OwnChanges {
+    inbox: Arc<Inbox>,
+    /// The last change of any thing of a place.
+    places: Box<[AtomicU64]>,
+}
+
+impl OwnChanges {
+    fn place(&self, thing: Thing<'_>) -> &AtomicU64 {
+        &self.places[hash(thing) % PLACES]
+    }
+}
+
 /// Things that this client is changing: the change may become visible at any time until the answer.
-pub(crate) struct OwnChange<'a, R> {
-    answers: &'a Answers<R>,
+pub(crate) struct OwnChange<'a> {
+    own: Arc<OwnChanges>,
     things: Vec<Thing<'a>>,
 }
 
-impl<R> OwnChange<'_, R> {
+impl OwnChange<'_> {
     fn mark(&self) {
-        let Answers { inbox, .. } = self.answers;
+        let OwnChanges { inbox, .. } = &*self.own;
         for &thing in &self.things {
             match thing {
                 // Also those who may search a directory.
                 Thing::Rights(gfid) => inbox.note_rights(gfid),
-                _ => inbox.note(self.answers.place(thing)),
+                _ => inbox.note(self.own.place(thing)),
             }
         }
     }
 }
 
-impl<R> Drop for OwnChange<'_, R> {
+impl Drop for OwnChange<'_> {
     fn drop(&mut self) {
         self.mark();
     }

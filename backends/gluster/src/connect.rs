@@ -81,17 +81,16 @@ pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
         format!("{known}: the directory {}: {errno}", name.to_string_lossy())
     })?;
     let posix_acl = keeps_acls(&volume, root);
-    let keeps_here = options.keeps_here && !options.submits;
     let settings = Settings {
         restores: options.in_application,
         answer_on: if options.in_application { AnswerOn::OwnThread } else { AnswerOn::Callback },
         submits: options.submits,
         posix_acl,
-        takes_turns: keeps_here || options.in_application,
+        takes_turns: options.keeps_here || options.in_application,
     };
-    let watch = Watch::new(options.valid_for, keeps_here);
+    let watch = Watch::new(options.valid_for, options.keeps_here);
     let gluster = Gluster::new(volume, root, settings, (watch, asks));
-    Ok(if keeps_here { gluster.keeping_answers() } else { gluster })
+    Ok(if options.keeps_here { gluster.keeping_answers() } else { gluster })
 }
 
 /// The questions to the servers whether they tell of changes by other clients, and the time for which frontends

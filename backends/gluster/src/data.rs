@@ -13,7 +13,7 @@ use crate::answers::{Asked, Thing};
 use crate::attributes::changes;
 use crate::file::Handle;
 use crate::gluster::{Acting, Gluster, OpenFile, Opened as Open, PlainMode};
-use crate::transfer;
+use crate::transfer::{self, Subject};
 use crate::volume::{no_stat, set};
 use crate::writes::At;
 
@@ -195,14 +195,19 @@ impl Gluster {
         let (handle, on) = (Arc::clone(&file.handle), self.settings.answer_on);
         match io.op() {
             IoOp::Read { args, len, .. } => {
-                transfer::read(io, (handle, args.offset), len, &self.pool, on);
+                // Of the access time.
+                let change = self.own_change_of(file.ino);
+                let file = Subject { handle, write: None, change };
+                transfer::read(io, (file, args.offset), len, &self.pool, on);
             }
             IoOp::Write { args, .. } => {
+                let change = self.own_change_of(file.ino);
                 let ready = io.with_context(|cx| self.before_write(cx, &file, args));
                 match ready.and_then(|()| self.target(&file, args)) {
                     Ok(Target { handle, offset, at }) => {
-                        let writes = (Arc::clone(&file.writes), at);
-                        transfer::write(io, (handle, offset), writes, &self.pool, on);
+                        let write = Some((Arc::clone(&file.writes), at));
+                        let file = Subject { handle, write, change };
+                        transfer::write(io, (file, offset), &self.pool, on);
                     }
                     Err(errno) => io.finish(Err(errno)),
                 }

@@ -417,7 +417,7 @@ impl Gluster {
     }
 
     /// This client changes things, until the result is dropped.
-    pub(crate) fn own_change<'a>(&'a self, things: &[Thing<'a>]) -> Option<OwnChange<'a, Kept>> {
+    pub(crate) fn own_change<'a>(&self, things: &[Thing<'a>]) -> Option<OwnChange<'a>> {
         self.answers.as_ref().map(|answers| answers.changing(things.to_vec()))
     }
 
@@ -449,7 +449,7 @@ impl Gluster {
     }
 
     /// Like [`own_change`](Gluster::own_change), of the attributes of an inode that frontends know.
-    pub(crate) fn own_change_of(&self, ino: Ino) -> Option<OwnChange<'_, Kept>> {
+    pub(crate) fn own_change_of(&self, ino: Ino) -> Option<OwnChange<'static>> {
         self.answers.as_ref()?;
         self.own_change(&[Thing::Attributes(self.nodes.gfid(ino).ok()?)])
     }

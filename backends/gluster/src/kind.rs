@@ -63,8 +63,7 @@ fn defaults(frontend: &Frontend) -> Options {
     Options {
         valid_for: if frontend.concurrent { Duration::ZERO } else { base.valid_for },
         in_application: frontend.threads != Threads::Serving,
-        // A server passes locks on, because it has several clients.
-        submits: frontend.locks == Locks::Frontend,
+        submits: frontend.threads == Threads::Serving || frontend.locks == Locks::Frontend,
         // Processes that each open the volume are not told of each other's changes in time.
         told_for: match frontend.concurrent && frontend.locks != Locks::FileSystem {
             true => Duration::ZERO,
@@ -106,7 +105,7 @@ mod tests {
         let of = |frontend: Frontend| KIND.settings(&frontend, &[] as &[&str]).unwrap();
         let server = Frontend { locks: Locks::FileSystem, ..Frontend::default() };
         let of_server = of(server.clone());
-        assert!(!of_server.submits && of_server.keeps_here && !of_server.valid_for.is_zero());
+        assert!(of_server.submits && of_server.keeps_here && !of_server.valid_for.is_zero());
         let of_run = of(Frontend { concurrent: true, ..server.clone() });
         assert!(of_run.keeps_here && of_run.valid_for.is_zero() && !of_run.told_for.is_zero());
         // A process of several that each open the volume.

@@ -71,12 +71,12 @@ pub struct Options {
     /// most half of the time for which they do. Zero: never longer than `valid_for`.
     pub told_for: Duration,
     /// Answers are kept for that time here, and not in the frontends. For several of them, which are not told of each
-    /// other's changes. Not with `submits`.
+    /// other's changes.
     pub keeps_here: bool,
     /// The threads of an application call, which goes on after the volume is closed.
     pub in_application: bool,
-    /// Reads, writes and syncs are answered by threads of libgfapi. Not for the clients of a server: one that
-    /// does not take its answers would keep these threads, which all others need.
+    /// Reads, writes and syncs are answered by threads of libgfapi, whose answers must wait for nobody: all others need these
+    /// threads.
     pub submits: bool,
 }
 

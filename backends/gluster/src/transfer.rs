@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use defuse_fs::{Buffer, Errno, Io, Result};
 
+use crate::answers::OwnChange;
 use crate::ffi::{GlfsFd, GlfsStat, IoCallback};
 use crate::file::{Handle, as_callback, position};
 use crate::volume::{check, last};
@@ -69,19 +70,32 @@ enum Memory {
 /// The writes of an open file, and the place of this one.
 type Counted = (Arc<Writes>, At);
 
+/// The open file of a transfer.
+pub struct Subject {
+    pub handle: Arc<Handle>,
+    pub write: Option<Counted>,
+    /// The change of its attributes, which ends before the answer.
+    pub change: Option<OwnChange<'static>>,
+}
+
 /// A transfer in flight, which owns everything that libgfapi uses.
 struct Transfer {
     io: Io,
-    handle: Arc<Handle>,
+    subject: Subject,
     pool: Arc<Pool>,
     memory: Memory,
-    write: Option<Counted>,
     answer_on: AnswerOn,
 }
 
 /// Starts a read of `len` bytes from `offset`.
-pub fn read(mut io: Io, file: (Arc<Handle>, u64), len: usize, pool: &Arc<Pool>, on: AnswerOn) {
-    let Ok(offset) = position(file.1) else { return io.finish(Err(Errno::EINVAL)) };
+pub fn read(
+    mut io: Io,
+    (file, offset): (Subject, u64),
+    len: usize,
+    pool: &Arc<Pool>,
+    on: AnswerOn,
+) {
+    let Ok(offset) = position(offset) else { return io.finish(Err(Errno::EINVAL)) };
     let mut memory = match io.take_room() {
         Some(room) => Memory::Room(room),
         None => Memory::Pooled(pool.take(len)),
@@ -94,7 +108,7 @@ pub fn read(mut io: Io, file: (Arc<Handle>, u64), len: usize, pool: &Arc<Pool>, 
     // libgfapi writes so much, whoever promised the room.
     assert!(room.len() >= len, "{} bytes of room for {len}", room.len());
     let start_of_room: *mut u8 = room.as_mut_ptr();
-    start(io, (file.0, None), (memory, pool, on), |handle, done, data| {
+    start(io, file, (memory, pool, on), |handle, done, data| {
         let read = handle.volume().library().glfs_pread_async;
         // SAFETY: the room has at least `len` bytes, and belongs to the transfer until its end.
         unsafe { read(handle.raw(), start_of_room.cast(), len, offset, 0, done, data) }
@@ -102,14 +116,8 @@ pub fn read(mut io: Io, file: (Arc<Handle>, u64), len: usize, pool: &Arc<Pool>, 
 }
 
 /// Starts a write of all data at `offset`.
-pub fn write(
-    mut io: Io,
-    file: (Arc<Handle>, u64),
-    writes: Counted,
-    pool: &Arc<Pool>,
-    on: AnswerOn,
-) {
-    let Ok(offset) = position(file.1) else { return io.finish(Err(Errno::EINVAL)) };
+pub fn write(mut io: Io, (file, offset): (Subject, u64), pool: &Arc<Pool>, on: AnswerOn) {
+    let Ok(offset) = position(offset) else { return io.finish(Err(Errno::EINVAL)) };
     let mut data = Vec::new();
     // libgfapi copies the data before the call returns, so that lent memory is used without a copy of ours.
     let mut lent: (*const u8, usize) = (std::ptr::null(), 0);
@@ -135,7 +143,7 @@ pub fn write(
     if let Err(errno) = taken {
         return io.finish(Err(errno));
     }
-    start(io, (file.0, Some(writes)), (Memory::None, pool, on), |handle, done, data| {
+    start(io, file, (Memory::None, pool, on), |handle, done, data| {
         let write = handle.volume().library().glfs_pwrite_async;
         let Ok(len) = i32::try_from(lent.1) else { return -1 };
         // SAFETY: lent memory is valid until the operation ends, which is after this call; the pooled one
@@ -149,7 +157,8 @@ pub fn write(
 
 /// Starts a sync.
 pub fn sync(io: Io, handle: Arc<Handle>, datasync: bool, pool: &Arc<Pool>, on: AnswerOn) {
-    start(io, (handle, None), (Memory::None, pool, on), |handle, done, data| {
+    let file = Subject { handle, write: None, change: None };
+    start(io, file, (Memory::None, pool, on), |handle, done, data| {
         let library = handle.volume().library();
         let sync = if datasync { library.glfs_fdatasync_async } else { library.glfs_fsync_async };
         // SAFETY: the handle is open until the end of the transfer.
@@ -159,12 +168,12 @@ pub fn sync(io: Io, handle: Arc<Handle>, datasync: bool, pool: &Arc<Pool>, on: A
 
 fn start(
     io: Io,
-    (handle, write): (Arc<Handle>, Option<Counted>),
+    subject: Subject,
     (memory, pool, answer_on): (Memory, &Arc<Pool>, AnswerOn),
     submit: impl FnOnce(&Handle, IoCallback, *mut c_void) -> i32,
 ) {
-    let open = Arc::clone(&handle);
-    let transfer = Transfer { io, handle, pool: Arc::clone(pool), memory, write, answer_on };
+    let open = Arc::clone(&subject.handle);
+    let transfer = Transfer { io, subject, pool: Arc::clone(pool), memory, answer_on };
     let transfer = Box::into_raw(Box::new(transfer));
     // From here on the transfer belongs to its callback.
     let submitted = check(submit(&open, done, transfer.cast()));
@@ -198,7 +207,9 @@ unsafe extern "C" fn done(
 
 impl Transfer {
     fn finish(self, result: Result<usize>) {
-        let Transfer { mut io, handle, pool, memory, write, .. } = self;
+        let Transfer { mut io, subject, pool, memory, .. } = self;
+        let Subject { handle, write, change } = subject;
+        drop(change);
         if let Some((writes, at)) = write
             && result.is_ok()
         {

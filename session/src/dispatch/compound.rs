@@ -83,12 +83,10 @@ impl Dispatcher {
         if most > room {
             return Err(Errno::E2BIG);
         }
-        if self.may_submit && is_submitted(opcode) {
-            // Its answer would come later.
-            return Err(Errno::EOPNOTSUPP);
-        }
         let (ino, started) = (Ino(request.nodeid), clock::now());
-        let call = Call { cx: call.cx, unique: call.unique, opcode, ino, started };
+        let told_groups = call.told_groups.clone();
+        let Call { cx, unique, .. } = *call;
+        let call = Call { cx, unique, opcode, ino, started, told_groups, in_chain: true };
         let mut answer = Answer::default();
         let result = self.attempt(&call, &request.body, &mut answer);
         self.recorder.with_cells(|cells| {
@@ -97,7 +95,13 @@ impl Dispatcher {
                 cells.add_bytes(op_of(opcode), *count as u64);
             }
         });
-        result?;
+        let may_be_later = self.may_submit && is_submitted(opcode);
+        // The answer of a file system that only takes submissions would come later.
+        let refused = |errno| match errno {
+            Errno::ENOSYS if may_be_later => Errno::EOPNOTSUPP,
+            errno => errno,
+        };
+        result.map_err(refused)?;
         match answer.errno {
             Some(errno) if errno != 0 => Err(Errno::from_raw(errno)),
             _ => {

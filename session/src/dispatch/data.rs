@@ -31,11 +31,11 @@ impl Dispatcher {
             flags: convert::open_flags(args.flags),
             lock_owner: owned.then_some(LockOwner(args.lock_owner)),
         };
-        if !self.submits() {
+        if !self.submits_call(call) {
             let mut out = ReadBuf::new(reply.data(len), len);
             let result = self.fs.read(&call.cx, file, args, &mut out);
             let filled = out.filled();
-            if !self.must_submit_data(&result) {
+            if !self.must_submit_data(call, &result) {
                 result?;
                 let _ = reply.send_data();
                 return Ok(Done::Moved(filled));
@@ -62,7 +62,7 @@ impl Dispatcher {
             kill_suidgid: has(abi::FUSE_WRITE_KILL_SUIDGID),
             from_cache: has(abi::FUSE_WRITE_CACHE),
         };
-        if !self.submits() {
+        if !self.submits_call(call) {
             let count = match data {
                 Payload::Memory(bytes) => {
                     let mut source = MemorySource::new(bytes);
@@ -72,7 +72,7 @@ impl Dispatcher {
                     self.write_from(call, file, args, &mut WriteBuf::new(reply.piped()))
                 }
             };
-            if !self.must_submit_data(&count) {
+            if !self.must_submit_data(call, &count) {
                 let count = count?;
                 pod(reply, &write_out(count))?;
                 return Ok(Done::Moved(count));

@@ -1,12 +1,12 @@
 //! Requests that are answered later: how an INTERRUPT finds them, and how they are answered.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use defuse_fs::{
-    Completion, Errno, File, InterruptToken, Io, IoOp, LockRequest, LockWait, ReadSink, Result,
-    WriteSource,
+    Completion, Errno, File, Groups, InterruptToken, Io, IoOp, LockRequest, LockWait, ReadSink,
+    Result, WriteSource,
 };
 use defuse_probe::clock::Moment;
 use zerocopy::IntoBytes;
@@ -62,21 +62,59 @@ impl DeferredTable {
     }
 }
 
+/// Bytes of the submitted operations of a client. With more, its operations hold workers, whose number is limited. The
+/// kernel limits its own requests.
+const IN_FLIGHT: usize = 16 << 20;
+
+/// Bytes that an operation takes beside its data.
+const BESIDE: usize = 64 << 10;
+
+/// Bytes of submitted operations that were not finished.
+#[derive(Default)]
+pub(super) struct InFlight(AtomicUsize);
+
+impl InFlight {
+    fn has_room(&self) -> bool {
+        self.0.load(Ordering::Relaxed) < IN_FLIGHT
+    }
+
+    fn add(&self, bytes: usize) {
+        self.0.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn remove(&self, bytes: usize) {
+        self.0.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+fn bytes_of(op: IoOp) -> usize {
+    BESIDE
+        + match op {
+            IoOp::Read { len, .. } | IoOp::Write { len, .. } => len,
+            IoOp::Fsync { .. } | IoOp::Fsyncdir { .. } | IoOp::Syncfs => 0,
+        }
+}
+
 impl Dispatcher {
     /// True if reads, writes and what makes them durable are submitted.
     pub(super) fn submits(&self) -> bool {
         self.submits.load(Ordering::Relaxed)
     }
 
+    /// True if this call is submitted if it may be.
+    pub(super) fn submits_call(&self, call: &Call<'_>) -> bool {
+        self.submits() && !call.in_chain && (self.is_kernel || self.in_flight.has_room())
+    }
+
     /// True if a call that could have been submitted has failed because the file system only takes
     /// submissions, as [`defuse_fs::Caps::submits`] allows.
-    pub(super) fn must_submit<T>(&self, result: &Result<T>) -> bool {
-        self.may_submit && matches!(result, Err(Errno::ENOSYS))
+    pub(super) fn must_submit<T>(&self, call: &Call<'_>, result: &Result<T>) -> bool {
+        self.may_submit && !call.in_chain && matches!(result, Err(Errno::ENOSYS))
     }
 
     /// As [`must_submit`](Self::must_submit), for reads and writes: all of them are submitted then.
-    pub(super) fn must_submit_data<T>(&self, result: &Result<T>) -> bool {
-        let must = self.must_submit(result);
+    pub(super) fn must_submit_data<T>(&self, call: &Call<'_>, result: &Result<T>) -> bool {
+        let must = self.must_submit(call, result);
         if must {
             self.submits.store(true, Ordering::Relaxed);
         }
@@ -95,9 +133,11 @@ impl Dispatcher {
             _ => 0,
         };
         let interrupt = self.begin_deferred(call);
-        let completion = Box::new(self.completion(call, reply, whole));
+        let bytes = bytes_of(op);
+        self.in_flight.add(bytes);
+        let completion = Box::new(self.completion(call, reply, (whole, bytes)));
         let io = Io::new(op, call.cx.caller, call.unique, interrupt, completion);
-        self.fs.submit(io.with_groups(Arc::clone(&self.groups)).from_origin(self.origin));
+        self.fs.submit(io.with_groups(self.groups_of(call)).from_origin(self.origin));
     }
 
     /// Waits for a lock.
@@ -108,11 +148,15 @@ impl Dispatcher {
         reply: Box<dyn DeferredReply>,
     ) {
         let interrupt = self.begin_deferred(call);
-        let completion = Box::new(self.completion(call, reply, 0));
+        let completion = Box::new(self.completion(call, reply, (0, 0)));
         let answer = move |taken: Result<()>| completion.finish(taken.map(|()| 0));
         let (caller, answer) = (call.cx.caller, Box::new(answer));
         let wait = LockWait::new((file, lock), caller, call.unique, interrupt, answer);
-        self.fs.setlkw(wait.with_groups(Arc::clone(&self.groups)).from_origin(self.origin));
+        self.fs.setlkw(wait.with_groups(self.groups_of(call)).from_origin(self.origin));
+    }
+
+    fn groups_of(&self, call: &Call<'_>) -> Arc<dyn Groups> {
+        Arc::clone(call.told_groups.as_ref().unwrap_or(&self.groups))
     }
 
     fn begin_deferred(&self, call: &Call<'_>) -> Arc<InterruptToken> {
@@ -127,10 +171,11 @@ impl Dispatcher {
         self: &Arc<Self>,
         call: &Call<'_>,
         reply: Box<dyn DeferredReply>,
-        whole: usize,
+        (whole, in_flight): (usize, usize),
     ) -> KernelCompletion {
         KernelCompletion {
             whole,
+            in_flight,
             dispatcher: Arc::clone(self),
             reply,
             unique: call.unique,
@@ -145,6 +190,8 @@ struct KernelCompletion {
     /// Bytes that must be written, all or the answer is an error: the kernel's write-back takes a
     /// short count for all of them.
     whole: usize,
+    /// Counted in [`InFlight`].
+    in_flight: usize,
     dispatcher: Arc<Dispatcher>,
     reply: Box<dyn DeferredReply>,
     unique: u64,
@@ -164,6 +211,7 @@ impl Completion for KernelCompletion {
     fn finish(self: Box<Self>, result: Result<usize>) {
         // Out of the table first: once the answer is sent, the kernel may use the number again.
         self.dispatcher.deferred.remove(self.unique);
+        self.dispatcher.in_flight.remove(self.in_flight);
         let result = match result {
             Ok(count) if count < self.whole => Err(Errno::EIO),
             other => other,

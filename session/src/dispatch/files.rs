@@ -261,9 +261,9 @@ impl Dispatcher {
         reply: &mut dyn Reply,
         run: impl FnOnce(&dyn FileSystem) -> Result<()>,
     ) -> Result<Done> {
-        if !self.submits() {
+        if !self.submits_call(call) {
             let result = run(&*self.fs);
-            if !self.must_submit(&result) {
+            if !self.must_submit(call, &result) {
                 return done(result, reply);
             }
         }

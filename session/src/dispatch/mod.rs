@@ -31,7 +31,7 @@ use crate::init::Negotiated;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
 use crate::transport::Reply;
-use deferred::DeferredTable;
+use deferred::{DeferredTable, InFlight};
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::convert::{self, Timeouts};
 use defuse_wire::request::{Body, Payload, Request};
@@ -57,6 +57,7 @@ pub(crate) struct Dispatcher {
     acls_ignored: bool,
     backings: Option<Backings>,
     deferred: DeferredTable,
+    in_flight: InFlight,
     writers: Writers,
     /// The requests come from the kernel, which vouches for their callers, and not from a client over a
     /// socket.
@@ -159,6 +160,10 @@ struct Call<'a> {
     opcode: Opcode,
     ino: Ino,
     started: Moment,
+    /// The groups of the caller, where the client has told them.
+    told_groups: Option<Arc<dyn Groups>>,
+    /// Part of a chain, which is answered at once.
+    in_chain: bool,
 }
 
 impl Dispatcher {
@@ -208,6 +213,7 @@ impl Dispatcher {
             acls_ignored,
             backings,
             deferred: DeferredTable::default(),
+            in_flight: InFlight::default(),
             writers: Writers::default(),
             is_kernel,
             groups,
@@ -227,8 +233,9 @@ impl Dispatcher {
     ) -> Outcome {
         let caller = Caller { uid: request.uid, gid: request.gid, pid: request.pid };
         let told = request.caller_groups.filter(|_| self.tells_groups);
-        let told = told.map(|groups| Told(groups.collect()));
-        let groups: &dyn Groups = told.as_ref().map_or(&*self.groups, |told| told);
+        let told = told.map(|groups| Arc::new(Told(groups.collect())) as Arc<dyn Groups>);
+        let groups = told.clone();
+        let groups = groups.as_deref().unwrap_or(&*self.groups);
         let call = Call {
             cx: Context::with_interrupt(caller, request.unique, interrupt)
                 .with_groups(groups)
@@ -237,6 +244,8 @@ impl Dispatcher {
             opcode: request.opcode,
             ino: Ino(request.nodeid),
             started,
+            told_groups: told,
+            in_chain: false,
         };
         match self.attempt(&call, &request.body, reply) {
             Ok(Done::Sent) => Outcome { ok: true, ..Outcome::default() },

@@ -78,7 +78,7 @@ pub(super) fn run(stage: &Stage, quick: bool) -> Result<Tally> {
         let file = place.join("set.toml");
         fs::write(&file, set)?;
         for seed in seeds.clone() {
-            let mut command = Command::new(tools::path("fsx"));
+            let mut command = stage.command(&tools::path("fsx"))?;
             command.args(["-N", operations, "-S", &seed.to_string(), "-f"]).arg(&file);
             command.arg("-P").arg(&place).arg(stage.path().join("fsx"));
             tally.add(&format!("{name}, seed {seed}"), succeed(&mut command));

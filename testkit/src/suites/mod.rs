@@ -55,7 +55,7 @@ impl Suite {
 
     /// True if it also runs on configurations without a mount.
     pub fn runs_in_process(self) -> bool {
-        matches!(self, Suite::Pjdfstest | Suite::Posix | Suite::File | Suite::Tree)
+        self != Suite::Programs
     }
 
     /// True if it runs on `config`.
