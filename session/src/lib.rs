@@ -41,6 +41,7 @@ pub use session::{Ended, ResizeError, Session, StartError, Statistics, Workers};
 pub use transport::Answer;
 pub use transport::dev::SpliceLimits;
 pub use transport::{LaneCounts, Line, Lines, Port, ReplyPort};
+pub use workers::sentinel::Sentinel;
 
 /// The worker pool's bookkeeping, for its checker in `tests/shuttle.rs`.
 #[cfg(feature = "shuttle")]

@@ -25,7 +25,7 @@ use crate::workers::bulkhead::Bulkhead;
 use crate::workers::inflight::Slots;
 use crate::workers::pool::{Growth, Pool, PoolLimits};
 use crate::workers::ring::Rings;
-use crate::workers::sentinel::Bell;
+use crate::workers::sentinel::{Bell, Sentinel};
 use crate::workers::set_aside::{self, SetAside};
 use crate::workers::{policy, ring, sentinel, serve, signal};
 use defuse_probe::Limited;
@@ -124,7 +124,11 @@ impl Session {
             };
             let shared = Shared::new(dispatcher, options, line, &port, queues);
             let shared = Arc::new(shared.map_err(StartError::Thread)?);
-            let failed = match shared.start() {
+            let sentinel = match &peer {
+                Peer::Client(client) => client.sentinel.as_ref(),
+                Peer::Kernel(_) => None,
+            };
+            let failed = match shared.start(sentinel) {
                 Ok(()) => return Ok(Session { shared }),
                 Err(errno) => errno,
             };
@@ -334,12 +338,18 @@ impl Shared {
         })
     }
 
-    /// Starts the first threads.
-    fn start(self: &Arc<Self>) -> Result<()> {
+    /// Starts the first threads, among them a sentinel if there is none.
+    fn start(self: &Arc<Self>, sentinel: Option<&Sentinel>) -> Result<()> {
+        if let Some(sentinel) = sentinel {
+            sentinel.take(self)?;
+        }
         match &self.rings {
             Some(rings) => ring::start(self, rings)?,
             None if self.add_worker() => {}
             None => return Err(Errno::EAGAIN),
+        }
+        if sentinel.is_some() {
+            return Ok(());
         }
         let watched = Arc::clone(self);
         self.spawn("defuse-sentinel", move || sentinel::run(&watched))
@@ -520,7 +530,7 @@ impl Shared {
                 let _ = thread.handle.join();
             }
             if threads.is_empty() {
-                return true;
+                return self.bell.is_left_alone(deadline);
             }
             drop(threads);
             if Instant::now() > deadline {

@@ -576,3 +576,49 @@ fn an_interrupt_reaches_a_session_whose_workers_are_all_stuck() {
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     });
 }
+
+/// The threads of this process with a name.
+fn threads(name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.flatten().map(|task| std::fs::read_to_string(task.path().join("comm")));
+    names.flatten().filter(|found| found.trim_end() == name).count()
+}
+
+/// A sentinel for each connection woke up 500 times a second for each.
+#[test]
+fn the_sessions_of_a_server_have_one_sentinel_also_while_the_workers_of_some_are_stuck() {
+    let mut options = ServerOptions::default();
+    options.session.workers = Some(1);
+    let stuck = Arc::new(Stuck { inner: Memory::new(Options::default()) });
+    let before = threads("defuse-sentinel");
+    let served = Served::new(stuck, options, RemoteOptions::default());
+    let clients: Vec<_> = (0..40).map(|_| served.client()).collect();
+    let files: Vec<_> = (0..40).map(|at| create(&clients[at], &format!("file{at}")).1).collect();
+    let token = InterruptToken::default();
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..4)
+            .map(|at| {
+                let (client, file, token) = (&clients[at], files[at], &token);
+                scope.spawn(move || {
+                    let mut bytes = [0; 8];
+                    let mut sink = SliceSink::new(&mut bytes);
+                    let cx = Context::with_interrupt(context().caller, 0, token);
+                    client.read(&cx, file, ReadArgs::default(), &mut ReadBuf::new(&mut sink, 8))
+                })
+            })
+            .collect();
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(300) {
+            for at in 4..8 {
+                assert_eq!(write(&clients[at], files[at], 0, b"x"), Ok(1));
+            }
+        }
+        // Other tests of this process have servers, too, but fewer.
+        let sentinels = threads("defuse-sentinel") - before.min(threads("defuse-sentinel"));
+        assert!(sentinels < 40, "{sentinels} sentinels");
+        token.trip();
+        for reader in readers {
+            assert_eq!(reader.join().unwrap(), Err(Errno::EINTR));
+        }
+    });
+}

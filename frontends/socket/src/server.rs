@@ -13,7 +13,7 @@ use defuse_connection::{Credentials, Limits, PageSource, Quotas, Service, Versio
 use defuse_fs::layer::Locking;
 use defuse_fs::{Errno, FileSystem, LockSupport};
 use defuse_probe::{Limited, Snapshot};
-use defuse_session::{ClientHooks, Line, Lines, Session, SessionOptions, SharedMemory};
+use defuse_session::{ClientHooks, Line, Lines, Sentinel, Session, SessionOptions, SharedMemory};
 use defuse_wire::vendor::Number;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
@@ -139,6 +139,7 @@ pub(crate) struct Shared {
     pub(crate) clients: Mutex<Clients>,
     changed: Condvar,
     pub(crate) service: Arc<Service>,
+    sentinel: Sentinel,
     /// Some connections did not end in time.
     left: AtomicBool,
 }
@@ -243,6 +244,7 @@ impl Server {
                 clients: Mutex::default(),
                 changed: Condvar::new(),
                 service,
+                sentinel: Sentinel::default(),
                 left: AtomicBool::new(false),
             }
         });
@@ -365,7 +367,9 @@ impl Shared {
             let memory = Some(Arc::clone(peer) as Arc<dyn SharedMemory>);
             let groups = Arc::new(peer.connection.credentials().clone());
             // Only root acts for others.
-            let client = ClientHooks { memory, groups: Some(groups), tells_groups: uid == 0 };
+            let sentinel = Some(self.sentinel.clone());
+            let client =
+                ClientHooks { memory, groups: Some(groups), tells_groups: uid == 0, sentinel };
             let mut line: Arc<dyn Line> = Arc::new(MessageLine::new(Arc::new(socket)));
             if let Some(lines) = &self.options.lines {
                 line = lines.line(uid, line).map_err(|errno| errno.to_string())?;

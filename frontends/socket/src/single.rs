@@ -53,7 +53,7 @@ pub fn serve_one(
     peer.connection.trust_numbers();
     let served = Arc::clone(&peer) as Arc<dyn FileSystem>;
     let groups = Arc::new(peer.connection.credentials().clone());
-    let client = ClientHooks { memory: None, groups: Some(groups), tells_groups: true };
+    let client = ClientHooks { groups: Some(groups), tells_groups: true, ..ClientHooks::default() };
     let mut line: Arc<dyn Line> = Arc::new(MessageLine::new(Arc::new(socket)));
     if let Some(lines) = &options.lines {
         line = lines.line(0, line)?;

@@ -31,6 +31,7 @@ use crate::init::Negotiated;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
 use crate::transport::Reply;
+use crate::workers::sentinel::Sentinel;
 use deferred::{DeferredTable, InFlight};
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::convert::{self, Timeouts};
@@ -125,6 +126,8 @@ pub struct ClientHooks {
     pub groups: Option<Arc<dyn Groups>>,
     /// It is believed about the groups of the callers.
     pub tells_groups: bool,
+    /// Watches the threads of the session; `None` for a thread of the session's own.
+    pub sentinel: Option<Sentinel>,
 }
 
 /// The other end of a session.
@@ -187,7 +190,7 @@ impl Dispatcher {
                 let groups = other.unwrap_or_else(|| Arc::new(OfProcesses));
                 (Some(device), groups, None, false)
             }
-            Peer::Client(ClientHooks { memory, groups, tells_groups }) => {
+            Peer::Client(ClientHooks { memory, groups, tells_groups, .. }) => {
                 (None, groups.unwrap_or_else(|| Arc::new(Unknown)), memory, tells_groups)
             }
         };

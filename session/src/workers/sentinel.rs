@@ -11,11 +11,15 @@
 //! - reads the device itself when all workers that there may be are stuck: INTERRUPT and FORGET are
 //!   done at once, and requests are set aside for the next worker that is free. So an interrupt
 //!   arrives even where a single worker sits in a handler that never ends.
+//!
+//! The sessions of a server have one sentinel ([`Sentinel`]). It never waits for what the requests of one of them wait for.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::thread::Thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use defuse_fs::Result;
 
 use super::{pressure, ring, signal};
 use crate::session::Shared;
@@ -29,35 +33,71 @@ const TRIM_TICKS: u32 = 500;
 /// Looks without any progress before workers count as stuck.
 const STUCK_TICKS: u32 = 10;
 
-/// How workers wake the sentinel.
+/// How workers wake the sentinel of their session.
 #[derive(Default)]
 pub(crate) struct Bell {
+    /// The session is watched.
     awake: AtomicBool,
-    thread: std::sync::OnceLock<Thread>,
+    who: OnceLock<Who>,
+    /// Held while the session is looked at.
+    look: Mutex<()>,
+    /// A thread receives for workers that are stuck.
+    is_helped: AtomicBool,
+}
+
+/// The sentinel of a session.
+enum Who {
+    /// Its own.
+    Own(Thread),
+    /// One that watches others, too.
+    Common(Sentinel, Weak<Shared>),
 }
 
 impl Bell {
-    /// Called by a worker that leaves nobody to wait for requests. Costs a load when the sentinel
-    /// is awake.
+    /// Called by a worker that leaves nobody to wait for requests. Costs a load while the session is watched.
     pub(crate) fn ring(&self) {
         if !self.awake.load(Ordering::SeqCst) && !self.awake.swap(true, Ordering::SeqCst) {
-            self.unpark();
+            match self.who.get() {
+                Some(Who::Own(thread)) => thread.unpark(),
+                Some(Who::Common(sentinel, session)) => sentinel.watch(session),
+                // It looks at the bell when it begins.
+                None => {}
+            }
         }
     }
 
-    /// Wakes the sentinel whatever it does.
+    /// Wakes a session's own sentinel whatever it does.
     pub(crate) fn unpark(&self) {
-        if let Some(thread) = self.thread.get() {
+        if let Some(Who::Own(thread)) = self.who.get() {
             thread.unpark();
         }
     }
+
+    /// Waits until a sentinel of several sessions does not look at this one any more. False after `deadline`.
+    pub(crate) fn is_left_alone(&self, deadline: Instant) -> bool {
+        while matches!(self.look.try_lock(), Err(TryLockError::WouldBlock)) {
+            if Instant::now() > deadline {
+                return false;
+            }
+            std::thread::sleep(TICK / 4);
+        }
+        true
+    }
+
+    /// Ends the watch of a quiet session. False if it must go on.
+    fn sleep(&self, shared: &Shared) -> bool {
+        self.awake.store(false, Ordering::SeqCst);
+        // A worker that became busy just before saw the bell as rung already. One that rings now has begun another watch.
+        !busy(shared) || self.awake.swap(true, Ordering::SeqCst)
+    }
 }
 
-/// The sentinel's thread, until the session ends.
+/// The sentinel's thread of one session, until the session ends.
 pub(crate) fn run(shared: &Arc<Shared>) {
     let bell = &shared.bell;
-    let _ = bell.thread.set(std::thread::current());
+    let _ = bell.who.set(Who::Own(std::thread::current()));
     let mut watch = Watch::default();
+    let mut untrimmed = 0;
     while !shared.pool.exiting() {
         if !bell.awake.load(Ordering::SeqCst) {
             std::thread::park();
@@ -65,19 +105,152 @@ pub(crate) fn run(shared: &Arc<Shared>) {
         }
         // The end of the session does not wait for the time. A bell that rang just before makes one look early.
         std::thread::park_timeout(TICK);
-        watch.tick(shared);
+        if watch.tick(shared) {
+            shared.receive_for_stuck_workers();
+        }
+        trim_now_and_then(shared, &mut untrimmed);
         if watch.quiet > QUIET_TICKS {
             watch = Watch::default();
-            bell.awake.store(false, Ordering::SeqCst);
-            // A worker that became busy just before saw the bell as rung already.
-            if busy(shared) {
-                bell.awake.store(true, Ordering::SeqCst);
-            }
-            // Twice, because the first only marks what was used since the time before. Whoever
-            // releases a file from here on rings, and is trimmed after.
-            shared.dispatcher.trim();
-            shared.dispatcher.trim();
+            untrimmed = 0;
+            bell.sleep(shared);
+            trim_all(shared);
         }
+    }
+}
+
+/// One sentinel for the sessions of one file system, like those of a server. It costs a thread and its looks once, and not for each
+/// session. Its thread ends when all handles are dropped.
+#[derive(Clone, Default)]
+pub struct Sentinel(Arc<Handle>);
+
+#[derive(Default)]
+struct Handle(Arc<Common>);
+
+#[derive(Default)]
+struct Common {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    runs: bool,
+    is_over: bool,
+    /// Sessions that are to be watched from now on.
+    rung: Vec<Arc<Shared>>,
+}
+
+impl Common {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.lock().is_over = true;
+        self.0.changed.notify_all();
+    }
+}
+
+impl Sentinel {
+    /// Becomes the sentinel of a session, whose threads are started afterwards.
+    ///
+    /// # Errors
+    ///
+    /// Those of the start of a thread.
+    pub(crate) fn take(&self, session: &Arc<Shared>) -> Result<()> {
+        let common = &self.0.0;
+        {
+            let mut state = common.lock();
+            if !state.runs {
+                let common = Arc::clone(common);
+                let thread = std::thread::Builder::new().name("defuse-sentinel".to_owned());
+                thread.spawn(move || watch_all(&common))?;
+                state.runs = true;
+            }
+        }
+        let _ = session.bell.who.set(Who::Common(self.clone(), Arc::downgrade(session)));
+        Ok(())
+    }
+
+    fn watch(&self, session: &Weak<Shared>) {
+        if let Some(session) = session.upgrade() {
+            self.0.0.lock().rung.push(session);
+            self.0.0.changed.notify_one();
+        }
+    }
+}
+
+/// The thread of a [`Sentinel`].
+fn watch_all(common: &Common) {
+    let mut watched: Vec<(Arc<Shared>, Watch)> = Vec::new();
+    let mut untrimmed = 0;
+    loop {
+        {
+            let mut state = common.lock();
+            while watched.is_empty() && state.rung.is_empty() && !state.is_over {
+                state = common.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            if state.is_over {
+                return;
+            }
+            watched.extend(state.rung.drain(..).map(|session| (session, Watch::default())));
+        }
+        std::thread::sleep(TICK);
+        let mut last = None;
+        watched.retain_mut(|(session, watch)| {
+            let stays = watch.look(session);
+            last = Some(Arc::clone(session));
+            stays
+        });
+        // All have one file system.
+        match last {
+            Some(session) if watched.is_empty() => {
+                untrimmed = 0;
+                trim_all(&session);
+            }
+            Some(session) => trim_now_and_then(&session, &mut untrimmed),
+            None => {}
+        }
+    }
+}
+
+/// Gives up about once a second what is kept for a moment.
+fn trim_now_and_then(shared: &Shared, untrimmed: &mut u32) {
+    *untrimmed += 1;
+    if *untrimmed >= TRIM_TICKS {
+        *untrimmed = 0;
+        shared.dispatcher.trim();
+        if pressure::is_high(&shared.memory_pressure) {
+            shared.dispatcher.memory_pressure();
+        }
+    }
+}
+
+/// Twice, because the first only marks what was used since the time before. Whoever releases a file from here on rings, and
+/// is trimmed after.
+fn trim_all(shared: &Shared) {
+    shared.dispatcher.trim();
+    shared.dispatcher.trim();
+}
+
+/// Receives for the workers of a session until one of them is free: on a thread of the session, because others do not wait for what its
+/// requests do.
+fn help(shared: &Arc<Shared>) {
+    if shared.bell.is_helped.swap(true, Ordering::SeqCst) {
+        return;
+    }
+    let session = Arc::clone(shared);
+    let started = shared.spawn("defuse-helper", move || {
+        while session.pool.idle() == 0 && !session.pool.exiting() {
+            session.receive_for_stuck_workers();
+            std::thread::sleep(TICK);
+        }
+        session.bell.is_helped.store(false, Ordering::SeqCst);
+    });
+    if started.is_err() {
+        shared.bell.is_helped.store(false, Ordering::SeqCst);
     }
 }
 
@@ -86,24 +259,32 @@ struct Watch {
     served: u64,
     quiet: u32,
     stuck: u32,
-    untrimmed: u32,
 }
 
 impl Watch {
-    fn tick(&mut self, shared: &Arc<Shared>) {
+    /// Looks at one of several sessions. False if it need not be watched any more.
+    fn look(&mut self, shared: &Arc<Shared>) -> bool {
+        let _look = shared.bell.look.lock().unwrap_or_else(PoisonError::into_inner);
+        if shared.pool.exiting() {
+            return false;
+        }
+        if self.tick(shared) {
+            help(shared);
+        }
+        if self.quiet <= QUIET_TICKS {
+            return true;
+        }
+        *self = Watch::default();
+        !shared.bell.sleep(shared)
+    }
+
+    /// Looks around. True if requests wait, and all workers that there may be are stuck.
+    fn tick(&mut self, shared: &Arc<Shared>) -> bool {
         let served = shared.slots.served();
         let progress = served != self.served;
         self.served = served;
         let busy = busy(shared);
         self.quiet = if busy || progress { 0 } else { self.quiet + 1 };
-        self.untrimmed += 1;
-        if self.untrimmed >= TRIM_TICKS {
-            self.untrimmed = 0;
-            shared.dispatcher.trim();
-            if pressure::is_high(&shared.memory_pressure) {
-                shared.dispatcher.memory_pressure();
-            }
-        }
         for slot in shared.slots.iter().filter(|slot| slot.is_interrupted()) {
             signal::wake(slot.thread());
         }
@@ -111,7 +292,8 @@ impl Watch {
             shared.call_idle_worker();
         }
         if let Some(rings) = &shared.rings {
-            return ring::tick(shared, rings);
+            ring::tick(shared, rings);
+            return false;
         }
         if shared.set_aside.is_waiting() {
             match shared.pool.idle() {
@@ -121,19 +303,17 @@ impl Watch {
         }
         if shared.pool.idle() > 0 {
             self.stuck = 0;
-            return;
+            return false;
         }
         if !shared.is_readable() {
-            return;
+            return false;
         }
         if !shared.hands_over() && shared.add_worker() {
             self.stuck = 0;
-            return;
+            return false;
         }
         self.stuck = if progress { 0 } else { self.stuck + 1 };
-        if self.stuck > STUCK_TICKS {
-            shared.receive_for_stuck_workers();
-        }
+        self.stuck > STUCK_TICKS
     }
 }
 
