@@ -615,6 +615,29 @@ fn answers_are_kept_for_several_frontends(servers: &Servers) {
     fs::remove_file(there_dir.join(gone)).unwrap();
     until("a removal", || stat(&clients[0], gone).is_err());
 
+    // That a file lacks an attribute is kept, until another client gives it one.
+    let [asked, capable] = [&names[102], &names[103]];
+    let value = |client: &Client, name: &str, attribute: &[u8]| {
+        client.getxattr(&task, (At::Cwd, &path(name), true), attribute, 100).map(drop)
+    };
+    for attribute in [&b"system.posix_acl_default"[..], b"system.posix_acl_access"] {
+        stat(&clients[0], asked).unwrap();
+        value(&clients[0], asked, attribute).unwrap_err();
+        until("its lack is kept", || {
+            let before = given();
+            value(&clients[1], asked, attribute).unwrap_err();
+            // One of them is the name.
+            given() - before >= 2
+        });
+    }
+    const CAPABILITY: &[u8] = b"security.capability";
+    stat(&clients[0], capable).unwrap();
+    value(&clients[0], capable, CAPABILITY).unwrap_err();
+    let some = [1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let flags = rustix::fs::XattrFlags::empty();
+    rustix::fs::setxattr(there_dir.join(capable), "security.capability", &some, flags).unwrap();
+    until("a capability", || value(&clients[1], capable, CAPABILITY).is_ok());
+
     // A name is not kept for a user who may not search the directory.
     clients[0].chmod(&task, At::Cwd, b"g:/kept-here", 0o700, true).unwrap();
     let user = Task::new(Credentials::user(4321, 4321, &[]), WorkDir::Outside(b"/".to_vec()));

@@ -77,11 +77,31 @@ struct Kept<R> {
 
 struct File<R> {
     stat: libc::stat,
+    lacks: Lacks,
     /// The directory whose listing told of it.
     listed_in: Option<Gfid>,
     asked: Asked,
     until: Instant,
     _reference: R,
+}
+
+/// Extended attributes for which programs ask of each file, and that a file is known not to have.
+#[derive(Clone, Default)]
+struct Lacks {
+    /// A bit for each of [`OFTEN_ASKED`].
+    names: u8,
+    /// Asked for, in the order of the first of them.
+    since: Mark,
+    until: Option<Instant>,
+}
+
+/// The extended attributes for which programs ask of each file: ls(1) and cp(1), and a kernel before a write. Servers tell of their
+/// changes, because md-cache has asked for that.
+const OFTEN_ASKED: [&[u8]; 3] =
+    [b"security.capability", b"system.posix_acl_access", b"system.posix_acl_default"];
+
+fn bit_of(name: &[u8]) -> Option<u8> {
+    OFTEN_ASKED.iter().position(|often| *often == name).map(|at| 1 << at)
 }
 
 struct Dir<R> {
@@ -167,11 +187,45 @@ impl<R> Answers<R> {
         let room = kept.files.len() < FILES || kept.files.contains_key(&gfid);
         let old = if room { None } else { self.make_room(&mut kept) };
         let (stat, asked) = (*stat, asked.clone());
-        let file = File { stat, listed_in, asked, until, _reference: reference };
+        let lacks = kept.files.get(&gfid).map(|old| old.lacks.clone()).unwrap_or_default();
+        let file = File { stat, lacks, listed_in, asked, until, _reference: reference };
         let replaced = kept.files.insert(gfid, file);
         drop(kept);
         // Outside of the lock, because they call libgfapi.
         drop((old, replaced));
+    }
+
+    /// True if an inode is known to lack an extended attribute.
+    pub fn lacks(&self, gfid: Gfid, name: &[u8], now: Instant) -> bool {
+        let Some(bit) = bit_of(name) else { return false };
+        let kept = self.lock();
+        let file = kept.files.get(&gfid);
+        let lacks = file
+            .is_some_and(|file| file.lacks.names & bit != 0 && self.holds(gfid, &file.lacks, now));
+        if lacks {
+            self.given.fetch_add(1, Ordering::Relaxed);
+        }
+        lacks
+    }
+
+    /// Notes that an inode, whose attributes are kept, has no extended attribute of this name, as the servers said to a question
+    /// after `since`.
+    pub fn note_lack(&self, gfid: Gfid, name: &[u8], since: Mark, until: Instant) {
+        let Some(bit) = bit_of(name) else { return };
+        let mut kept = self.lock();
+        let Some(file) = kept.files.get_mut(&gfid) else { return };
+        let new = Lacks { names: bit, since, until: Some(until) };
+        let known = &mut file.lacks;
+        match self.holds(gfid, known, Instant::now()) {
+            true => known.names |= bit,
+            false => *known = new,
+        }
+    }
+
+    fn holds(&self, gfid: Gfid, lacks: &Lacks, now: Instant) -> bool {
+        lacks.until.is_some_and(|until| now < until)
+            && !self.inbox.told_since(gfid, lacks.since)
+            && !lacks.since.is_before(self.place(Thing::Attributes(gfid)))
     }
 
     /// The servers were asked for a directory. True if a reference to it is needed to keep its names, for
@@ -368,6 +422,37 @@ mod tests {
         let (who, now) = (Who::default(), Instant::now());
         let name = matches!(answers.name(&who, D, b"f", now), Found::Inode(F, _));
         (name, answers.attributes(&who, F, now).is_some())
+    }
+
+    #[test]
+    fn a_file_is_known_to_lack_attributes_until_somebody_changes_it() {
+        let (answers, asked) = answers();
+        let [capability, acl, own] =
+            [&b"security.capability"[..], b"system.posix_acl_access", b"user.a"];
+        let now = Instant::now();
+        let lacks =
+            |answers: &Answers<()>| [capability, acl, own].map(|name| answers.lacks(F, name, now));
+        let note = |name| answers.note_lack(F, name, answers.inbox.now(), now + LONG);
+        note(capability);
+        assert_eq!(lacks(&answers), [true, false, false]);
+        note(acl);
+        note(own);
+        answers.note_lack(D, capability, answers.inbox.now(), now + LONG);
+        assert!(!answers.lacks(D, capability, now), "nothing else is known of it");
+        assert!(!answers.lacks(F, capability, now + LONG));
+        // New attributes of the same file do not end it.
+        keep(&answers, &asked);
+        assert_eq!(lacks(&answers), [true, true, false]);
+        let change = answers.changing(vec![Thing::Attributes(F)]);
+        assert_eq!(lacks(&answers), [false; 3]);
+        // An answer during the change may be older than it.
+        note(acl);
+        drop(change);
+        assert_eq!(lacks(&answers), [false; 3]);
+        note(acl);
+        assert_eq!(lacks(&answers), [false, true, false]);
+        answers.inbox.put(F, 1);
+        assert_eq!(lacks(&answers), [false; 3]);
     }
 
     #[test]

@@ -86,6 +86,8 @@ pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
         answer_on: if options.in_application { AnswerOn::OwnThread } else { AnswerOn::Callback },
         submits: options.submits,
         posix_acl,
+        labels: Path::new("/sys/fs/selinux").exists(),
+        untold_for: options.untold_for,
         takes_turns: options.keeps_here || options.in_application,
     };
     let watch = Watch::new(options.valid_for, options.keeps_here);

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use defuse_fs::posix::without_set_id;
-use defuse_fs::{Attr, Context, Entry, Errno, Fh, Figure, FileKind, Ino, Name, OpenFlags, Result};
+use defuse_fs::{
+    Attr, Context, Entry, Errno, Fh, Figure, FileKind, Ino, Name, OpenFlags, Result, XattrName,
+};
 
 use crate::address::Address;
 use crate::answers::{Answers, Asked, DIRECTORIES_HOLD, Found, OwnChange, Thing, Who};
@@ -75,6 +77,10 @@ pub(crate) struct Settings {
     pub submits: bool,
     /// The servers keep access lists.
     pub posix_acl: bool,
+    /// The kernel of this machine knows labels of SELinux.
+    pub labels: bool,
+    /// See [`Options::untold_for`].
+    pub untold_for: Duration,
     /// No kernel keeps changes of one name apart.
     pub takes_turns: bool,
 }
@@ -307,7 +313,20 @@ impl Gluster {
         Ok(attr)
     }
 
-    /// Keeps the answer about an inode here, also by a name in a directory, if a server tells of changes and answers are kept here.
+    /// The answers that are kept here, and the time for which; `None` if none are.
+    fn keeps(&self) -> Option<(&Answers<Kept>, Duration)> {
+        let time = self.watch.long().unwrap_or(self.settings.untold_for);
+        self.answers.as_ref().filter(|_| !time.is_zero()).map(|answers| (answers, time))
+    }
+
+    /// Takes messages of servers, if they tell of changes, before an answer that was kept is given.
+    fn take_messages(&self) {
+        if self.watch.is_on() {
+            upcalls::take_if_due(&self.volume, &self.watch.inbox);
+        }
+    }
+
+    /// Keeps the answer about an inode here, also by a name in a directory, if answers are kept here.
     /// `refer` refers to the inode.
     pub(crate) fn keep_answer(
         &self,
@@ -316,7 +335,7 @@ impl Gluster {
         asked: &Asked,
         refer: impl FnOnce() -> Option<Kept>,
     ) {
-        let Some((answers, long)) = self.answers.as_ref().zip(self.watch.long()) else { return };
+        let Some((answers, long)) = self.keeps() else { return };
         let inbox = &self.watch.inbox;
         if inbox.told_since(gfid, asked.since) || answers.has_changed(gfid, asked) {
             return;
@@ -341,7 +360,7 @@ impl Gluster {
 
     /// Keeps here that a name is missing, for a renaming to it.
     pub(crate) fn keep_missing(&self, (dir, name): (Gfid, Name<'_>), asked: &Asked) {
-        let Some((answers, long)) = self.answers.as_ref().zip(self.watch.long()) else { return };
+        let Some((answers, long)) = self.keeps() else { return };
         let (gfid, ino) = (dir, Ino(0));
         let none = Child { ino, gfid, is_single: true, is_dir: false, is_listed: false };
         let valid = self.watch.name(dir, name.as_bytes(), &none, asked.since);
@@ -351,7 +370,7 @@ impl Gluster {
 
     /// True if listings should bring attributes, to keep them here.
     pub(crate) fn keeps_listings(&self) -> bool {
-        self.answers.is_some() && self.watch.is_on()
+        self.keeps().is_some()
     }
 
     /// The answer to a name in a directory, if it is kept here.
@@ -360,8 +379,8 @@ impl Gluster {
         acting: &Acting<'_>,
         (dir, name): (Gfid, Name<'_>),
     ) -> Option<Entry> {
-        let answers = self.answers.as_ref().filter(|_| self.watch.is_on())?;
-        upcalls::take_if_due(&self.volume, &self.watch.inbox);
+        let (answers, _) = self.keeps()?;
+        self.take_messages();
         let find = || answers.name(&acting.asked.who, dir, name.as_bytes(), Instant::now());
         let (gfid, stat) = match find() {
             Found::Inode(gfid, stat) => (gfid, stat),
@@ -380,11 +399,24 @@ impl Gluster {
 
     /// The attributes of an inode, if they are kept here.
     pub(crate) fn kept_attributes(&self, acting: &Acting<'_>, ino: Ino) -> Option<Attr> {
-        let answers = self.answers.as_ref().filter(|_| self.watch.is_on())?;
-        upcalls::take_if_due(&self.volume, &self.watch.inbox);
+        let (answers, _) = self.keeps()?;
+        self.take_messages();
         let gfid = self.nodes.gfid(ino).ok()?;
         let stat = answers.attributes(&acting.asked.who, gfid, Instant::now())?;
         attr(&stat, self.watch.short()).ok()
+    }
+
+    /// True if an inode is known to lack an extended attribute.
+    pub(crate) fn is_known_to_lack(&self, gfid: Gfid, name: XattrName<'_>) -> bool {
+        let Some((answers, _)) = self.keeps() else { return false };
+        self.take_messages();
+        answers.lacks(gfid, name.as_bytes(), Instant::now())
+    }
+
+    /// Keeps here that an inode lacks an extended attribute.
+    pub(crate) fn keep_lack(&self, gfid: Gfid, name: XattrName<'_>, asked: &Asked) {
+        let Some((answers, long)) = self.keeps() else { return };
+        answers.note_lack(gfid, name.as_bytes(), asked.since, Instant::now() + long);
     }
 
     /// Asks for the attributes of a directory, to notice changes of which servers do not tell.

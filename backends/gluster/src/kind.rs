@@ -52,7 +52,7 @@ const OPTIONS: &[Opt<Options>] = &[
         "port of the servers (default 24007)"),
     Opt::new("volfile-server-port", Number(1, 65535, |o, n| o.port = n as u16),
         "the same as port, as GlusterFS's own client has it"),
-    Opt::new("valid", Seconds(|o, time| o.valid_for = time),
+    Opt::new("valid", Seconds(|o, time| (o.valid_for, o.untold_for) = (time, Duration::ZERO)),
         "changes of other clients are seen after at most this time (default 1)"),
     Opt::new("upcalls", Seconds(|o, time| o.told_for = time),
         "files are cached for this time if servers tell of changes (default 300, 0: never)"),
@@ -70,6 +70,11 @@ fn defaults(frontend: &Frontend) -> Options {
             false => base.told_for,
         },
         keeps_here: frontend.locks == Locks::FileSystem,
+        // The programs of a run keep nothing, because they see each other's changes at once: all of these come through here.
+        untold_for: match frontend.concurrent {
+            true => base.valid_for,
+            false => Duration::ZERO,
+        },
         ..base
     }
 }
@@ -108,6 +113,7 @@ mod tests {
         assert!(of_server.submits && of_server.keeps_here && !of_server.valid_for.is_zero());
         let of_run = of(Frontend { concurrent: true, ..server.clone() });
         assert!(of_run.keeps_here && of_run.valid_for.is_zero() && !of_run.told_for.is_zero());
+        assert!(!of_run.untold_for.is_zero() && of_server.untold_for.is_zero());
         // A process of several that each open the volume.
         let own = Frontend { locks: Locks::Inherited, concurrent: true, ..server };
         let of_process = of(own);

@@ -73,6 +73,8 @@ pub struct Options {
     /// Answers are kept for that time here, and not in the frontends. For several of them, which are not told of each
     /// other's changes.
     pub keeps_here: bool,
+    /// The time for which answers are kept here where servers do not tell of changes. With `keeps_here`.
+    pub untold_for: Duration,
     /// The threads of an application call, which goes on after the volume is closed.
     pub in_application: bool,
     /// Reads, writes and syncs are answered by threads of libgfapi, whose answers must wait for nobody: all others need these
@@ -89,6 +91,7 @@ impl Default for Options {
             valid_for: Duration::from_secs(1),
             told_for: Duration::from_secs(300),
             keeps_here: false,
+            untold_for: Duration::ZERO,
             in_application: false,
             submits: true,
         }

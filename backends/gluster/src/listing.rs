@@ -117,8 +117,9 @@ impl Gluster {
     /// attributes of names are therefore not told, and frontends look the names up that they need.
     fn take_entries(&self, dir: &Listing, (at, plus): (&mut At, bool), now: &Asked) -> Result<()> {
         at.with = plus;
+        let keeps = plus && (self.watch.is_on() || self.keeps_listings());
         while at.batch.len() < BATCH {
-            match dir.handle.next_entry(plus, plus && self.watch.is_on()) {
+            match dir.handle.next_entry(plus, keeps) {
                 Ok(Some(listed)) => at.batch.push_back(listed),
                 Ok(None) => break,
                 // After the entries before it.

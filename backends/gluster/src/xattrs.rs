@@ -13,6 +13,9 @@ use crate::volume::{Gfid, c_xattr, no_stat, set};
 /// The largest value, and the longest list of names, as for the kernel.
 const LARGEST: usize = 1 << 16;
 
+/// The label of a file for SELinux.
+const LABEL: &[u8] = b"security.selinux";
+
 /// Attempts to read a value whose size changes.
 const ATTEMPTS: usize = 8;
 
@@ -48,14 +51,25 @@ impl Gluster {
         room: usize,
     ) -> Result<Xattr> {
         served(name)?;
+        // ls(1) asks for it of each file. GlusterFS's own client answers likewise.
+        if name.as_bytes() == LABEL && !self.settings.labels {
+            return Err(Errno::ENODATA);
+        }
         // The kernel asks for it before the first write to a file.
         let is_capability = name.as_bytes() == b"security.capability";
         if is_capability && self.nodes.is_new(ino, self.watch.short(), Instant::now()) {
             return Err(Errno::ENODATA);
         }
-        let _acting = self.act(cx);
-        let name = c_xattr(name)?;
-        Xattr::answer(self.whole(ino, Some(&name))?, room)
+        let acting = self.act(cx);
+        let gfid = self.nodes.gfid(ino)?;
+        if self.is_known_to_lack(gfid, name) {
+            return Err(Errno::ENODATA);
+        }
+        let value = self.whole(ino, Some(&c_xattr(name)?));
+        if matches!(value, Err(Errno::ENODATA)) {
+            self.keep_lack(gfid, name, &acting.asked);
+        }
+        Xattr::answer(value?, room)
     }
 
     pub(crate) fn names(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
@@ -109,6 +123,9 @@ impl Gluster {
         (value, flags): (&[u8], SetXattrFlags),
     ) -> Result<()> {
         served(name)?;
+        if name.as_bytes() == LABEL && !self.settings.labels {
+            return Err(Errno::EOPNOTSUPP);
+        }
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
         self.nodes.has_attributes(ino);
