@@ -290,7 +290,7 @@ fn a_stopped_application_holds_up_nobody_else_and_its_own_device_for_the_limit()
     let application = managed.application("cat");
     fs::write(mnt.join("one/file"), "one").unwrap();
     // It stops, with the programs of its run.
-    application.signal(Signal::STOP);
+    application.stop();
     std::thread::scope(|scope| {
         let waiting: Vec<_> = (0..30)
             .map(|_| {

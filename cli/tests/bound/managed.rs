@@ -137,6 +137,21 @@ impl Application {
         kill_process(self.pid(), signal).unwrap();
     }
 
+    /// Stops all of its threads, which may still answer for a moment after the signal.
+    pub fn stop(&self) {
+        self.signal(Signal::STOP);
+        let tasks = format!("/proc/{}/task", self.pid());
+        let runs = || {
+            let tasks = fs::read_dir(&tasks).unwrap().flatten();
+            let states = tasks.map(|task| fs::read_to_string(task.path().join("stat")));
+            // proc(5): the state follows the name, which is in parentheses.
+            states.flatten().any(|stat| !stat.rsplit(") ").next().unwrap().starts_with('T'))
+        };
+        while runs() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Ends its standard input, and so its program. Returns what it says.
     pub fn end(mut self) -> Said {
         let mut child = self.0.take().unwrap();
