@@ -343,7 +343,8 @@ impl<F: FileSystem> FileSystem for Connection<F> {
     fn submit(&self, io: Io) {
         let op = io.op();
         if file_of(op).is_some_and(|file| self.is_mapped(file.ino)) {
-            return self.perform(io);
+            // Its memory is part of the data.
+            return io.perform(self);
         }
         match io.with_context(|cx| self.submitted(cx, op)) {
             Ok(op) => self.behind.unchecked().submit(io.map_op(|_| op)),
@@ -613,25 +614,6 @@ impl<F: FileSystem> Connection<F> {
     fn write_back(&self, fs: &F, ino: Ino) -> Result<()> {
         let written = self.service.maps.with(ino, |mapped| mapped.write_back(fs, 0..u64::MAX));
         written.unwrap_or(Ok(()))
-    }
-
-    /// Performs an operation on a file that somebody has mapped, whose memory is part of its data.
-    fn perform(&self, mut io: Io) {
-        match io.op() {
-            IoOp::Read { file, args, .. } => {
-                let read = io.with_read_buf(|cx, out| self.read(cx, file, args, out));
-                io.finish_filled(read);
-            }
-            IoOp::Write { file, args, .. } => {
-                let written = io.with_write_buf(|cx, data| self.write(cx, file, args, data));
-                io.finish(written);
-            }
-            IoOp::Fsync { file, datasync } => {
-                let synced = io.with_context(|cx| self.fsync(cx, file, datasync));
-                io.finish(synced.map(|()| 0));
-            }
-            IoOp::Fsyncdir { .. } | IoOp::Syncfs => io.finish(Err(Errno::EINVAL)),
-        }
     }
 
     /// Checks a submitted operation. Returns it as the file system is to have it.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh,
-    Figure, File, Ino, Io, IoOp, IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest,
+    Figure, File, Ino, Io, IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest,
     LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle,
     ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs,
     Whence, WriteArgs, WriteBuf, Xattr, XattrName, create_in_calls,
@@ -372,29 +372,8 @@ pub trait FileSystem: Send + Sync {
     /// from any thread. Must not block for long. The default calls the synchronous method.
     ///
     /// Frontends submit reads, writes, fsync, fsyncdir and syncfs here if [`Caps::submits`] is set.
-    fn submit(&self, mut io: Io) {
-        match io.op() {
-            IoOp::Read { file, args, .. } => {
-                let result = io.with_read_buf(|cx, out| self.read(cx, file, args, out));
-                io.finish_filled(result);
-            }
-            IoOp::Write { file, args, .. } => {
-                let result = io.with_write_buf(|cx, data| self.write(cx, file, args, data));
-                io.finish(result);
-            }
-            IoOp::Fsync { file, datasync } => {
-                let result = io.with_context(|cx| self.fsync(cx, file, datasync));
-                io.finish(result.map(|()| 0));
-            }
-            IoOp::Fsyncdir { dir, datasync } => {
-                let result = io.with_context(|cx| self.fsyncdir(cx, dir, datasync));
-                io.finish(result.map(|()| 0));
-            }
-            IoOp::Syncfs => {
-                let result = io.with_context(|cx| self.syncfs(cx));
-                io.finish(result.map(|()| 0));
-            }
-        }
+    fn submit(&self, io: Io) {
+        io.perform(self);
     }
 
     /// Called at every close(2) of a descriptor of the open file. Reports errors of delayed writes,

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::{
-    Buffer, Caller, Context, Errno, File, Groups, InterruptToken, Origin, ReadArgs, ReadBuf,
-    ReadSink, Result, WriteArgs, WriteBuf, WriteSource,
+    Buffer, Caller, Context, Errno, File, FileSystem, Groups, InterruptToken, Origin, ReadArgs,
+    ReadBuf, ReadSink, Result, WriteArgs, WriteBuf, WriteSource,
 };
 
 /// An operation for [`FileSystem::submit`](crate::FileSystem::submit).
@@ -273,6 +273,32 @@ impl Io {
             &self.interrupt,
             self.groups.as_deref(),
         ))
+    }
+
+    /// Performs the operation by the synchronous method of `fs`, and finishes it.
+    pub fn perform<F: FileSystem + ?Sized>(mut self, fs: &F) {
+        match self.op {
+            IoOp::Read { file, args, .. } => {
+                let result = self.with_read_buf(|cx, out| fs.read(cx, file, args, out));
+                self.finish_filled(result);
+            }
+            IoOp::Write { file, args, .. } => {
+                let result = self.with_write_buf(|cx, data| fs.write(cx, file, args, data));
+                self.finish(result);
+            }
+            IoOp::Fsync { file, datasync } => {
+                let result = self.with_context(|cx| fs.fsync(cx, file, datasync));
+                self.finish(result.map(|()| 0));
+            }
+            IoOp::Fsyncdir { dir, datasync } => {
+                let result = self.with_context(|cx| fs.fsyncdir(cx, dir, datasync));
+                self.finish(result.map(|()| 0));
+            }
+            IoOp::Syncfs => {
+                let result = self.with_context(|cx| fs.syncfs(cx));
+                self.finish(result.map(|()| 0));
+            }
+        }
     }
 
     /// Finishes with `result`: the number of bytes for reads and writes, 0 for other operations.

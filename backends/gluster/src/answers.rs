@@ -90,7 +90,7 @@ struct File<R> {
 struct Lacks {
     /// A bit for each of [`OFTEN_ASKED`].
     names: u8,
-    /// Asked for, in the order of the first of them.
+    /// A moment before the first of the questions.
     since: Mark,
     until: Option<Instant>,
 }

@@ -198,20 +198,14 @@ fn watch_all(common: &Common) {
             watched.extend(state.rung.drain(..).map(|session| (session, Watch::default())));
         }
         std::thread::sleep(TICK);
-        let mut last = None;
-        watched.retain_mut(|(session, watch)| {
-            let stays = watch.look(session);
-            last = Some(Arc::clone(session));
-            stays
-        });
         // All have one file system.
-        match last {
-            Some(session) if watched.is_empty() => {
-                untrimmed = 0;
-                trim_all(&session);
-            }
-            Some(session) => trim_now_and_then(&session, &mut untrimmed),
-            None => {}
+        let Some(any) = watched.first().map(|(session, _)| Arc::clone(session)) else { continue };
+        watched.retain_mut(|(session, watch)| watch.look(session));
+        if watched.is_empty() {
+            untrimmed = 0;
+            trim_all(&any);
+        } else {
+            trim_now_and_then(&any, &mut untrimmed);
         }
     }
 }
