@@ -30,7 +30,7 @@ fuzz_target!(|input: &[u8]| {
                 let number = number_in(at % (LANES + 1), u64::from(value));
                 client.write(8192 + 8, &number.to_ne_bytes());
             }
-            2 => match desk.take(&mut room, number) {
+            2 => match desk.take(&mut room, number, |_, len| len) {
                 Ok(taken) => assert!(taken.is_none_or(|arrived| arrived.len <= 512)),
                 Err(_) => return,
             },
@@ -42,7 +42,7 @@ fuzz_target!(|input: &[u8]| {
             }
             _ => {
                 let number = lane.next_number();
-                let _ = lane.submit(&client, number, &[&room[..40]]);
+                let _ = lane.submit(&client, number, &[&room[..40]], 0);
                 if let Ok(Some(answer)) = lane.poll(&client) {
                     assert!(answer.len <= Lane::longest());
                 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::layout::{
-    ARENA, AT_NOTICES, AT_SLEEPERS, AT_USED, ENTRIES, ENTRY, lane, lane_at, number_in,
+    ARENA, AT_NOTICES, AT_SLEEPERS, AT_USED, ENTRIES, ENTRY, LARGE, PAGE, SHORTEST, is_large, lane,
+    lane_at, number_in,
 };
 use crate::{Shared, Violation};
 
@@ -15,15 +16,35 @@ pub const LATER: usize = 8;
 const LATER_ROOM: usize = 256;
 /// Bytes for the request that somebody waits for, and for its reply.
 const ROOM: usize = HALF - LATER * LATER_ROOM;
+/// Behind both halves: a long request, or the room for a long reply.
+const LONG: Place = Place { at: 2 * HALF, room: LARGE };
+
+/// A header and 1 MiB, which begins on a page.
+const LONGEST_REPLY: usize = LARGE - PAGE + SHORTEST.1;
+
+/// A part of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    at: usize,
+    room: usize,
+}
+
+impl Place {
+    const fn after(self, bytes: usize) -> Place {
+        Place { at: self.at + bytes, room: self.room - bytes }
+    }
+}
 
 /// The client's end of a lane. Somebody waits for one request at a time, whose message always lies in the same place:
-/// what both processes touch stays in their caches.
+/// what both processes touch stays in their caches. Only long ones lie elsewhere.
 pub struct Lane {
     index: usize,
     count: u64,
     submitted: u32,
     seen: u32,
     waits_for: u64,
+    /// Where the reply to that request will be.
+    reply: Place,
     /// The numbers of requests that nobody waits for; 0 for none.
     later: [u64; LATER],
 }
@@ -42,7 +63,8 @@ pub struct Answer {
 impl Lane {
     /// The lane `index`, which was never used.
     pub fn new(index: usize) -> Self {
-        Lane { index, count: 0, submitted: 0, seen: 0, waits_for: 0, later: [0; LATER] }
+        let reply = Place { at: HALF, room: ROOM };
+        Lane { index, count: 0, submitted: 0, seen: 0, waits_for: 0, reply, later: [0; LATER] }
     }
 
     /// The number for the next request.
@@ -52,29 +74,48 @@ impl Lane {
         number_in(self.index, self.count << 1)
     }
 
-    /// The longest request and the longest reply, in bytes.
+    /// The longest request and the longest reply, in bytes, of any lane.
     pub const fn longest() -> usize {
         ROOM
     }
 
-    /// Submits the request `number`, the concatenation of `parts`. Returns true if the server sleeps, and
-    /// needs a bell.
+    /// True if this lane takes a request of `request` bytes whose reply has `reply` bytes at most. One of both may be
+    /// longer than [`longest`](Lane::longest) in [some lanes](crate::layout::is_large).
+    pub const fn takes(index: usize, request: usize, reply: usize) -> bool {
+        let is_short = request <= ROOM && reply <= ROOM;
+        let is_long =
+            request <= LARGE && reply <= ROOM || request <= ROOM && reply <= LONGEST_REPLY;
+        is_short || is_large(index) && is_long
+    }
+
+    /// Submits the request `number`, the concatenation of `parts`, whose reply has `reply` bytes at most. Returns true if
+    /// the server sleeps, and needs a bell.
     ///
     /// # Errors
     ///
-    /// A [`Violation`] of the server: it has not taken what it has answered. Also for a message that is too
-    /// long.
+    /// A [`Violation`] of the server: it has not taken what it has answered. Also for a message that this lane does not
+    /// [take](Lane::takes).
     pub fn submit(
         &mut self,
         memory: &impl Shared,
         number: u64,
         parts: &[&[u8]],
+        reply: usize,
     ) -> Result<bool, Violation> {
-        if length(parts) > ROOM {
+        let request = length(parts);
+        if !Lane::takes(self.index, request, reply) {
             return Err(Violation("a request is too long"));
         }
-        let sleeps = self.push(memory, (0, ROOM), parts)?;
-        self.waits_for = number;
+        // Data begins on a page, for direct I/O.
+        let lead = |head: usize| PAGE - head.min(PAGE);
+        let head = parts.first().map_or(0, |head| head.len());
+        let at = if request > ROOM { LONG.at + lead(head).min(LARGE - request) } else { 0 };
+        let reply = match reply > ROOM {
+            true => LONG.after(lead(SHORTEST.1)),
+            false => Place { at: HALF, room: ROOM },
+        };
+        let sleeps = self.push(memory, at, parts, reply)?;
+        (self.waits_for, self.reply) = (number, reply);
         Ok(sleeps)
     }
 
@@ -92,7 +133,7 @@ impl Lane {
     ) -> Result<Option<bool>, Violation> {
         let free = self.later.iter().position(|number| *number == 0);
         let Some(place) = free.filter(|_| length(parts) <= LATER_ROOM) else { return Ok(None) };
-        let sleeps = self.push(memory, (ROOM + place * LATER_ROOM, LATER_ROOM), parts)?;
+        let sleeps = self.push(memory, later_at(place), parts, reply_later(place))?;
         self.later[place] = number;
         Ok(Some(sleeps))
     }
@@ -100,8 +141,9 @@ impl Lane {
     fn push(
         &mut self,
         memory: &impl Shared,
-        (place, room): (usize, usize),
+        place: usize,
         parts: &[&[u8]],
+        reply: Place,
     ) -> Result<bool, Violation> {
         let at = lane_at(self.index);
         if self.submitted.wrapping_sub(memory.load(at + lane::TAKEN)) >= ENTRIES {
@@ -113,7 +155,7 @@ impl Lane {
             to += part.len();
         }
         let mut entry = [0; ENTRY];
-        let words = [place, length(parts), HALF + place, room];
+        let words = [place, length(parts), reply.at, reply.room];
         for (word, value) in entry.chunks_mut(4).zip(words) {
             word.copy_from_slice(&(value as u32).to_ne_bytes());
         }
@@ -148,27 +190,26 @@ impl Lane {
         memory.read(entry, &mut number);
         memory.read(entry + 8, &mut len);
         let (number, len) = (u64::from_ne_bytes(number), u32::from_ne_bytes(len) as usize);
-        let place = self.answered(number).filter(|(_, room)| len <= *room);
-        let Some((place, _)) = place else {
+        let Some(place) = self.answered(number).filter(|place| len <= place.room) else {
             return Err(Violation("a completion of another request"));
         };
         self.seen = self.seen.wrapping_add(1);
         memory.store(at + lane::SEEN, self.seen);
-        Ok(Some(Answer { number, len, at: HALF + place }))
+        Ok(Some(Answer { number, len, at: place.at }))
     }
 
-    /// The place of the reply to a request that was not answered before, and the bytes there.
-    fn answered(&mut self, number: u64) -> Option<(usize, usize)> {
+    /// The place of the reply to a request that was not answered before.
+    fn answered(&mut self, number: u64) -> Option<Place> {
         if number == 0 {
             return None;
         }
         if self.waits_for == number {
             self.waits_for = 0;
-            return Some((0, ROOM));
+            return Some(self.reply);
         }
         let place = self.later.iter().position(|later| *later == number)?;
         self.later[place] = 0;
-        Some((ROOM + place * LATER_ROOM, LATER_ROOM))
+        Some(reply_later(place))
     }
 
     /// Copies a reply out of the lane, from its byte `from` on. A later request takes its place.
@@ -191,6 +232,15 @@ impl Lane {
     pub fn notices(memory: &impl Shared) -> u32 {
         memory.load(AT_NOTICES)
     }
+}
+
+/// Where a request that nobody waits for lies.
+const fn later_at(place: usize) -> usize {
+    ROOM + place * LATER_ROOM
+}
+
+const fn reply_later(place: usize) -> Place {
+    Place { at: HALF + later_at(place), room: LATER_ROOM }
 }
 
 fn length(parts: &[&[u8]]) -> usize {

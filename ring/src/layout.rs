@@ -3,7 +3,7 @@
 /// The first word of the memory: "defuseR1".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"defuseR1");
 /// The version of the format.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Number of lanes of a block. A connection begins with one block.
 pub const LANES_OF_BLOCK: usize = 16;
@@ -15,8 +15,12 @@ pub const LANES: usize = MOST_BLOCKS * LANES_OF_BLOCK;
 pub const ENTRIES: u32 = 32;
 /// Bytes of a lane's arena: a request and a reply with 128 KiB of data each.
 pub const ARENA: usize = 2 * 132 * 1024;
+/// The lanes of a block, from its first one, whose arena has room for [`LARGE`] bytes more.
+pub const LARGE_LANES: usize = 4;
+/// Bytes for a request or a reply with 1 MiB of data.
+pub const LARGE: usize = 1024 * 1024 + PAGE;
 /// Bytes of a block. Blocks follow each other.
-pub const BYTES: usize = PAGE + LANES_OF_BLOCK * LANE;
+pub const BYTES: usize = PAGE + LANES_OF_BLOCK * LANE + LARGE_LANES * LARGE;
 
 /// Bytes of the message on the socket that wakes a thread of the server, the *bell*.
 pub const BELL: usize = 1;
@@ -66,7 +70,19 @@ pub(crate) const ENTRY: usize = 16;
 
 /// The first byte of a lane.
 pub(crate) const fn lane_at(lane: usize) -> usize {
-    lane / LANES_OF_BLOCK * BYTES + PAGE + lane % LANES_OF_BLOCK * LANE
+    let (block, place) = (lane / LANES_OF_BLOCK, lane % LANES_OF_BLOCK);
+    let large = if place < LARGE_LANES { place } else { LARGE_LANES };
+    block * BYTES + PAGE + place * LANE + large * LARGE
+}
+
+/// True if the lane's arena has room for large data.
+pub const fn is_large(lane: usize) -> bool {
+    lane % LANES_OF_BLOCK < LARGE_LANES
+}
+
+/// Bytes of the arena of a lane.
+pub const fn arena_of(lane: usize) -> usize {
+    if is_large(lane) { ARENA + LARGE } else { ARENA }
 }
 
 /// The bits of a request's number that name its lane.
@@ -110,9 +126,10 @@ mod tests {
         assert!(lane::WAITS + 4 <= lane::SUBMISSIONS && ENTRIES.is_power_of_two());
         assert!(lane::SUBMISSIONS + rings <= lane::COMPLETIONS);
         assert!(lane::COMPLETIONS + rings <= lane::ARENA && lane::ARENA + ARENA <= LANE);
-        assert_eq!((LANE % PAGE, BYTES % PAGE), (0, 0));
-        let ends = (0..LANES).map(|index| (lane_at(index), lane_at(index) + LANE));
+        assert_eq!((LANE % PAGE, LARGE % PAGE, BYTES % PAGE), (0, 0, 0));
+        let end = |index| lane_at(index) + lane::ARENA + arena_of(index);
+        let ends = (0..LANES).map(|index| (lane_at(index), end(index)));
         assert!(ends.clone().zip(ends.skip(1)).all(|((_, end), (next, _))| end <= next));
-        assert_eq!(lane_at(LANES - 1) + LANE, MOST_BLOCKS * BYTES);
+        assert_eq!(end(LANES - 1), MOST_BLOCKS * BYTES);
     }
 }

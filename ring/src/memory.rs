@@ -1,6 +1,6 @@
 //! The memory itself: a sealed memfd that both processes have mapped.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -29,6 +29,27 @@ pub trait Shared {
     fn read(&self, at: usize, out: &mut [u8]);
     /// Copies bytes into the memory.
     fn write(&self, at: usize, bytes: &[u8]);
+    /// Reads `len` bytes of the file `fd` from `offset` into the memory at `at`, as by pread(2). Returns the bytes read.
+    ///
+    /// # Errors
+    ///
+    /// Those of pread(2).
+    fn read_file(&self, at: usize, len: usize, fd: BorrowedFd<'_>, offset: u64) -> Result<usize> {
+        let mut room = vec![0; len];
+        let count = rustix::io::pread(fd, &mut room[..], offset)?;
+        self.write(at, &room[..count]);
+        Ok(count)
+    }
+    /// Writes `len` bytes of the memory at `at` into the file `fd` at `offset`, as by pwrite(2). Returns the bytes written.
+    ///
+    /// # Errors
+    ///
+    /// Those of pwrite(2).
+    fn write_file(&self, at: usize, len: usize, fd: BorrowedFd<'_>, offset: u64) -> Result<usize> {
+        let mut room = vec![0; len];
+        self.read(at, &mut room);
+        rustix::io::pwrite(fd, &room, offset)
+    }
     /// Sleeps while the word at `at` is `value`, at most for `patience`.
     fn wait(&self, at: usize, value: u32, patience: Duration);
     /// Wakes a thread that sleeps on the word at `at`.
@@ -266,6 +287,18 @@ impl Shared for Memory {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
+    fn read_file(&self, at: usize, len: usize, fd: BorrowedFd<'_>, offset: u64) -> Result<usize> {
+        let (to, offset) = (self.range(at, len), offset_of_file(offset)?);
+        // SAFETY: the kernel writes to the range, which lies within the mapping, as the other process may.
+        counted(unsafe { libc::pread(fd.as_raw_fd(), to.cast(), len, offset) })
+    }
+
+    fn write_file(&self, at: usize, len: usize, fd: BorrowedFd<'_>, offset: u64) -> Result<usize> {
+        let (from, offset) = (self.range(at, len), offset_of_file(offset)?);
+        // SAFETY: the kernel reads from the range, which lies within the mapping.
+        counted(unsafe { libc::pwrite(fd.as_raw_fd(), from.cast(), len, offset) })
+    }
+
     fn wait(&self, at: usize, value: u32, patience: Duration) {
         let patience = rustix::time::Timespec {
             tv_sec: patience.as_secs() as i64,
@@ -278,6 +311,17 @@ impl Shared for Memory {
     fn wake(&self, at: usize) {
         let _ = futex::wake(self.word(at), futex::Flags::empty(), 1);
     }
+}
+
+fn offset_of_file(offset: u64) -> Result<i64> {
+    i64::try_from(offset).map_err(|_| Errno::INVAL)
+}
+
+/// The result of a system call that moves bytes.
+fn counted(count: isize) -> Result<usize> {
+    usize::try_from(count).map_err(|_| {
+        Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    })
 }
 
 /// A descriptor to read the memory of `fd`. A mapping through it cannot be made writable.

@@ -1,12 +1,12 @@
 //! The server's side: takes submissions, and answers them.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::layout::{
-    ARENA, AT_NOTICES, AT_SLEEPERS, AT_USED, ENTRIES, ENTRY, LANES, LANES_OF_BLOCK, SHORTEST, lane,
-    lane_at,
+    AT_NOTICES, AT_SLEEPERS, AT_USED, ENTRIES, ENTRY, LANES, LANES_OF_BLOCK, SHORTEST, arena_of,
+    lane, lane_at,
 };
 use crate::{Memory, Shared, Violation};
 
@@ -38,6 +38,8 @@ pub struct Arrived {
     pub lane: usize,
     /// Bytes of the message.
     pub len: usize,
+    /// The first bytes, which were copied. The others are there until the request is answered.
+    pub copied: usize,
 }
 
 /// Different threads use different lanes, whose states share no cache line.
@@ -58,10 +60,15 @@ struct State {
     open: Vec<Open>,
 }
 
+#[derive(Clone, Copy)]
 struct Open {
     number: u64,
+    /// Where the reply goes.
     at: usize,
     room: usize,
+    /// Where the bytes of the request are that were not copied.
+    left_at: usize,
+    left: usize,
 }
 
 impl Desk<Memory> {
@@ -93,7 +100,8 @@ impl<M: Shared> Desk<M> {
     }
 
     /// Copies the next submitted message into `room`; `None` if there is none. `number` reads the number of
-    /// the request in the copy.
+    /// the request in the copy. If `copied` is given the first [`SHORTEST`] bytes of a message and its length, it says how
+    /// many bytes are copied, which may be fewer for a request that has a reply: [`copy_left`](Desk::copy_left) copies the rest.
     ///
     /// # Errors
     ///
@@ -103,13 +111,14 @@ impl<M: Shared> Desk<M> {
         &self,
         room: &mut [u8],
         number: impl Fn(&[u8]) -> u64,
+        copied: impl Fn(&[u8], usize) -> usize,
     ) -> Result<Option<Arrived>, Violation> {
         let used = self.used();
         let first = self.turn.load(Ordering::Relaxed) as usize;
         for step in 0..used {
             let index = (first + step) % used;
             if self.has_submission(index)
-                && let Some(arrived) = self.take_from(index, room, &number)?
+                && let Some(arrived) = self.take_from(index, room, (&number, &copied))?
             {
                 self.turn.store(index as u32 + 1, Ordering::Relaxed);
                 return Ok(Some(arrived));
@@ -158,6 +167,72 @@ impl<M: Shared> Desk<M> {
         self.memory.add(AT_NOTICES, 1);
     }
 
+    /// The request that waits for an answer.
+    fn open(&self, lane: usize, number: u64) -> Option<Open> {
+        let state = lock(&self.lanes.get(lane)?.state);
+        state.open.iter().find(|open| open.number == number).copied()
+    }
+
+    /// The bytes of the request `number` of `lane` that were not copied.
+    pub fn left(&self, lane: usize, number: u64) -> usize {
+        self.open(lane, number).map_or(0, |open| open.left)
+    }
+
+    /// Copies bytes of a request that were [left](Desk::left), from the byte `from` of them on. The client may change them at
+    /// any time. Returns false, and copies nothing, if there are fewer.
+    pub fn copy_left(&self, lane: usize, number: u64, from: usize, out: &mut [u8]) -> bool {
+        let at = self.left_at(lane, number, from, out.len());
+        at.inspect(|&at| self.memory.read(at, out)).is_some()
+    }
+
+    /// Writes `len` bytes that were left into a file, as [`Shared::write_file`]. `None` if there are fewer.
+    pub fn write_left(
+        &self,
+        (lane, number): (usize, u64),
+        (from, len): (usize, usize),
+        (fd, offset): (BorrowedFd<'_>, u64),
+    ) -> Option<rustix::io::Result<usize>> {
+        let at = self.left_at(lane, number, from, len)?;
+        Some(self.memory.write_file(at, len, fd, offset))
+    }
+
+    /// Where `len` bytes that were left lie, from the byte `from` of them on.
+    fn left_at(&self, lane: usize, number: u64, from: usize, len: usize) -> Option<usize> {
+        let open = self.open(lane, number)?;
+        let fits = from <= open.left && len <= open.left - from;
+        fits.then(|| lane_at(lane) + lane::ARENA + open.left_at + from)
+    }
+
+    /// Bytes of room for the reply to the request `number` of `lane`.
+    pub fn room(&self, lane: usize, number: u64) -> usize {
+        self.open(lane, number).map_or(0, |open| open.room)
+    }
+
+    /// Writes bytes at the byte `from` of a reply, before it is sent. Returns false, and writes nothing, if there is no room
+    /// for them.
+    pub fn place(&self, lane: usize, number: u64, from: usize, bytes: &[u8]) -> bool {
+        let at = self.room_at(lane, number, from, bytes.len());
+        at.inspect(|&at| self.memory.write(at, bytes)).is_some()
+    }
+
+    /// As [`place`](Desk::place) with `len` bytes of a file, by [`Shared::read_file`]. `None` if there is no room for them.
+    pub fn place_file(
+        &self,
+        (lane, number): (usize, u64),
+        (from, len): (usize, usize),
+        (fd, offset): (BorrowedFd<'_>, u64),
+    ) -> Option<rustix::io::Result<usize>> {
+        let at = self.room_at(lane, number, from, len)?;
+        Some(self.memory.read_file(at, len, fd, offset))
+    }
+
+    /// Where there is room for `len` bytes of a reply, from its byte `from` on.
+    fn room_at(&self, lane: usize, number: u64, from: usize, len: usize) -> Option<usize> {
+        let open = self.open(lane, number)?;
+        let fits = from <= open.room && len <= open.room - from;
+        fits.then(|| lane_at(lane) + lane::ARENA + open.at + from)
+    }
+
     /// Answers the request `number` of `lane` by the concatenation of `parts`. Returns false if it was too
     /// long, and the client gets `refusal` instead (of [`SHORTEST`] length); also if nobody waits for it.
     ///
@@ -171,6 +246,21 @@ impl<M: Shared> Desk<M> {
         parts: &[&[u8]],
         refusal: &[u8],
     ) -> Result<bool, Violation> {
+        self.answer_placed((lane, number), parts, 0, refusal)
+    }
+
+    /// As [`answer`](Desk::answer), with `placed` bytes behind those of `parts`, which were [placed](Desk::place).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`answer`](Desk::answer).
+    pub fn answer_placed(
+        &self,
+        (lane, number): (usize, u64),
+        parts: &[&[u8]],
+        placed: usize,
+        refusal: &[u8],
+    ) -> Result<bool, Violation> {
         let at = lane_at(lane);
         let mut state = lock(&self.lanes[lane].state);
         let Some(place) = state.open.iter().position(|open| open.number == number) else {
@@ -181,7 +271,7 @@ impl<M: Shared> Desk<M> {
             return Err(Violation("completions are not taken"));
         }
         let open = state.open.swap_remove(place);
-        let len: usize = parts.iter().map(|part| part.len()).sum();
+        let len = parts.iter().map(|part| part.len()).sum::<usize>() + placed;
         let fits = len <= open.room;
         let (parts, len) = if fits { (parts, len) } else { (&[refusal][..], refusal.len()) };
         let mut to = at + lane::ARENA + open.at;
@@ -215,7 +305,7 @@ impl<M: Shared> Desk<M> {
         &self,
         index: usize,
         room: &mut [u8],
-        number: impl Fn(&[u8]) -> u64,
+        (number, copied): (impl Fn(&[u8]) -> u64, impl Fn(&[u8], usize) -> usize),
     ) -> Result<Option<Arrived>, Violation> {
         let (at, lane) = (lane_at(index), &self.lanes[index]);
         let mut state = lock(&lane.state);
@@ -230,10 +320,22 @@ impl<M: Shared> Desk<M> {
         let mut entry = [0; ENTRY];
         let slot = (taken % ENTRIES) as usize;
         self.memory.read(at + lane::SUBMISSIONS + slot * ENTRY, &mut entry);
-        let submission = Submission::checked(&entry, room.len())?;
-        let message = &mut room[..submission.len];
-        self.memory.read(at + lane::ARENA + submission.at, message);
-        let number = number(message);
+        let submission = Submission::checked(&entry, arena_of(index))?;
+        let too_long = Violation("a message has an impossible length");
+        let Some((head, rest)) = room.split_at_mut_checked(SHORTEST.0) else {
+            return Err(too_long);
+        };
+        let begin = at + lane::ARENA + submission.at;
+        self.memory.read(begin, head);
+        let all = submission.len - head.len();
+        let copied = match submission.room {
+            0 => all,
+            _ => copied(head, submission.len).saturating_sub(head.len()).min(all),
+        };
+        let rest = rest.get_mut(..copied).ok_or(too_long)?;
+        self.memory.read(begin + head.len(), rest);
+        let number = number(head);
+        let copied = head.len() + copied;
         if crate::layout::lane_of(number) != Some(index) {
             return Err(Violation("a request has the number of another lane"));
         }
@@ -241,13 +343,14 @@ impl<M: Shared> Desk<M> {
             if state.open.iter().any(|open| open.number == number) {
                 return Err(Violation("two requests have one number"));
             }
-            let Submission { reply_at, room, .. } = submission;
-            state.open.push(Open { number, at: reply_at, room });
+            let Submission { at, len, reply_at, room } = submission;
+            let (left_at, left) = (at + copied, len - copied);
+            state.open.push(Open { number, at: reply_at, room, left_at, left });
         }
         state.taken += 1;
         lane.taken.store(taken.wrapping_add(1), Ordering::Relaxed);
         self.memory.store(at + lane::TAKEN, taken.wrapping_add(1));
-        Ok(Some(Arrived { lane: index, len: submission.len }))
+        Ok(Some(Arrived { lane: index, len: submission.len, copied }))
     }
 }
 
@@ -260,17 +363,17 @@ struct Submission {
 }
 
 impl Submission {
-    fn checked(entry: &[u8; ENTRY], most: usize) -> Result<Submission, Violation> {
+    fn checked(entry: &[u8; ENTRY], arena: usize) -> Result<Submission, Violation> {
         let word = |at: usize| {
             let bytes = [entry[at], entry[at + 1], entry[at + 2], entry[at + 3]];
             u32::from_ne_bytes(bytes) as usize
         };
         let (at, len, reply_at, room) = (word(0), word(4), word(8), word(12));
-        let fits = |at: usize, len: usize| at <= ARENA && len <= ARENA - at;
+        let fits = |at: usize, len: usize| at <= arena && len <= arena - at;
         if !fits(at, len) || !fits(reply_at, room) {
             return Err(Violation("a submission leaves its arena"));
         }
-        if len < SHORTEST.0 || len > most {
+        if len < SHORTEST.0 {
             return Err(Violation("a message has an impossible length"));
         }
         if room > 0 && room < SHORTEST.1 {

@@ -1,13 +1,13 @@
 //! A client that writes anything into the memory: the server takes valid requests or ends the connection, and
 //! never touches anything outside of the lane.
 
-use defuse_ring::layout::{BYTES, LANES, LANES_OF_BLOCK, number_in};
+use defuse_ring::layout::{BYTES, LANES, LANES_OF_BLOCK, arena_of, number_in};
 use defuse_ring::{Desk, DeskCounts, Lane, Memory, Shared, Violation};
 
 const FIRST: usize = 4096;
 const SUBMISSIONS: usize = FIRST + 1024;
 const ARENA_AT: usize = FIRST + 4096;
-const ARENA: u32 = 2 * 132 * 1024;
+const ARENA: u32 = arena_of(0) as u32;
 
 struct World {
     desk: Desk<Memory>,
@@ -36,7 +36,9 @@ impl World {
     fn take(&self) -> Result<Option<usize>, Violation> {
         let mut room = [0; 4096];
         let number = |message: &[u8]| u64::from_ne_bytes(message[8..16].try_into().unwrap());
-        self.desk.take(&mut room, number).map(|taken| taken.map(|arrived| arrived.len))
+        self.desk
+            .take(&mut room, number, |_, len| len)
+            .map(|taken| taken.map(|arrived| arrived.len))
     }
 }
 
@@ -65,7 +67,7 @@ fn a_client_that_claims_all_lanes_is_looked_for_in_those_that_it_has() {
     let mut lane = Lane::new(2 * LANES_OF_BLOCK - 1);
     let number = lane.next_number();
     let message = [&[0; 8][..], &number.to_ne_bytes(), &[0; 32]].concat();
-    lane.submit(&world.client, number, &[&message]).unwrap();
+    lane.submit(&world.client, number, &[&message], 0).unwrap();
     assert_eq!(world.take(), Ok(Some(48)));
     assert_eq!(world.desk.answer(31, number, &[&[7; 20]], &[0; 16]), Ok(true));
     assert_eq!(lane.poll(&world.client).unwrap().unwrap().len, 20);
@@ -172,7 +174,7 @@ fn a_client_refuses_completions_that_it_did_not_ask_for() {
     assert!(lane.poll(&world.client).is_err());
     world.client.store(FIRST + 128, 1);
     let number = lane.next_number();
-    lane.submit(&world.client, number, &[&[0; 48]]).unwrap();
+    lane.submit(&world.client, number, &[&[0; 48]], 0).unwrap();
     assert!(lane.poll(&world.client).is_err(), "the entry names no request");
 }
 
@@ -192,7 +194,7 @@ fn requests_that_nobody_waits_for_are_answered_in_any_order_and_a_lane_has_few_o
     assert_eq!(later(&mut lane), None);
     assert_eq!(lane.submit_later(&world.client, 2, &[&[0; 257]]), Ok(None), "too long");
     let number = lane.next_number();
-    lane.submit(&world.client, number, &[&message(number)]).unwrap();
+    lane.submit(&world.client, number, &[&message(number)], 0).unwrap();
     numbers.push(number);
     while world.take().unwrap().is_some() {}
     numbers.rotate_left(5);
@@ -227,5 +229,53 @@ fn a_client_refuses_a_second_reply_to_a_request_and_one_that_is_too_long() {
         assert!(lane.poll(&world.client).unwrap().is_some());
         complete(2, numbers[number_at], len);
         assert!(lane.poll(&world.client).is_err());
+    }
+}
+
+/// The rest of a long request is read where it lies, and only that of a request that waits for its reply.
+#[test]
+fn long_messages_stay_in_their_lane_and_nothing_beside_them_is_read_or_written() {
+    let (world, mut lane) = (World::new(), Lane::new(0));
+    let number = lane.next_number();
+    let data: Vec<u8> = (0..1_000_000_u32).map(|at| (at / 3) as u8).collect();
+    assert!(Lane::takes(0, 48 + data.len(), 16) && !Lane::takes(5, 48 + data.len(), 16));
+    assert!(!Lane::takes(0, data.len(), data.len()) && Lane::takes(5, 48, Lane::longest()));
+    lane.submit(&world.client, number, &[&message(number), &data], 16).unwrap();
+    let mut room = [0; 4096];
+    let read = |message: &[u8]| u64::from_ne_bytes(message[8..16].try_into().unwrap());
+    let arrived = world.desk.take(&mut room, read, |_, _| 48).unwrap().unwrap();
+    assert_eq!((arrived.len, arrived.copied), (48 + data.len(), 48));
+    assert_eq!(world.desk.left(0, number), data.len());
+    let mut seen = vec![0; data.len()];
+    assert!(world.desk.copy_left(0, number, 0, &mut seen) && seen == data);
+    for (from, len) in [(1, data.len()), (data.len() + 1, 0), (usize::MAX, 2)] {
+        assert!(!world.desk.copy_left(0, number, from, &mut seen[..len]), "{from} {len}");
+    }
+    assert!(!world.desk.copy_left(1, number, 0, &mut seen[..1]), "of another lane");
+    assert_eq!(world.desk.answer(0, number, &[&[0; 16]], &[0; 16]), Ok(true));
+    assert!(!world.desk.copy_left(0, number, 0, &mut seen[..1]), "after the answer");
+    lane.poll(&world.client).unwrap().unwrap();
+
+    let number = lane.next_number();
+    let most = 16 + data.len();
+    lane.submit(&world.client, number, &[&message(number)], most).unwrap();
+    world.desk.take(&mut room, read, |_, len| len).unwrap().unwrap();
+    let space = world.desk.room(0, number);
+    assert!(space >= most && world.desk.place(0, number, 16, &data));
+    assert!(!world.desk.place(0, number, space, &[1]) && !world.desk.place(0, number + 2, 0, &[1]));
+    assert!(!world.desk.place(0, number, usize::MAX, &[1; 3]));
+    let answered = world.desk.answer_placed((0, number), &[&[7; 16]], data.len(), &[0; 16]);
+    assert_eq!(answered, Ok(true));
+    let answer = lane.poll(&world.client).unwrap().unwrap();
+    lane.copy(&world.client, answer, 16, &mut seen);
+    assert!(answer.len == most && seen == data);
+}
+
+/// A message that does not fit, and one whose end does, where the client says so.
+#[test]
+fn a_message_longer_than_the_room_of_the_server_ends_the_connection() {
+    for len in [4097, ARENA] {
+        assert!(World::new().submit([0, len, 0, 64], number_in(0, 2)).is_err());
+        assert!(World::new().submit([0, len, 0, 0], number_in(0, 2)).is_err());
     }
 }

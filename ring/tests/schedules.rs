@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use defuse_ring::layout::lane_of;
+use defuse_ring::layout::{arena_of, lane_of};
 use defuse_ring::{Desk, Lane, Shared};
 use shuttle::sync::atomic::{AtomicU32, Ordering};
 use shuttle::sync::{Arc, Condvar, Mutex};
@@ -26,7 +26,7 @@ struct Inner {
 
 const LANES: usize = 2;
 const FIRST: usize = 4096;
-const LANE: usize = 4096 + 2 * 132 * 1024;
+const LANE: usize = 4096 + arena_of(0);
 
 impl Model {
     fn new() -> Model {
@@ -96,10 +96,10 @@ fn serve(memory: &Model, mut left: usize) {
     let desk = Desk::new(memory.clone());
     let mut room = [0; 64];
     while left > 0 {
-        let mut arrived = desk.take(&mut room, number).unwrap();
+        let mut arrived = desk.take(&mut room, number, |_, len| len).unwrap();
         if arrived.is_none() {
             desk.fall_asleep();
-            arrived = desk.take(&mut room, number).unwrap();
+            arrived = desk.take(&mut room, number, |_, len| len).unwrap();
             if arrived.is_none() {
                 memory.hear();
             }
@@ -128,7 +128,7 @@ fn ask(memory: &Model, index: usize, requests: usize) {
         let unique = lane.next_number();
         let mut message = [round as u8 + index as u8; 48];
         message[8..16].copy_from_slice(&unique.to_ne_bytes());
-        if lane.submit(memory, unique, &[&message]).unwrap() {
+        if lane.submit(memory, unique, &[&message], 0).unwrap() {
             memory.ring();
         }
         let answer = loop {

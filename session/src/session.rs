@@ -31,6 +31,7 @@ use crate::workers::{policy, ring, sentinel, serve, signal};
 use defuse_probe::Limited;
 use defuse_wire::abi::{self, InitIn, Opcode};
 use defuse_wire::request::{Body, DecodeOptions, Request};
+use defuse_wire::vendor::SOCKET_IO_MAX;
 
 /// Time between two interrupts of threads that shall end: the first may come before their system call.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(1);
@@ -317,7 +318,11 @@ impl Shared {
             bulkhead: Bulkhead::default(),
             rings: rings.transpose()?,
             limits: DevLimits {
-                max_write: negotiated.max_write,
+                // Longer data is not received with its message.
+                max_write: match port.places() {
+                    Some(_) => negotiated.max_write.min(SOCKET_IO_MAX),
+                    None => negotiated.max_write,
+                },
                 max_read: negotiated.max_read,
                 splice: options.splice,
             },

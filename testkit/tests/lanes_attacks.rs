@@ -17,7 +17,7 @@ use defuse_fs::{
 };
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
-use defuse_ring::layout::{ARENA, BYTES, number_in};
+use defuse_ring::layout::{BYTES, arena_of, number_in};
 use defuse_ring::{Lane, Memory as Ring, Shared};
 use defuse_shared::LaneOffers;
 use defuse_socket::{Admission, Server, ServerOptions};
@@ -29,7 +29,9 @@ const SECRET: &[u8] = b"the bytes that only root may read";
 /// Positions in the memory, see ring/SPEC.md.
 const USED: usize = 192;
 const LANE_AT: usize = 4096;
-const LANE: usize = 4096 + ARENA;
+const LANE: usize = 4096 + ARENA as usize;
+/// Bytes of the arena of the first lanes.
+const ARENA: u32 = arena_of(0) as u32;
 
 /// Runs an attack of [`USER`] on a server with a file `secret` of root, while an honest client of root writes
 /// and reads. Fails if that one notices.
@@ -152,6 +154,7 @@ const LOOKUP: u32 = 1;
 const GETATTR: u32 = 3;
 const OPEN: u32 = 14;
 const READ: u32 = 15;
+const WRITE: u32 = 16;
 
 impl Attacker {
     fn connect(path: &Path) -> Attacker {
@@ -172,7 +175,7 @@ impl Attacker {
     /// The reply to a request, without the header; the error; or `None` if the connection has ended.
     fn ask(&mut self, opcode: u32, ino: u64, body: &[u8]) -> Option<Result<Vec<u8>, i32>> {
         let number = self.lane.next_number();
-        self.lane.submit(&*self.memory, number, &[&request(opcode, number, ino, body)]).unwrap();
+        self.lane.submit(&*self.memory, number, &[&request(opcode, number, ino, body)], 0).unwrap();
         self.bell();
         loop {
             if let Some(answer) = self.lane.poll(&*self.memory).unwrap() {
@@ -218,8 +221,8 @@ fn counters_that_jump_and_ranges_outside_of_the_arena_end_only_the_connection_of
         (u32::MAX, valid),
         (1 << 31, valid),
         (1, [u32::MAX, 64, 0, 64]),
-        (1, [ARENA as u32 - 10, 64, 0, 64]),
-        (1, [0, 64, ARENA as u32 - 10, 64]),
+        (1, [ARENA - 10, 64, 0, 64]),
+        (1, [0, 64, ARENA - 10, 64]),
         (1, [0, u32::MAX, 0, 64]),
         (1, [0, 3, 0, 64]),
         (1, [0, 64, 0, 1]),
@@ -235,6 +238,31 @@ fn counters_that_jump_and_ranges_outside_of_the_arena_end_only_the_connection_of
             attacker.bell();
             let ended = attacker.has_ended(Duration::from_secs(60));
             assert!(ended, "{submitted:#x} {words:x?} is served");
+        }
+    });
+}
+
+/// Only the head of a long WRITE is copied, and its header says how much data follows.
+#[test]
+fn a_long_write_whose_length_is_a_lie_ends_only_the_connection_of_its_client() {
+    attack(|path, _| {
+        for length in [0, 80, 100_000, 200_001, u32::MAX] {
+            let mut attacker = Attacker::connect(path);
+            let number = attacker.lane.next_number();
+            let mut message = request(WRITE, number, 1, &[0; 40]);
+            message[..4].copy_from_slice(&length.to_ne_bytes());
+            let data = vec![7; 200_000 - message.len()];
+            attacker.lane.submit(&*attacker.memory, number, &[&message, &data], 0).unwrap();
+            attacker.bell();
+            assert!(attacker.has_ended(Duration::from_secs(60)), "{length} is served");
+        }
+        // A handle that is not this client's, with data that stays in the lane.
+        let mut attacker = Attacker::connect(path);
+        for fh in 0..8_u64 {
+            let mut body = vec![0; 40 + 200_000];
+            body[..8].copy_from_slice(&fh.to_ne_bytes());
+            body[16..20].copy_from_slice(&200_000_u32.to_ne_bytes());
+            assert!(attacker.ask(WRITE, 2, &body).unwrap().is_err(), "handle {fh}");
         }
     });
 }

@@ -11,6 +11,9 @@ use crate::abi::{self, InitIn, StatxOut};
 /// to 208 KiB, and the kernel needs contiguous memory for longer messages.
 pub const SOCKET_IO_MAX: usize = 128 * 1024;
 
+/// The maximum length of the data in one message through shared memory.
+pub const SHARED_IO_MAX: usize = 1024 * 1024;
+
 /// The ioctl for [`TakeOver`], numbered like the kernel's `_IOW('D', 1, ...)`.
 pub const TAKE_OVER: u32 = 1 << 30 | (size_of::<TakeOver>() as u32) << 16 | (b'D' as u32) << 8 | 1;
 

@@ -74,7 +74,7 @@ impl Shared {
     ) -> Result<(Resolved, Option<Opened>)> {
         let before = self.paths.before(versions);
         let wants_bytes = before.all.is_some() && self.whole.wants(args.flags);
-        let room = STEPS.min(self.agreement.max_read);
+        let room = STEPS.min(self.agreement.max_received());
         let ioctl = abi::IoctlIn {
             cmd: RESOLVE,
             in_size: path.as_bytes().len() as u32,
@@ -142,7 +142,7 @@ impl Remote {
         data: &[u8],
     ) -> Option<Result<Entry>> {
         let shared = &self.shared;
-        let is_short = data.len() <= DATA.min(shared.agreement.max_write);
+        let is_short = data.len() <= DATA.min(shared.agreement.max_sent());
         if !shared.takes_chains() || shared.lacks(Opcode::Create) || !is_short {
             return None;
         }

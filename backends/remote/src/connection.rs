@@ -21,7 +21,7 @@ use rustix::net::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::lanes::{Lanes, Offered, write_number};
+use super::lanes::{Lanes, Offered, Seated, write_number};
 use super::slots::{Claim, Done, Slots, Waited};
 use crate::LOG;
 use crate::sys::{errno, has_several_processors, keep_process_id, process_id};
@@ -162,15 +162,31 @@ impl ClientConnection {
         data: &[u8],
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
-        if let Some(lanes) = self.lanes.get() {
-            self.usable()?;
-            if let Some(seat) = lanes.seat(head.len() + data.len()) {
-                return self.exchange((lanes, seat), cx, head, data, decode);
-            }
-            if head.len() + data.len() <= Lane::longest() {
-                self.ask_for_lanes(lanes);
-            }
+        match self.seat(head.len() + data.len(), Lane::longest())? {
+            Some(seat) => self.exchange(seat, cx, head, data, decode),
+            None => self.ask_by_message(cx, head, data, decode),
         }
+    }
+
+    /// A lane for a request and a reply of so many bytes, if one is free. Asks for more otherwise.
+    pub(super) fn seat(&self, request: usize, reply: usize) -> Result<Option<Seated<'_>>> {
+        let Some(lanes) = self.lanes.get() else { return Ok(None) };
+        self.usable()?;
+        let seat = lanes.seat(request, reply);
+        if seat.is_none() && request.max(reply) <= Lane::longest() {
+            self.ask_for_lanes(lanes);
+        }
+        Ok(seat)
+    }
+
+    /// As [`ask`](Self::ask), through the socket.
+    pub(super) fn ask_by_message<T>(
+        &self,
+        cx: &Context<'_>,
+        head: &mut [u8],
+        data: &[u8],
+        decode: impl FnOnce(&[u8]) -> Result<T>,
+    ) -> Result<T> {
         let claim = self.claim(None)?;
         self.send_claimed(claim, head, data)?;
         self.wait(claim, cx, self.timeout, decode)
@@ -301,8 +317,8 @@ impl ClientConnection {
     pub(super) fn ask_aside(&self, head: &mut [u8], mut done: Done) -> Result<()> {
         if let Some(lanes) = self.lanes.get() {
             self.usable()?;
-            if let Some(seat) = lanes.seat(head.len()) {
-                match self.post((lanes, seat), head, done)? {
+            if let Some(seat) = lanes.seat(head.len(), Lane::longest()) {
+                match self.post(seat, head, done)? {
                     Some(again) => done = again,
                     None => return Ok(()),
                 }

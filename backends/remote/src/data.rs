@@ -4,10 +4,22 @@ use std::cell::Cell;
 
 use defuse_fs::{Context, Errno, File, LockOwner, ReadArgs, ReadBuf, Result, WriteArgs, WriteBuf};
 
+use defuse_ring::Lane;
+
 use super::Shared;
+use super::lanes::Seated;
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
 use defuse_wire::encode::Request;
+use defuse_wire::reply::HEADER_LEN;
+
+/// Bytes of a WRITE before its data.
+const WRITE_LEAD: usize = size_of::<abi::InHeader>() + size_of::<abi::WriteIn>();
+/// Bytes of a READ through shared memory. It is longer with thousands of groups of its caller.
+const READ_MOST: usize = 4096;
+
+/// A reply had fewer bytes than were asked for.
+struct AtEnd(bool);
 
 impl Shared {
     pub(super) fn read(
@@ -22,35 +34,82 @@ impl Shared {
         }
         let begun = out.filled();
         while out.remaining() > 0 {
-            let size = out.remaining().min(self.agreement.max_read);
             let done = (out.filled() - begun) as u64;
             let offset = args.offset.checked_add(done).ok_or(Errno::EOVERFLOW)?;
-            let read = abi::ReadIn {
-                fh: file.fh.0,
-                offset,
-                size: size as u32,
-                read_flags: flag_of(args.lock_owner, abi::FUSE_READ_LOCKOWNER),
-                lock_owner: args.lock_owner.map_or(0, |owner| owner.0),
-                flags: args.flags.0,
-                padding: 0,
-            };
-            let request = Request::new(Opcode::Read, cx, file.ino).with(&read);
-            let got = self.ask(cx, request, |body| {
-                if body.len() > size {
-                    return Err(Errno::EIO);
-                }
-                out.put(body)
-            });
+            let got = self.read_piece(cx, file, ReadArgs { offset, ..args }, out);
             self.paths.was_read(file.ino);
             match got {
-                Ok(got) if got < size => break,
-                Ok(_) => {}
+                Ok(AtEnd(true)) => break,
+                Ok(AtEnd(false)) => {}
                 // Data before the error counts. A request for the rest returns the error again.
                 Err(_) if done > 0 => break,
                 Err(errno) => return Err(errno),
             }
         }
         Ok(())
+    }
+
+    /// Reads as much as one request can.
+    fn read_piece(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<AtEnd> {
+        self.asking(cx, Opcode::Read, || {
+            let most = out.remaining();
+            let (large, small) = (self.agreement.max_read, self.agreement.max_received());
+            let (mut seat, mut size) = self.seat_for(most, (large, small), |size| {
+                self.connection.seat(READ_MOST, HEADER_LEN + size)
+            })?;
+            let request_of = |size: usize| {
+                let read = abi::ReadIn {
+                    fh: file.fh.0,
+                    offset: args.offset,
+                    size: size as u32,
+                    read_flags: flag_of(args.lock_owner, abi::FUSE_READ_LOCKOWNER),
+                    lock_owner: args.lock_owner.map_or(0, |owner| owner.0),
+                    flags: args.flags.0,
+                    padding: 0,
+                };
+                self.with_groups(cx, Request::new(Opcode::Read, cx, file.ino).with(&read))
+            };
+            let mut request = request_of(size);
+            if request.finish(0).len() > READ_MOST {
+                (seat, size) = (None, size.min(small));
+                request = request_of(size);
+            }
+            let head = request.finish(0);
+            let got = match seat {
+                Some(seat) => self.connection.exchange_data(seat, cx, head, size, out)?,
+                None => self.connection.ask_by_message(cx, head, &[], |body| {
+                    if body.len() > size {
+                        return Err(Errno::EIO);
+                    }
+                    out.put(body)
+                })?,
+            };
+            Ok(AtEnd(got < size))
+        })
+    }
+
+    /// A lane for a message with as many of `most` bytes as go into it, and their number. Without a lane that takes `large` ones, these
+    /// are `small` at most.
+    fn seat_for<'a>(
+        &'a self,
+        most: usize,
+        (large, small): (usize, usize),
+        seat: impl Fn(usize) -> Result<Option<Seated<'a>>>,
+    ) -> Result<(Option<Seated<'a>>, usize)> {
+        let size = most.min(large);
+        if size > small
+            && let Some(seat) = seat(size)?
+        {
+            return Ok((Some(seat), size));
+        }
+        let size = size.min(small);
+        Ok((seat(size)?, size))
     }
 
     pub(super) fn write(
@@ -78,12 +137,31 @@ impl Shared {
     ) -> Result<usize> {
         let mut done = 0;
         loop {
-            let want = data.remaining().min(self.agreement.max_write);
-            if piece.len() < want {
-                piece.resize(want, 0);
-            }
-            let len = data.take(&mut piece[..want])?;
-            match self.write_piece(cx, file, args, done as u64, &piece[..len]) {
+            let most = data.remaining();
+            let (large, small) = (self.agreement.max_write, self.agreement.max_sent());
+            let (seat, want) = self.seat_for(most, (large, small), |size| {
+                self.connection.seat(WRITE_LEAD + size, Lane::longest())
+            })?;
+            let (len, written) = match data.borrow() {
+                // No copy of ours is between.
+                Some(bytes) if bytes.len() >= want => {
+                    let bytes = &bytes[..want];
+                    let written = self.write_piece(cx, file, args, done as u64, (bytes, seat));
+                    if written.is_ok() {
+                        data.skip(want)?;
+                    }
+                    (want, written)
+                }
+                _ => {
+                    if piece.len() < want {
+                        piece.resize(want, 0);
+                    }
+                    let len = data.take(&mut piece[..want])?;
+                    let bytes = &piece[..len];
+                    (len, self.write_piece(cx, file, args, done as u64, (bytes, seat)))
+                }
+            };
+            match written {
                 Ok(count) => {
                     done += count;
                     if count < len || data.remaining() == 0 {
@@ -102,7 +180,7 @@ impl Shared {
         file: File,
         args: WriteArgs,
         done: u64,
-        piece: &[u8],
+        (piece, seat): (&[u8], Option<Seated<'_>>),
     ) -> Result<usize> {
         let kills = args.kill_suidgid && self.agreement.uses(abi::FUSE_HANDLE_KILLPRIV_V2);
         let flag = |on: bool, flag| if on { flag } else { 0 };
@@ -117,9 +195,16 @@ impl Shared {
             flags: args.flags.0,
             padding: 0,
         };
-        let request = Request::new(Opcode::Write, cx, file.ino).with(&write);
+        let mut request = Request::new(Opcode::Write, cx, file.ino).with(&write);
         let most = piece.len() as u64;
-        let count = self.ask_with(cx, request, piece, |body| decode::write_out(body, most))?;
+        let count = self.asking(cx, Opcode::Write, || {
+            let head = request.finish(piece.len());
+            let decode = |body: &[u8]| decode::write_out(body, most);
+            match seat {
+                Some(seat) => self.connection.exchange(seat, cx, head, piece, decode),
+                None => self.connection.ask_by_message(cx, head, piece, decode),
+            }
+        })?;
         Ok(count as usize)
     }
 }

@@ -28,7 +28,7 @@ impl Shared {
         } else {
             Opcode::Readdir
         };
-        let size = LISTING.min(self.agreement.max_read);
+        let size = LISTING.min(self.agreement.max_received());
         let args =
             abi::ReadIn { fh: dir.fh.0, offset: from, size: size as u32, ..Default::default() };
         let request = Request::new(opcode, cx, dir.ino).with(&args);

@@ -256,7 +256,7 @@ impl Shared {
         }
         let flag = |on: bool, flag| if on { flag } else { 0 };
         let compat = abi::FUSE_IOCTL_COMPAT | abi::FUSE_IOCTL_32BIT;
-        let room = args.output_len.min(self.agreement.max_read);
+        let room = args.output_len.min(self.agreement.max_received());
         let ioctl = abi::IoctlIn {
             fh: file.fh.0,
             flags: flag(args.dir, abi::FUSE_IOCTL_DIR) | flag(args.compat32, compat),

@@ -5,7 +5,9 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::RemoteError;
 use defuse_wire::abi::*;
-use defuse_wire::vendor::{CALLER_GROUPS, COMPOUND, NO_BIRTH_TIMES, Names, SOCKET_IO_MAX};
+use defuse_wire::vendor::{
+    CALLER_GROUPS, COMPOUND, NO_BIRTH_TIMES, Names, SHARED_IO_MAX, SOCKET_IO_MAX,
+};
 
 /// The oldest supported minor version. Since 7.12 no structure except INIT's own has changed its
 /// size, and the flags of INIT describe other differences.
@@ -66,9 +68,9 @@ pub(super) fn init_in(names: Names) -> InitIn {
 pub(super) struct Agreement {
     pub(super) minor: u32,
     pub(super) flags: u64,
-    /// Maximum size of a WRITE, in bytes.
+    /// Maximum size of a WRITE, in bytes, through shared memory.
     pub(super) max_write: usize,
-    /// Maximum size of a READ, in bytes.
+    /// Maximum size of a READ, in bytes, through shared memory.
     pub(super) max_read: usize,
     time_granularity_ns: u32,
 }
@@ -84,7 +86,7 @@ impl Agreement {
         let flags = (u64::from(out.flags) | u64::from(extended) << 32) & OFFERED;
         let pages =
             if flags & FUSE_MAX_PAGES != 0 { usize::from(out.max_pages).max(1) } else { 32 };
-        let max_read = (pages * PAGE).min(SOCKET_IO_MAX);
+        let max_read = (pages * PAGE).min(SHARED_IO_MAX);
         let big = flags & FUSE_BIG_WRITES != 0;
         let max_write = if big { (out.max_write as usize).max(PAGE) } else { PAGE };
         let granularity = if out.minor >= 23 { out.time_gran } else { 1 };
@@ -104,10 +106,20 @@ impl Agreement {
         (max_write, max_read): (usize, usize),
         time_granularity_ns: u32,
     ) -> Agreement {
-        let most = |len: usize| len.clamp(PAGE, SOCKET_IO_MAX);
+        let most = |len: usize| len.clamp(PAGE, SHARED_IO_MAX);
         let (max_write, max_read) = (most(max_write), most(max_read));
         let flags = flags & OFFERED;
         Agreement { minor, flags, max_write, max_read, time_granularity_ns }
+    }
+
+    /// Maximum size of a WRITE in any message.
+    pub(super) fn max_sent(&self) -> usize {
+        self.max_write.min(SOCKET_IO_MAX)
+    }
+
+    /// Maximum size of a reply in any message.
+    pub(super) fn max_received(&self) -> usize {
+        self.max_read.min(SOCKET_IO_MAX)
     }
 
     pub(super) fn time_granularity_ns(&self) -> u32 {
@@ -173,10 +185,11 @@ mod tests {
         };
         let agreed = Agreement::of(out.as_bytes()).unwrap();
         assert_eq!((agreed.minor, agreed.flags & !OFFERED), (FUSE_KERNEL_MINOR_VERSION, 0));
-        assert_eq!((agreed.max_write, agreed.max_read), (SOCKET_IO_MAX, SOCKET_IO_MAX));
+        assert_eq!((agreed.max_write, agreed.max_read), (SHARED_IO_MAX, SHARED_IO_MAX));
+        assert_eq!((agreed.max_sent(), agreed.max_received()), (SOCKET_IO_MAX, SOCKET_IO_MAX));
         let nothing = InitOut { major: 7, minor: 31, ..InitOut::default() };
         let agreed = Agreement::of(nothing.as_bytes()).unwrap();
-        assert_eq!((agreed.max_write, agreed.max_read), (4096, SOCKET_IO_MAX));
+        assert_eq!((agreed.max_write, agreed.max_read), (4096, 32 * PAGE));
         assert_eq!(agreed.caps().locks, LockSupport::Frontend);
     }
 

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
-use defuse_fs::{Context, Errno, Result};
+use defuse_fs::{Context, Errno, ReadBuf, Result};
 use defuse_probe::clock;
-use defuse_ring::layout::{BELL, LANES_OF_BLOCK, MORE, MOST_BLOCKS};
+use defuse_ring::layout::{BELL, LANES_OF_BLOCK, LARGE_LANES, MORE, MOST_BLOCKS};
 use defuse_ring::{Answer, Lane, Memory, Violation};
 use defuse_wire::abi::{InHeader, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
@@ -21,6 +21,8 @@ use super::connection::{ClientConnection, HOPE, SPIN_NS, TICK, Waiting};
 use super::slots::Done;
 use crate::sys::{errno, has_several_processors};
 
+/// Bytes of a reply that are copied at a time where the caller has no memory for them.
+const PIECE: usize = 64 * 1024;
 /// Looks for a reply between two looks at the clock.
 const LOOKS: u32 = 16;
 
@@ -56,6 +58,9 @@ pub(super) struct Seat {
     /// The requests that nobody waits for.
     later: Vec<(u64, Done)>,
 }
+
+/// A lane that a thread has for itself.
+pub(super) type Seated<'a> = (&'a Lanes, MutexGuard<'a, Seat>);
 
 impl Seat {
     /// The reply to the request `number`. Those to requests that nobody waits for are passed on, as many as are there.
@@ -104,16 +109,19 @@ impl Lanes {
         })
     }
 
-    /// A free lane for a message of `len` bytes, preferably the one that the thread had before.
-    pub(super) fn seat(&self, len: usize) -> Option<MutexGuard<'_, Seat>> {
-        if len > Lane::longest() {
+    /// A free lane for a request and a reply of so many bytes, preferably the one that the thread had before.
+    pub(super) fn seat(&self, request: usize, reply: usize) -> Option<Seated<'_>> {
+        if !Lane::takes(0, request, reply) {
             return None;
         }
         let (first, lanes) = (hint(), self.memory.blocks() * LANES_OF_BLOCK);
+        let is_long = request.max(reply) > Lane::longest();
+        // Threads with long messages go around in the lanes that take them.
+        let first = if is_long { first % LARGE_LANES } else { first };
         (0..lanes).map(|step| (first + step) % lanes).find_map(|index| {
-            let seat = sit(self.seat_of(index))?;
+            let seat = Lane::takes(index, request, reply).then(|| sit(self.seat_of(index)))??;
             HINT.set(Some(index));
-            Some(seat)
+            Some((self, seat))
         })
     }
 
@@ -175,7 +183,7 @@ impl ClientConnection {
     /// through the socket.
     pub(super) fn post(
         &self,
-        (lanes, mut seat): (&Lanes, MutexGuard<'_, Seat>),
+        (lanes, mut seat): Seated<'_>,
         head: &mut [u8],
         done: Done,
     ) -> Result<Option<Done>> {
@@ -201,36 +209,102 @@ impl ClientConnection {
     /// Sends a request through a lane, and waits for its reply.
     pub(super) fn exchange<T>(
         &self,
-        (lanes, mut seat): (&Lanes, MutexGuard<'_, Seat>),
+        (lanes, mut seat): Seated<'_>,
         cx: &Context<'_>,
         head: &mut [u8],
         data: &[u8],
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
         let seat = &mut *seat;
-        let number = seat.lane.next_number();
-        write_number(head, number);
-        lanes.counts.requests.fetch_add(1, Ordering::Relaxed);
-        let sleeps = seat.lane.submit(&lanes.memory, number, &[head, data]);
-        if sleeps.map_err(|why| self.break_off(why))? {
-            self.ring_bell(lanes);
-        }
-        let answer = self.await_reply(lanes, seat, number, cx)?;
+        let answer = self.perform((lanes, seat), cx, (head, data), Lane::longest())?;
         let len = answer.len;
         if seat.reply.len() < len {
             seat.reply.resize(len, 0);
         }
         seat.lane.copy(&lanes.memory, answer, 0, &mut seat.reply[..len]);
+        self.hear(lanes);
+        let reply = &seat.reply[..len];
+        self.outcome_of(answer, reply)?;
+        decode(&reply[HEADER_LEN..])
+    }
+
+    /// Sends a READ of `size` bytes through a lane, and copies the reply from there into `out`. Returns the bytes read.
+    pub(super) fn exchange_data(
+        &self,
+        (lanes, mut seat): Seated<'_>,
+        cx: &Context<'_>,
+        head: &mut [u8],
+        size: usize,
+        out: &mut ReadBuf<'_>,
+    ) -> Result<usize> {
+        let seat = &mut *seat;
+        let answer = self.perform((lanes, seat), cx, (head, &[]), HEADER_LEN + size)?;
+        let mut header = [0; HEADER_LEN];
+        let len = answer.len.min(HEADER_LEN);
+        seat.lane.copy(&lanes.memory, answer, 0, &mut header[..len]);
+        self.hear(lanes);
+        self.outcome_of(answer, &header)?;
+        let mut at = HEADER_LEN;
+        while at < answer.len {
+            let rest = answer.len - at;
+            let count = match out.lend() {
+                Some(room) => {
+                    let count = room.len().min(rest);
+                    seat.lane.copy(&lanes.memory, answer, at, &mut room[..count]);
+                    out.advance(count)?;
+                    count
+                }
+                None => {
+                    let count = rest.min(PIECE);
+                    if seat.reply.len() < count {
+                        seat.reply.resize(count, 0);
+                    }
+                    seat.lane.copy(&lanes.memory, answer, at, &mut seat.reply[..count]);
+                    out.put(&seat.reply[..count])?;
+                    count
+                }
+            };
+            at += count;
+        }
+        Ok(answer.len - HEADER_LEN)
+    }
+
+    /// Submits a request of a head and data, and waits for its reply of `most` bytes at most, which is left where it is.
+    fn perform(
+        &self,
+        (lanes, seat): (&Lanes, &mut Seat),
+        cx: &Context<'_>,
+        (head, data): (&mut [u8], &[u8]),
+        most: usize,
+    ) -> Result<Answer> {
+        let number = seat.lane.next_number();
+        write_number(head, number);
+        lanes.counts.requests.fetch_add(1, Ordering::Relaxed);
+        let sleeps = seat.lane.submit(&lanes.memory, number, &[head, data], most);
+        if sleeps.map_err(|why| self.break_off(why))? {
+            self.ring_bell(lanes);
+        }
+        self.await_reply(lanes, seat, number, cx)
+    }
+
+    /// Receives what the server has sent beside the lanes.
+    fn hear(&self, lanes: &Lanes) {
         if lanes.has_news() || self.has_unheard() {
             self.drain();
         }
-        let reply = &seat.reply[..len];
+    }
+
+    /// The outcome that the header of a reply tells.
+    fn outcome_of(&self, answer: Answer, reply: &[u8]) -> Result<()> {
         let header = match OutHeader::read_from_prefix(reply) {
-            Ok((header, _)) if header.len as usize == len && header.unique == number => header,
+            Ok((header, _))
+                if header.len as usize == answer.len && header.unique == answer.number =>
+            {
+                header
+            }
             _ => return Err(self.break_off(Violation("a reply that is not a FUSE message"))),
         };
-        let body = &reply[HEADER_LEN..];
-        Self::outcome(&header, body.len()).and_then(|_| decode(body))
+        Self::outcome(&header, answer.len - HEADER_LEN).map(drop)
     }
 
     fn await_reply(

@@ -524,10 +524,6 @@ impl Shared {
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
         let opcode = request.opcode;
-        if self.lacks(opcode) {
-            return Err(Errno::ENOSYS);
-        }
-        self.tell_of_reads(cx, opcode);
         let checked = |body: &[u8]| {
             decode(body).inspect_err(|&errno| {
                 if errno == Errno::EIO {
@@ -536,15 +532,37 @@ impl Shared {
                 }
             })
         };
-        // Root may do anything, and open files have been checked.
+        if data.is_empty() {
+            request = self.with_groups(cx, request);
+        }
+        self.asking(cx, opcode, || {
+            self.connection.ask(cx, request.finish(data.len()), data, checked)
+        })
+    }
+
+    /// Root may do anything, and open files have been checked: other requests have the groups of their caller.
+    fn with_groups(&self, cx: &Context<'_>, request: Request) -> Request {
         if cx.caller.uid != 0
-            && data.is_empty()
             && self.agreement.uses(CALLER_GROUPS)
             && let Ok(groups) = cx.supplementary_groups()
         {
-            request = request.with_caller_groups(&groups);
+            return request.with_caller_groups(&groups);
         }
-        let result = self.connection.ask(cx, request.finish(data.len()), data, checked);
+        request
+    }
+
+    /// Runs `ask`, which makes a request of `opcode`, with what comes before and after each request.
+    fn asking<T>(
+        &self,
+        cx: &Context<'_>,
+        opcode: Opcode,
+        ask: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        if self.lacks(opcode) {
+            return Err(Errno::ENOSYS);
+        }
+        self.tell_of_reads(cx, opcode);
+        let result = ask();
         if matches!(result, Err(Errno::ESTALE)) {
             // The server may have forgotten that it told of the inode. It tells again when it is asked.
             self.paths.forget();

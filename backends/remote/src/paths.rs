@@ -466,7 +466,7 @@ impl Shared {
     }
 
     fn ask_about(&self, cx: &Context<'_>, ino: Ino, cmd: u32, input: &[u8]) -> Result<Vec<u8>> {
-        let output_len = self.agreement.max_read;
+        let output_len = self.agreement.max_received();
         let args = IoctlArgs { cmd, arg: 0, input, output_len, dir: false, compat32: false };
         self.ioctl(cx, File { ino, fh: Fh(0) }, &args).map(|reply| reply.output)
     }

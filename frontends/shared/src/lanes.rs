@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use defuse_fs::{Errno, Result};
 use defuse_ring::layout::{BELL, BYTES, LANES_OF_BLOCK, MORE, VERSION, lane_of};
 use defuse_ring::{Desk, DeskCounts, Memory, Violation};
-use defuse_session::{LaneCounts, Line, Lines, Port, ReplyPort};
-use defuse_wire::abi::{InHeader, OutHeader};
+use defuse_session::{LaneCounts, Line, Lines, Places, Port, ReplyPort};
+use defuse_wire::abi::{InHeader, Opcode, OutHeader, WriteIn};
 use defuse_wire::reply::HEADER_LEN;
 use defuse_wire::vendor::{OFFER, Offer};
 use zerocopy::IntoBytes;
@@ -23,7 +23,12 @@ const LOOKS: u32 = 12;
 /// Of so many turns without a request, one looks at the socket, too.
 const TURNS: u32 = 4;
 
-/// Limits of the memory for lanes. A block of lanes has four megabytes.
+/// Bytes of a WRITE before its data.
+const WRITE_LEAD: usize = size_of::<InHeader>() + size_of::<WriteIn>();
+/// Data of a WRITE that is longer stays in its lane until a file system takes it.
+const COPIED_MOST: usize = 32 * 1024;
+
+/// Limits of the memory for lanes. A block of lanes has nine megabytes of addresses; pages that nobody has used take none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneLimits {
     /// Maximum number of blocks of all connections. Each connection has one, and further ones use messages. A connection
@@ -187,11 +192,27 @@ impl LanePort {
 
     /// The next request of any lane.
     fn take(&self, room: &mut [u8]) -> Result<Option<usize>> {
-        let taken = self.desk().take(room, number_of_request).map_err(|why| self.end(why))?;
-        if taken.is_some() {
-            self.row.fetch_add(1, Ordering::Relaxed);
+        let taken = self.desk().take(room, number_of_request, copied);
+        let Some(arrived) = taken.map_err(|why| self.end(why))? else { return Ok(None) };
+        self.row.fetch_add(1, Ordering::Relaxed);
+        // The header says how much lies in the lane.
+        if arrived.copied < arrived.len && length_of_request(room) != arrived.len {
+            return Err(self.end(Violation("a message has an impossible length")));
         }
-        Ok(taken.map(|arrived| arrived.len))
+        Ok(Some(arrived.copied))
+    }
+
+    /// Answers a request that came through a lane.
+    fn answer(&self, lane: usize, number: u64, parts: &[&[u8]], placed: usize) -> Result<()> {
+        let error = -Errno::EIO.raw();
+        let refusal = OutHeader { len: HEADER_LEN as u32, error, unique: number };
+        let refusal = refusal.as_bytes();
+        let answered = self.desk().answer_placed((lane, number), parts, placed, refusal);
+        match answered.map_err(|why| self.end(why))? {
+            true => Ok(()),
+            // The session takes back what the reply gave away.
+            false => Err(Errno::EIO),
+        }
     }
 
     /// Looks for a request without waiting: `EAGAIN` if there is none.
@@ -246,17 +267,6 @@ impl LanePort {
         }
     }
 
-    fn answer(&self, lane: usize, number: u64, parts: &[&[u8]]) -> Result<()> {
-        let error = -Errno::EIO.raw();
-        let refusal = OutHeader { len: HEADER_LEN as u32, error, unique: number };
-        let answered = self.desk().answer(lane, number, parts, refusal.as_bytes());
-        match answered.map_err(|why| self.end(why))? {
-            true => Ok(()),
-            // The session takes back what the reply gave away.
-            false => Err(Errno::EIO),
-        }
-    }
-
     /// Ends the connection with a client that breaks the rules.
     fn end(&self, why: Violation) -> Errno {
         log::debug!("a client is disconnected: {why}");
@@ -270,7 +280,7 @@ impl ReplyPort for LanePort {
         let number = number_of_reply(parts.first().map_or(&[], |part| part));
         if let Some(lane) = lane_of(number) {
             let parts: Vec<&[u8]> = parts.iter().map(|part| &part[..]).collect();
-            return self.answer(lane, number, &parts);
+            return self.answer(lane, number, &parts, 0);
         }
         self.messages.send(parts)?;
         if number == 0 {
@@ -294,7 +304,7 @@ impl Port for LanePort {
 
     fn send_whole(&self, message: &[u8]) -> Result<()> {
         match lane_of(number_of_reply(message)) {
-            Some(lane) => self.answer(lane, number_of_reply(message), &[message]),
+            Some(lane) => self.answer(lane, number_of_reply(message), &[message], 0),
             None => self.messages.send_whole(message),
         }
     }
@@ -314,9 +324,75 @@ impl Port for LanePort {
         self.desk().is_used().then(|| self.desk().is_waiting())
     }
 
+    fn places(&self) -> Option<&dyn Places> {
+        Some(self)
+    }
+
     fn is_readable(&self) -> bool {
         self.desk().is_waiting() || self.messages.is_readable()
     }
+}
+
+impl Places for LanePort {
+    fn left(&self, unique: u64) -> usize {
+        lane_of(unique).map_or(0, |lane| self.desk().left(lane, unique))
+    }
+
+    fn copy(&self, unique: u64, from: usize, out: &mut [u8]) -> Result<()> {
+        let copied = lane_of(unique).map(|lane| self.desk().copy_left(lane, unique, from, out));
+        if copied == Some(true) { Ok(()) } else { Err(Errno::EIO) }
+    }
+
+    fn write_to(
+        &self,
+        unique: u64,
+        part: (usize, usize),
+        file: (BorrowedFd<'_>, u64),
+    ) -> Result<usize> {
+        let lane = lane_of(unique).ok_or(Errno::EIO)?;
+        let written = self.desk().write_left((lane, unique), part, file);
+        written.ok_or(Errno::EIO)?.map_err(errno)
+    }
+
+    fn read_from(
+        &self,
+        unique: u64,
+        part: (usize, usize),
+        file: (BorrowedFd<'_>, u64),
+    ) -> Result<usize> {
+        let lane = lane_of(unique).ok_or(Errno::EIO)?;
+        let read = self.desk().place_file((lane, unique), part, file);
+        read.ok_or(Errno::EIO)?.map_err(errno)
+    }
+
+    fn room(&self, unique: u64) -> usize {
+        lane_of(unique).map_or(0, |lane| self.desk().room(lane, unique))
+    }
+
+    fn place(&self, unique: u64, from: usize, bytes: &[u8]) -> Result<()> {
+        let placed = lane_of(unique).map(|lane| self.desk().place(lane, unique, from, bytes));
+        if placed == Some(true) { Ok(()) } else { Err(Errno::EIO) }
+    }
+
+    fn send_placed(&self, header: &[u8], len: usize) -> Result<()> {
+        let number = number_of_reply(header);
+        let lane = lane_of(number).ok_or(Errno::EIO)?;
+        self.answer(lane, number, &[header], len)
+    }
+}
+
+/// The bytes that are copied out of a lane with a message of `len` bytes, which begins with `head`.
+fn copied(head: &[u8], len: usize) -> usize {
+    let at = std::mem::offset_of!(InHeader, opcode);
+    let is_write = head.get(at..at + 4) == Some(&(Opcode::Write as u32).to_ne_bytes());
+    if is_write && len > WRITE_LEAD + COPIED_MOST { WRITE_LEAD } else { len }
+}
+
+/// The length that the header of a request says.
+fn length_of_request(message: &[u8]) -> usize {
+    let at = std::mem::offset_of!(InHeader, len);
+    let bytes = message.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+    bytes.map_or(0, u32::from_ne_bytes) as usize
 }
 
 /// The number of a request, whose message is not shorter than a header.

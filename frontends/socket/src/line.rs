@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use defuse_fs::{Errno, Result};
 use defuse_session::{IoUring, Line, Port, ReplyPort, SessionOptions, SpliceLimits};
-use defuse_wire::vendor::SOCKET_IO_MAX;
+use defuse_wire::vendor::{SHARED_IO_MAX, SOCKET_IO_MAX};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use crate::unsent::{Unsent, send_beside};
@@ -82,11 +82,12 @@ impl Port for MessagePort {
     }
 }
 
-/// The options of a session over a socket: nothing that needs a device, and messages that fit. The
-/// server keeps the locks, because its clients know nothing of each other.
-pub(crate) fn options(asked: &SessionOptions) -> SessionOptions {
+/// The options of a session over a socket, beside which there may be shared memory: nothing that needs a device, and messages that fit.
+/// The server keeps the locks, because its clients know nothing of each other.
+pub(crate) fn options(asked: &SessionOptions, has_memory: bool) -> SessionOptions {
+    let most = if has_memory { SHARED_IO_MAX } else { SOCKET_IO_MAX };
     SessionOptions {
-        max_write: asked.max_write.min(SOCKET_IO_MAX),
+        max_write: asked.max_write.min(most),
         writeback: false,
         clone_fd: false,
         splice: SpliceLimits::NEVER,

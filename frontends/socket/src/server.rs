@@ -374,7 +374,7 @@ impl Shared {
             if let Some(lines) = &self.options.lines {
                 line = lines.line(uid, line).map_err(|errno| errno.to_string())?;
             }
-            let options = line::options(&self.options.session);
+            let options = line::options(&self.options.session, self.options.lines.is_some());
             let watched = Arc::downgrade(&line);
             let session = Session::over(line, fs, &options, client).map_err(|e| e.to_string())?;
             Ok((session, watched))

@@ -58,7 +58,8 @@ pub fn serve_one(
     if let Some(lines) = &options.lines {
         line = lines.line(0, line)?;
     }
-    let session = Session::over(line, served, &line::options(&session), client);
+    let session =
+        Session::over(line, served, &line::options(&session, options.lines.is_some()), client);
     let session = session.map_err(|error| {
         log::warn!("the process at the other end is not served: {error}");
         Errno::EPROTO

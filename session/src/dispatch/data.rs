@@ -79,9 +79,12 @@ impl Dispatcher {
             }
         }
         let len = data.len();
-        // The data has to outlive this request's buffer, so it is copied.
-        let bytes = owned(data, reply)?;
-        let deferred = reply.defer(Deferred::Write(bytes));
+        let body = match data {
+            Payload::Pipe(_) if reply.stays() => Deferred::WriteInPlace,
+            // The data has to outlive this request's buffer, so it is copied.
+            _ => Deferred::Write(owned(data, reply)?),
+        };
+        let deferred = reply.defer(body);
         self.submit(call, IoOp::Write { file, args, len }, deferred);
         Ok(Done::Deferred)
     }

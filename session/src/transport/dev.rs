@@ -12,8 +12,8 @@ use zerocopy::IntoBytes;
 
 use super::splice::Pipe;
 use super::{
-    AlignedBuf, Channel, Deferred, DeferredReply, Line, Message, Port, Received, Reply, ReplyPort,
-    errno,
+    AlignedBuf, Channel, Deferred, DeferredReply, Line, Message, Places, Port, Received, Reply,
+    ReplyPort, errno,
 };
 use defuse_wire::abi::{self, InHeader, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
@@ -24,6 +24,9 @@ const WRITE_LEAD: usize = size_of::<InHeader>() + size_of::<abi::WriteIn>();
 const SHORT: usize = 4096;
 /// As much has the answer to a request that is answered later, unless it is data.
 const SHORT_DEFERRED: usize = HEADER_LEN + 64;
+
+/// Data of so many bytes is not received or sent with its message where it can lie in memory of the client.
+const PLACED_MIN: usize = 32 * 1024;
 
 /// When data passes through a pipe instead of a buffer. Lengths in bytes; `usize::MAX` for never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,6 +194,8 @@ impl DevChannel {
                 spliced: false,
                 splice,
                 pipe,
+                left: Left::default(),
+                placed: false,
             },
             port,
         }
@@ -284,6 +289,12 @@ impl DevChannel {
         self.large_write =
             header.opcode == abi::Opcode::Write as u32 && data >= self.reply.splice.write_min;
         self.reply.unique = header.unique;
+        self.reply.left = Left::default();
+        if header.len as usize > len
+            && let Some(places) = self.reply.port.places()
+        {
+            self.reply.left.len = places.left(header.unique);
+        }
         Ok(())
     }
 }
@@ -304,8 +315,9 @@ impl Channel for DevChannel {
         match received {
             Ok(len) => {
                 self.len = len;
-                self.in_pipe = self.reply.pipe.as_ref().is_some_and(|pipe| pipe.level() > 0);
                 self.note(len)?;
+                let piped = self.reply.pipe.as_ref().is_some_and(|pipe| pipe.level() > 0);
+                self.in_pipe = piped || self.reply.left.len > 0;
                 Ok(Received::Request)
             }
             // ENOENT: the request was interrupted before it could be read.
@@ -340,9 +352,79 @@ struct DevReply {
     spliced: bool,
     splice: SpliceLimits,
     pipe: Option<Pipe>,
+    /// The data of the request that lies with the port.
+    left: Left,
+    /// The data goes to its place with the port.
+    placed: bool,
+}
+
+/// Data of a WRITE that lies with the port.
+#[derive(Clone, Copy, Default)]
+struct Left {
+    len: usize,
+    taken: usize,
+}
+
+impl Left {
+    fn remaining(self) -> usize {
+        self.len - self.taken
+    }
 }
 
 impl DevReply {
+    fn places(&self) -> Result<&dyn Places> {
+        self.port.places().ok_or(Errno::EIO)
+    }
+
+    /// Takes data that lies with the port.
+    fn take_left(&mut self, out: &mut [u8]) -> Result<usize> {
+        let len = out.len().min(self.left.remaining());
+        self.places()?.copy(self.unique, self.left.taken, &mut out[..len])?;
+        self.left.taken += len;
+        Ok(len)
+    }
+
+    /// Places up to `len` bytes of a file. A short count that is not whole pages is the end of the file.
+    fn place_file(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
+        let mut done = 0;
+        while done < len {
+            let part = (HEADER_LEN + self.filled + done, len - done);
+            match self.places()?.read_from(self.unique, part, (fd, offset + done as u64)) {
+                Ok(0) => break,
+                Ok(count) => done += count,
+                // Direct I/O, and the place is not aligned.
+                Err(Errno::EINVAL) if done == 0 => {
+                    let mut room = AlignedBuf::new(0, len);
+                    let count = pread_full(fd, offset, room.data_mut(len))?;
+                    return self.put(room.data_mut(count)).map(|()| count);
+                }
+                Err(errno) if done == 0 => return Err(errno),
+                Err(_) => break,
+            }
+            if !done.is_multiple_of(4096) {
+                break;
+            }
+        }
+        self.filled += done;
+        Ok(done)
+    }
+
+    /// Writes up to `len` bytes that lie with the port into a file, by one call: a write at the end of a file must not be torn.
+    fn write_left(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
+        let part = (self.left.taken, len.min(self.left.remaining()));
+        let written = match self.places()?.write_to(self.unique, part, (fd, offset)) {
+            // Direct I/O, and the place is not aligned.
+            Err(Errno::EINVAL) => {
+                let mut room = AlignedBuf::new(0, part.1);
+                self.places()?.copy(self.unique, part.0, room.data_mut(part.1))?;
+                rustix::io::pwrite(fd, room.data_mut(part.1), offset).map_err(errno)?
+            }
+            written => written?,
+        };
+        self.left.taken += written;
+        Ok(written)
+    }
+
     fn header(&self, body: usize, error: i32) -> OutHeader {
         OutHeader { len: (HEADER_LEN + body) as u32, error, unique: self.unique }
     }
@@ -427,13 +509,20 @@ impl Reply for DevReply {
         self.send_buf(len)
     }
 
-    fn data(&mut self, _len: usize) -> &mut dyn ReadSink {
+    fn data(&mut self, len: usize) -> &mut dyn ReadSink {
         self.filled = 0;
         self.spliced = false;
+        let whole = HEADER_LEN + len;
+        let fits = |places: &dyn Places| places.room(self.unique) >= whole;
+        self.placed = len >= PLACED_MIN && self.port.places().is_some_and(fits);
         self
     }
 
     fn send_data(&mut self) -> Result<()> {
+        if self.placed {
+            let header = self.header(self.filled, 0);
+            return self.places()?.send_placed(header.as_bytes(), self.filled);
+        }
         if !self.spliced {
             return self.send_buf(self.filled);
         }
@@ -449,12 +538,29 @@ impl Reply for DevReply {
         self
     }
 
+    fn stays(&self) -> bool {
+        self.left.len > 0
+    }
+
     fn defer(&mut self, body: Deferred) -> Box<dyn DeferredReply> {
         // Thousands may wait for a lock, so that they take no more than their answer.
+        let placed = match body {
+            Deferred::Read(len) => {
+                self.data(len);
+                self.placed
+            }
+            _ => false,
+        };
+        let left = match body {
+            Deferred::WriteInPlace => self.left,
+            _ => Left::default(),
+        };
         let (buf, data) = match body {
-            Deferred::Read(len) => (AlignedBuf::new(HEADER_LEN, len), Vec::new()),
+            Deferred::Read(len) if !placed => (AlignedBuf::new(HEADER_LEN, len), Vec::new()),
             Deferred::Write(data) => (AlignedBuf::unaligned(HEADER_LEN, 0), data),
-            Deferred::Plain => (AlignedBuf::unaligned(HEADER_LEN, 0), Vec::new()),
+            Deferred::Read(_) | Deferred::WriteInPlace | Deferred::Plain => {
+                (AlignedBuf::unaligned(HEADER_LEN, 0), Vec::new())
+            }
         };
         Box::new(DevDeferred {
             reply: DevReply {
@@ -467,6 +573,8 @@ impl Reply for DevReply {
                 spliced: false,
                 splice: SpliceLimits::NEVER,
                 pipe: None,
+                left,
+                placed,
             },
             data,
             taken: 0,
@@ -478,12 +586,27 @@ impl ReadSink for DevReply {
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
         debug_assert!(!self.spliced, "data after a spliced reply");
         let end = self.filled + bytes.len();
+        if self.placed {
+            self.places()?.place(self.unique, HEADER_LEN + self.filled, bytes)?;
+            self.filled = end;
+            return Ok(());
+        }
         self.buf.data_mut(end)[self.filled..].copy_from_slice(bytes);
         self.filled = end;
         Ok(())
     }
 
     fn put_zeros(&mut self, len: usize) -> Result<()> {
+        if self.placed {
+            const ZEROS: [u8; 4096] = [0; 4096];
+            let mut rest = len;
+            while rest > 0 {
+                let part = rest.min(ZEROS.len());
+                self.put(&ZEROS[..part])?;
+                rest -= part;
+            }
+            return Ok(());
+        }
         let end = self.filled + len;
         self.buf.data_mut(end)[self.filled..].fill(0);
         self.filled = end;
@@ -491,6 +614,9 @@ impl ReadSink for DevReply {
     }
 
     fn fill_from(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
+        if self.placed {
+            return self.place_file(fd, offset, len);
+        }
         let fits = self.pipe.as_ref().is_some_and(|pipe| len <= pipe.capacity());
         if self.filled == 0 && len >= self.splice.read_min && fits {
             match self.fill_pipe(fd, offset, len) {
@@ -502,9 +628,10 @@ impl ReadSink for DevReply {
         self.fill_buf(fd, offset, len)
     }
 
-    /// Lends the buffer of the reply. Bytes in a pipe have no memory, and nothing comes after them.
+    /// Lends the buffer of the reply. Bytes in a pipe have no memory, and nothing comes after them. The memory of a client is not
+    /// lent.
     fn lend(&mut self, len: usize) -> Option<&mut [u8]> {
-        if self.spliced {
+        if self.spliced || self.placed {
             return None;
         }
         let end = self.filled + len;
@@ -512,21 +639,30 @@ impl ReadSink for DevReply {
     }
 
     fn advance(&mut self, count: usize) -> Result<()> {
-        self.filled += if self.spliced { return Err(Errno::EINVAL) } else { count };
+        self.filled += if self.spliced || self.placed { return Err(Errno::EINVAL) } else { count };
         Ok(())
     }
 }
 
 impl WriteSource for DevReply {
     fn remaining(&self) -> usize {
-        self.pipe.as_ref().map_or(0, Pipe::level)
+        match self.left.len {
+            0 => self.pipe.as_ref().map_or(0, Pipe::level),
+            _ => self.left.remaining(),
+        }
     }
 
     fn take(&mut self, out: &mut [u8]) -> Result<usize> {
+        if self.left.len > 0 {
+            return self.take_left(out);
+        }
         self.pipe.as_mut().map_or(Ok(0), |pipe| pipe.pull(out))
     }
 
     fn drain_to(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
+        if self.left.len > 0 {
+            return self.write_left(fd, offset, len);
+        }
         let Some(pipe) = &mut self.pipe else { return Ok(0) };
         match pipe.drain(fd, Some(offset), len.min(pipe.level())) {
             Err(Errno::EINVAL) => {}
@@ -553,7 +689,7 @@ impl DeferredReply for DevDeferred {
     }
 
     fn source(&mut self) -> &mut dyn WriteSource {
-        self
+        if self.reply.stays() { &mut self.reply } else { self }
     }
 
     fn send_data(mut self: Box<Self>) -> Result<()> {

@@ -51,6 +51,61 @@ pub trait ReplyPort: Send + Sync {
     fn send(&self, parts: &[IoSlice<'_>]) -> Result<()>;
 }
 
+/// Large data that lies in memory which the client shares, beside the bytes of requests and replies. The client may change it at any
+/// time.
+pub trait Places: Send + Sync {
+    /// The bytes of the request `unique` that were not received with it: the data of a WRITE.
+    fn left(&self, unique: u64) -> usize;
+
+    /// Copies data of a request, from the byte `from` of it on.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if there are fewer bytes.
+    fn copy(&self, unique: u64, from: usize, out: &mut [u8]) -> Result<()>;
+
+    /// Writes a part of the data of a request, its begin and its length, into a file at an offset, by one pwrite(2). Returns the bytes written.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`copy`](Places::copy) and of pwrite(2).
+    fn write_to(
+        &self,
+        unique: u64,
+        part: (usize, usize),
+        file: (BorrowedFd<'_>, u64),
+    ) -> Result<usize>;
+
+    /// The longest reply to the request, in bytes, with its header.
+    fn room(&self, unique: u64) -> usize;
+
+    /// Writes data of a reply, from the byte `from` of it on.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` if there is no room.
+    fn place(&self, unique: u64, from: usize, bytes: &[u8]) -> Result<()>;
+
+    /// Fills a part of a reply, its begin and its length, from a file at an offset, by one pread(2). Returns the bytes read.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`place`](Places::place) and of pread(2).
+    fn read_from(
+        &self,
+        unique: u64,
+        part: (usize, usize),
+        file: (BorrowedFd<'_>, u64),
+    ) -> Result<usize>;
+
+    /// Sends a reply of a header and `len` bytes of data, which are in their place.
+    ///
+    /// # Errors
+    ///
+    /// As for [`ReplyPort::send`].
+    fn send_placed(&self, header: &[u8], len: usize) -> Result<()>;
+}
+
 /// A descriptor over which requests arrive as whole messages, and answers leave.
 pub trait Port: ReplyPort {
     /// Receives one message, and returns its length.
@@ -82,6 +137,11 @@ pub trait Port: ReplyPort {
     /// True if another request waits, where that can be seen without a system call. Otherwise `None`, and
     /// the time between two requests has to tell.
     fn has_more(&self) -> Option<bool> {
+        None
+    }
+
+    /// The memory for large data, if the client shares some.
+    fn places(&self) -> Option<&dyn Places> {
         None
     }
 
@@ -165,6 +225,11 @@ pub(crate) trait Reply {
     /// The data of a WRITE that did not come with the request's bytes.
     fn piped(&mut self) -> &mut dyn WriteSource;
 
+    /// True if that data stays where it is after the worker has received another request.
+    fn stays(&self) -> bool {
+        false
+    }
+
     /// Takes the answer out of this thread's hands.
     fn defer(&mut self, body: Deferred) -> Box<dyn DeferredReply>;
 }
@@ -175,6 +240,8 @@ pub(crate) enum Deferred {
     Read(usize),
     /// The data of a WRITE. It is owned: the worker's buffer is needed for the next request.
     Write(Vec<u8>),
+    /// The data of a WRITE, which [stays](Reply::stays).
+    WriteInPlace,
     /// Nothing.
     Plain,
 }
