@@ -3,14 +3,16 @@
 //! little as possible.
 //!
 //! A frontend may lend the memory of a buffer, so that a device or a library fills it without a
-//! copy ([`ReadBuf::lend`], [`WriteBuf::borrow`]). Memory that is shared with an untrusted peer is
-//! never lent and never becomes a Rust slice: the peer could change it after it was checked. A device
+//! copy ([`ReadBuf::lend`], [`WriteBuf::borrow`]). Memory that is shared with an untrusted peer
+//! never becomes a Rust slice: the peer could change it after it was checked. A backend can get its address for
+//! calls outside of Rust that take any bytes ([`ReadBuf::lend_shared`], [`WriteBuf::borrow_shared`]). A device
 //! that works while nobody borrows the buffer owns its memory meanwhile
 //! ([`Io::take_room`](crate::Io::take_room)).
 
 use std::fs;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
+use std::ptr::NonNull;
 
 use crate::{Entry, Errno, FileKind, Result};
 
@@ -33,7 +35,15 @@ pub trait ReadSink {
         None
     }
 
-    /// Appends the first `count` bytes of the memory that [`lend`](ReadSink::lend) would lend now.
+    /// The address of the memory of the next `len` bytes, which another process may read and write at any time. It is valid
+    /// until the operation has ended. Returns `None` (the default) for memory that [`lend`](ReadSink::lend) lends, and if there
+    /// is none.
+    fn lend_shared(&mut self, _len: usize) -> Option<NonNull<u8>> {
+        None
+    }
+
+    /// Appends the first `count` bytes of the memory that [`lend`](ReadSink::lend) or
+    /// [`lend_shared`](ReadSink::lend_shared) would lend now.
     /// Fails with `EINVAL` if fewer bytes or none are lent.
     fn advance(&mut self, _count: usize) -> Result<()> {
         Err(Errno::EINVAL)
@@ -112,6 +122,16 @@ impl<'a> ReadBuf<'a> {
         Some(&mut room[..len])
     }
 
+    /// The address of all free space, if that is memory which another process may read and write meanwhile: for system calls and
+    /// C libraries that write there. It is valid until the operation has ended ([`Io`](crate::Io) included). `None` also for a full buffer.
+    /// [`advance`](ReadBuf::advance) reports the bytes.
+    pub fn lend_shared(&mut self) -> Option<NonNull<u8>> {
+        match self.remaining() {
+            0 => None,
+            len => self.sink.lend_shared(len),
+        }
+    }
+
     /// Appends the first `count` bytes of the memory from [`lend`](ReadBuf::lend), after they were
     /// written. Fails with `EINVAL` for more than was lent.
     pub fn advance(&mut self, count: usize) -> Result<()> {
@@ -159,7 +179,14 @@ pub trait WriteSource {
         None
     }
 
-    /// Takes the first `count` bytes of the memory that [`borrow`](WriteSource::borrow) would lend
+    /// The address of all the remaining bytes, in memory that another process may write to at any time. It is valid until the operation has
+    /// ended. Returns `None` (the default) for memory that [`borrow`](WriteSource::borrow) lends, and if there is none.
+    fn borrow_shared(&mut self) -> Option<NonNull<u8>> {
+        None
+    }
+
+    /// Takes the first `count` bytes of the memory that [`borrow`](WriteSource::borrow) or
+    /// [`borrow_shared`](WriteSource::borrow_shared) would lend
     /// now. Fails with `EINVAL` if fewer bytes or none are lent.
     fn skip(&mut self, _count: usize) -> Result<()> {
         Err(Errno::EINVAL)
@@ -191,6 +218,12 @@ impl<'a> WriteBuf<'a> {
     /// Moves the next bytes into `out`. Returns their number.
     pub fn take(&mut self, out: &mut [u8]) -> Result<usize> {
         self.source.take(out)
+    }
+
+    /// The address of all the remaining bytes, if they lie in memory that another process may write to meanwhile: for system calls
+    /// and C libraries that read there, once. It is valid until the operation has ended.
+    pub fn borrow_shared(&mut self) -> Option<NonNull<u8>> {
+        if self.remaining() == 0 { None } else { self.source.borrow_shared() }
     }
 
     /// Lends the memory of the next bytes, at least one, if the frontend supports it. It keeps its
@@ -245,6 +278,10 @@ impl WriteSource for Limited<'_> {
         let count = self.source.drain_to(fd, offset, len.min(self.left))?;
         self.left -= count;
         Ok(count)
+    }
+
+    fn borrow_shared(&mut self) -> Option<NonNull<u8>> {
+        self.source.borrow_shared()
     }
 
     fn borrow(&mut self) -> Option<&[u8]> {

@@ -1,6 +1,7 @@
 //! The memory itself: a sealed memfd that both processes have mapped.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -29,6 +30,10 @@ pub trait Shared {
     fn read(&self, at: usize, out: &mut [u8]);
     /// Copies bytes into the memory.
     fn write(&self, at: usize, bytes: &[u8]);
+    /// The address of `len` bytes at `at`, for calls that cannot copy by this trait.
+    fn address(&self, _at: usize, _len: usize) -> Option<NonNull<u8>> {
+        None
+    }
     /// Reads `len` bytes of the file `fd` from `offset` into the memory at `at`, as by pread(2). Returns the bytes read.
     ///
     /// # Errors
@@ -285,6 +290,10 @@ impl Shared for Memory {
         let to = self.range(at, bytes.len());
         // SAFETY: as for `read`.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    fn address(&self, at: usize, len: usize) -> Option<NonNull<u8>> {
+        NonNull::new(self.range(at, len))
     }
 
     fn read_file(&self, at: usize, len: usize, fd: BorrowedFd<'_>, offset: u64) -> Result<usize> {

@@ -1,6 +1,7 @@
 //! The server's side: takes submissions, and answers them.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -196,6 +197,12 @@ impl<M: Shared> Desk<M> {
         Some(self.memory.write_file(at, len, fd, offset))
     }
 
+    /// The address of the bytes that were left from the byte `from` of them on, until the request is answered.
+    pub fn address_of_left(&self, lane: usize, number: u64, from: usize) -> Option<NonNull<u8>> {
+        let len = self.left(lane, number).checked_sub(from)?;
+        self.memory.address(self.left_at(lane, number, from, len)?, len)
+    }
+
     /// Where `len` bytes that were left lie, from the byte `from` of them on.
     fn left_at(&self, lane: usize, number: u64, from: usize, len: usize) -> Option<usize> {
         let open = self.open(lane, number)?;
@@ -224,6 +231,15 @@ impl<M: Shared> Desk<M> {
     ) -> Option<rustix::io::Result<usize>> {
         let at = self.room_at(lane, number, from, len)?;
         Some(self.memory.read_file(at, len, fd, offset))
+    }
+
+    /// The address of room for `len` bytes of a reply from its byte `from` on, until it is sent.
+    pub fn address_of_room(
+        &self,
+        (lane, number): (usize, u64),
+        (from, len): (usize, usize),
+    ) -> Option<NonNull<u8>> {
+        self.memory.address(self.room_at(lane, number, from, len)?, len)
     }
 
     /// Where there is room for `len` bytes of a reply, from its byte `from` on.

@@ -2,10 +2,11 @@
 
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use defuse_fs::{Buffer, Errno, Io, Result};
+use defuse_fs::{Buffer, Errno, Io, ReadBuf, Result};
 
 use crate::answers::OwnChange;
 use crate::ffi::{GlfsFd, GlfsStat, IoCallback};
@@ -63,6 +64,8 @@ enum Memory {
     None,
     /// From [`Io::take_room`].
     Room(Buffer),
+    /// That of the frontend, for a read.
+    Lent,
     /// From the pool, for a read.
     Pooled(Vec<u8>),
 }
@@ -96,23 +99,47 @@ pub fn read(
     on: AnswerOn,
 ) {
     let Ok(offset) = position(offset) else { return io.finish(Err(Errno::EINVAL)) };
+    let mut start_of_lent = std::ptr::null_mut();
     let mut memory = match io.take_room() {
         Some(room) => Memory::Room(room),
-        None => Memory::Pooled(pool.take(len)),
+        None => match lent(&mut io, len) {
+            Some(room) => {
+                start_of_lent = room.as_ptr();
+                Memory::Lent
+            }
+            None => Memory::Pooled(pool.take(len)),
+        },
     };
-    let room: &mut [u8] = match &mut memory {
-        Memory::Room(room) => room,
-        Memory::Pooled(room) => room,
-        Memory::None => &mut [],
+    let checked = |room: &mut [u8]| {
+        // libgfapi writes so much, whoever promised the room.
+        assert!(room.len() >= len, "{} bytes of room for {len}", room.len());
+        room.as_mut_ptr()
     };
-    // libgfapi writes so much, whoever promised the room.
-    assert!(room.len() >= len, "{} bytes of room for {len}", room.len());
-    let start_of_room: *mut u8 = room.as_mut_ptr();
+    let start_of_room: *mut u8 = match &mut memory {
+        Memory::Room(room) => checked(room),
+        Memory::Pooled(room) => checked(room),
+        Memory::Lent => start_of_lent,
+        Memory::None => checked(&mut []),
+    };
     start(io, file, (memory, pool, on), |handle, done, data| {
         let read = handle.volume().library().glfs_pread_async;
         // SAFETY: the room has at least `len` bytes, and belongs to the transfer until its end.
         unsafe { read(handle.raw(), start_of_room.cast(), len, offset, 0, done, data) }
     });
+}
+
+/// The memory of the frontend for a read of `len` bytes, which stays where it is until the end of the operation.
+fn lent(io: &mut Io, len: usize) -> Option<NonNull<u8>> {
+    let lend = |out: &mut ReadBuf<'_>| {
+        if out.remaining() != len {
+            return None;
+        }
+        if let Some(room) = out.lend() {
+            return NonNull::new(room.as_mut_ptr()).filter(|_| room.len() == len);
+        }
+        out.lend_shared()
+    };
+    io.with_read_buf(|_, out| Ok(lend(out))).ok().flatten()
 }
 
 /// Starts a write of all data at `offset`.
@@ -127,6 +154,10 @@ pub fn write(mut io: Io, (file, offset): (Subject, u64), pool: &Arc<Pool>, on: A
             && bytes.len() == len
         {
             lent = (bytes.as_ptr(), len);
+            return Ok(());
+        }
+        if let Some(bytes) = source.borrow_shared() {
+            lent = (bytes.as_ptr().cast_const(), len);
             return Ok(());
         }
         data = pool.take(len);
@@ -220,6 +251,10 @@ impl Transfer {
         match memory {
             Memory::None => io.finish(result),
             Memory::Room(room) => io.finish_room(room, result),
+            Memory::Lent => {
+                let filled = result.and_then(|len| io.with_read_buf(|_, out| out.advance(len)));
+                io.finish_filled(filled);
+            }
             Memory::Pooled(room) => {
                 let result = result.and_then(|len| {
                     let bytes = room.get(..len).ok_or(Errno::EIO)?;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -363,6 +364,14 @@ impl Places for LanePort {
         let lane = lane_of(unique).ok_or(Errno::EIO)?;
         let read = self.desk().place_file((lane, unique), part, file);
         read.ok_or(Errno::EIO)?.map_err(errno)
+    }
+
+    fn address_of_data(&self, unique: u64, from: usize) -> Option<NonNull<u8>> {
+        self.desk().address_of_left(lane_of(unique)?, unique, from)
+    }
+
+    fn address_of_reply(&self, unique: u64, part: (usize, usize)) -> Option<NonNull<u8>> {
+        self.desk().address_of_room((lane_of(unique)?, unique), part)
     }
 
     fn room(&self, unique: u64) -> usize {

@@ -3,6 +3,7 @@
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use defuse_fs::{Errno, ReadSink, Result, WriteSource};
@@ -638,8 +639,19 @@ impl ReadSink for DevReply {
         Some(&mut self.buf.data_mut(end)[self.filled..])
     }
 
+    fn lend_shared(&mut self, len: usize) -> Option<NonNull<u8>> {
+        let part = (HEADER_LEN + self.filled, len);
+        self.placed.then(|| self.places().ok()?.address_of_reply(self.unique, part))?
+    }
+
     fn advance(&mut self, count: usize) -> Result<()> {
-        self.filled += if self.spliced || self.placed { return Err(Errno::EINVAL) } else { count };
+        if self.placed {
+            let room = self.places()?.room(self.unique);
+            if count > room.saturating_sub(HEADER_LEN + self.filled) {
+                return Err(Errno::EINVAL);
+            }
+        }
+        self.filled += if self.spliced { return Err(Errno::EINVAL) } else { count };
         Ok(())
     }
 }
@@ -674,6 +686,17 @@ impl WriteSource for DevReply {
         let mut room = AlignedBuf::new(0, want);
         let count = pipe.pull(room.data_mut(want))?;
         pwrite_full(fd, offset, &room.data_mut(count)[..count])
+    }
+
+    fn borrow_shared(&mut self) -> Option<NonNull<u8>> {
+        let from = self.left.taken;
+        (self.left.len > 0).then(|| self.places().ok()?.address_of_data(self.unique, from))?
+    }
+
+    fn skip(&mut self, count: usize) -> Result<()> {
+        let fits = count <= self.left.remaining();
+        self.left.taken += if fits { count } else { return Err(Errno::EINVAL) };
+        Ok(())
     }
 }
 

@@ -10,6 +10,7 @@ pub(crate) mod uring;
 
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use defuse_fs::{Errno, ReadSink, Result, WriteSource};
@@ -75,6 +76,12 @@ pub trait Places: Send + Sync {
         part: (usize, usize),
         file: (BorrowedFd<'_>, u64),
     ) -> Result<usize>;
+
+    /// The address of the data of a request from the byte `from` of it on, until the request is answered.
+    fn address_of_data(&self, unique: u64, from: usize) -> Option<NonNull<u8>>;
+
+    /// The address of a part of a reply, its begin and its length, until the request is answered.
+    fn address_of_reply(&self, unique: u64, part: (usize, usize)) -> Option<NonNull<u8>>;
 
     /// The longest reply to the request, in bytes, with its header.
     fn room(&self, unique: u64) -> usize;
