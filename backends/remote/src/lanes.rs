@@ -243,7 +243,10 @@ impl ClientConnection {
         let len = answer.len.min(HEADER_LEN);
         seat.lane.copy(&lanes.memory, answer, 0, &mut header[..len]);
         self.hear(lanes);
-        self.outcome_of(answer, &header)?;
+        self.outcome_of(answer, &header[..len])?;
+        if answer.len > HEADER_LEN + size {
+            return Err(Errno::EIO);
+        }
         let mut at = HEADER_LEN;
         while at < answer.len {
             let rest = answer.len - at;

@@ -1,6 +1,8 @@
 //! The client against servers that lie, hang, or send garbage.
 
-use std::os::fd::OwnedFd;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -10,9 +12,14 @@ use defuse_fs::{
     InterruptToken, Name, NewNode, Notify, OpenArgs, OpenFlags, PollHandle, ReadArgs, ReadBuf,
     Result, SliceSink, SliceSource, WriteArgs, WriteBuf,
 };
-use defuse_remote::{Remote, RemoteOptions};
+use defuse_remote::{LaneUse, Remote, RemoteOptions};
+use defuse_ring::layout::{BELL, BYTES, LANES_OF_BLOCK, VERSION};
+use defuse_ring::{Desk, Memory};
 use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
-use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
+use defuse_wire::vendor::{self, Offer};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// The messages with which a server replies to one request.
@@ -132,6 +139,65 @@ fn more_data_than_requested_is_refused() {
     let mut names = Names { room: usize::MAX, taken: 0 };
     let listed = client.readdir(&context(), FILE, 0, &mut DirBuf::new(&mut names));
     assert_eq!((listed, names.taken), (Err(Errno::EIO), 0));
+}
+
+/// A client whose server replies to each READ through shared memory by so many bytes, a header first, which says their
+/// number.
+fn with_lanes(bytes: usize) -> Remote {
+    let (ours, theirs) = pair();
+    std::thread::spawn(move || {
+        let (memory, fd) = Memory::new().unwrap();
+        let desk = Desk::new(memory);
+        // Each request comes with a bell.
+        desk.fall_asleep();
+        let mut room = vec![0; 1 << 18];
+        while let Ok(len @ 1..) = rustix::io::read(&theirs, &mut room[..]) {
+            if len > BELL {
+                let (header, _) = InHeader::read_from_prefix(&room[..len]).unwrap();
+                let Some(Opcode::Init) = Opcode::from_u32(header.opcode) else { continue };
+                let offer =
+                    Offer { version: VERSION, lanes: LANES_OF_BLOCK as u32, bytes: BYTES as u64 };
+                let offer = message(vendor::OFFER, 0, offer.as_bytes());
+                let mut beside = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+                let mut beside = SendAncillaryBuffer::new(&mut beside);
+                let fds = [fd.as_fd()];
+                beside.push(SendAncillaryMessage::ScmRights(&fds));
+                let parts = [IoSlice::new(&offer)];
+                rustix::net::sendmsg(&theirs, &parts, &mut beside, SendFlags::empty()).unwrap();
+                let init = abi::InitOut { major: 7, minor: 38, ..abi::InitOut::default() };
+                let init = message(0, header.unique, init.as_bytes());
+                rustix::net::send(&theirs, &init, SendFlags::NOSIGNAL).unwrap();
+            }
+            let number = |head: &[u8]| u64::from_ne_bytes(head[8..16].try_into().unwrap());
+            while let Some(arrived) = desk.take(&mut room, number, |_, len| len).unwrap() {
+                let (header, _) = InHeader::read_from_prefix(&room[..arrived.len]).unwrap();
+                let reply = match Opcode::from_u32(header.opcode).unwrap() {
+                    Opcode::Read => {
+                        let head = OutHeader { len: bytes as u32, error: 0, unique: header.unique };
+                        let filled = head.as_bytes().iter().copied().chain(std::iter::repeat(7));
+                        filled.take(bytes).collect()
+                    }
+                    _ => message(-Errno::ENOSYS.raw(), header.unique, &[]),
+                };
+                desk.answer(arrived.lane, header.unique, &[&reply], &[0; 16]).unwrap();
+            }
+        }
+    });
+    let options = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
+    Remote::over(ours, options).unwrap()
+}
+
+#[test]
+fn a_reply_in_shared_memory_that_is_too_short_or_too_long_is_refused() {
+    let read_of = |bytes| read(&with_lanes(bytes), 4096);
+    assert_eq!(read_of(16 + 4096), Ok(vec![7; 4096]));
+    assert_eq!(read_of(16), Ok(Vec::new()));
+    assert_eq!(read_of(16 + 4097), Err(Errno::EIO));
+    for bytes in [0, 8, 15] {
+        let client = with_lanes(bytes);
+        assert_eq!(read(&client, 4096), Err(Errno::ENOTCONN), "{bytes} bytes");
+        assert!(client.is_dead());
+    }
 }
 
 #[test]

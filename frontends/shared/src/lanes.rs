@@ -392,30 +392,28 @@ impl Places for LanePort {
 
 /// The bytes that are copied out of a lane with a message of `len` bytes, which begins with `head`.
 fn copied(head: &[u8], len: usize) -> usize {
-    let at = std::mem::offset_of!(InHeader, opcode);
-    let is_write = head.get(at..at + 4) == Some(&(Opcode::Write as u32).to_ne_bytes());
-    if is_write && len > WRITE_LEAD + COPIED_MOST { WRITE_LEAD } else { len }
+    let opcode = u32::from_ne_bytes(bytes_at(head, std::mem::offset_of!(InHeader, opcode)));
+    let stays = opcode == Opcode::Write as u32 && len > WRITE_LEAD + COPIED_MOST;
+    if stays { WRITE_LEAD } else { len }
 }
 
 /// The length that the header of a request says.
 fn length_of_request(message: &[u8]) -> usize {
-    let at = std::mem::offset_of!(InHeader, len);
-    let bytes = message.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
-    bytes.map_or(0, u32::from_ne_bytes) as usize
+    u32::from_ne_bytes(bytes_at(message, std::mem::offset_of!(InHeader, len))) as usize
 }
 
 /// The number of a request, whose message is not shorter than a header.
 fn number_of_request(message: &[u8]) -> u64 {
-    number_at(message, std::mem::offset_of!(InHeader, unique))
+    u64::from_ne_bytes(bytes_at(message, std::mem::offset_of!(InHeader, unique)))
 }
 
 fn number_of_reply(message: &[u8]) -> u64 {
-    number_at(message, std::mem::offset_of!(OutHeader, unique))
+    u64::from_ne_bytes(bytes_at(message, std::mem::offset_of!(OutHeader, unique)))
 }
 
-fn number_at(message: &[u8], at: usize) -> u64 {
-    let bytes = message.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
-    bytes.map_or(0, u64::from_ne_bytes)
+/// The bytes of a field; zeros where the message is too short for it.
+fn bytes_at<const N: usize>(message: &[u8], at: usize) -> [u8; N] {
+    message.get(at..at + N).and_then(|bytes| bytes.try_into().ok()).unwrap_or([0; N])
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
