@@ -52,6 +52,8 @@ pub struct Running {
     root: PathBuf,
     shell: Shell,
     mount: Option<Mounted>,
+    /// The round whose directory of small files was made.
+    made: Option<u32>,
 }
 
 /// A mount, and the daemon that serves it.
@@ -169,7 +171,8 @@ impl<'a> Stage<'a> {
             None => None,
         };
         let shell = Shell::start(&spec.name, &paths.shell(spec), work, &env, START)?;
-        let mut target = Running { name: spec.name.clone(), root: paths.root(spec), shell, mount };
+        let mut target =
+            Running { name: spec.name.clone(), root: paths.root(spec), shell, mount, made: None };
         // A volume that cannot be read is a reason, too.
         let list = ["ls".into(), target.root.clone().into_os_string()];
         target.shell.perform(&list, START, &Interrupt::default())?;
@@ -242,12 +245,23 @@ impl<'a> Stage<'a> {
     fn prepare(&mut self, case: Case, index: usize, round: u32) -> Result<()> {
         let daemons: Vec<u32> = self.targets.iter().map(Running::client).collect();
         let target = &mut self.targets[index];
+        if let Work::Names(op) = case.work
+            && op != Names::Lookup
+            && target.made != Some(round)
+        {
+            let words = ["mkdir".into(), small(target, round).into()];
+            target.shell.perform(&words, PATIENCE, &Interrupt::default())?;
+            target.made = Some(round);
+            // The case that creates the files may not be among those to measure.
+            if op != Names::Create {
+                let jobs = Names::Create.jobs();
+                let create = Case { work: Work::Names(Names::Create), jobs, ..case };
+                perform(self.options, target, create, round, &Interrupt::default())?;
+            }
+        }
         match case.work {
             Work::Io { .. } => caches::settle(&[target.client()]),
-            Work::Names(Names::Create) => {
-                let words = ["mkdir".into(), small(target, round).into()];
-                target.shell.perform(&words, PATIENCE, &Interrupt::default())?;
-            }
+            Work::Names(Names::Create) => {}
             Work::Names(Names::List | Names::Lookup) => caches::drop_dentries(&daemons)?,
             // Other targets have listed their files since, and the caches of all were dropped for each.
             Work::Names(Names::Stat) => {
