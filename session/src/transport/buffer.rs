@@ -1,7 +1,17 @@
 //! Memory whose pages are aligned, so that direct I/O can use it.
 
+use std::sync::{Mutex, PoisonError};
+
 /// The alignment that direct I/O needs on every device with blocks of up to 4 KiB.
 const ALIGN: usize = 4096;
+
+/// Buffers of so many bytes are used again: fresh ones have to be zeroed.
+const AGAIN_MIN: usize = 128 * 1024;
+/// The most buffers that wait for their next use.
+const SPARES: usize = 8;
+
+/// Buffers that nobody uses.
+static SPARE: Mutex<Vec<AlignedBuf>> = Mutex::new(Vec::new());
 
 /// A buffer in which the byte at `lead` is aligned to a page: a message header goes before it and
 /// data from there on, and the whole message is contiguous.
@@ -23,6 +33,33 @@ impl AlignedBuf {
         let buf = AlignedBuf { memory, start: data - lead, lead };
         debug_assert_eq!(buf.data_ptr() % ALIGN, 0);
         buf
+    }
+
+    /// As [`new`](AlignedBuf::new), with any content: perhaps one that was used before.
+    pub(crate) fn again(lead: usize, len: usize) -> Self {
+        let fits = |spare: &AlignedBuf| spare.lead == lead && spare.room() >= len;
+        if len >= AGAIN_MIN {
+            let mut spares = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(at) = spares.iter().rposition(fits) {
+                return spares.swap_remove(at);
+            }
+        }
+        AlignedBuf::new(lead, len)
+    }
+
+    /// Keeps the buffer for its next use, unless it is small or there are enough.
+    pub(crate) fn spare(self) {
+        if self.room() >= AGAIN_MIN {
+            let mut spares = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+            if spares.len() < SPARES {
+                spares.push(self);
+            }
+        }
+    }
+
+    /// Bytes of data at most.
+    fn room(&self) -> usize {
+        self.memory.len() - self.start - self.lead
     }
 
     /// As [`new`](AlignedBuf::new), but no bytes are aligned: it takes no more than it has room for.
@@ -66,6 +103,17 @@ impl AlignedBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn large_buffers_are_used_again_and_few_are_kept() {
+        let first = AlignedBuf::again(16, 1 << 20);
+        let at = first.data_ptr();
+        first.spare();
+        assert_eq!(AlignedBuf::again(16, 1 << 19).data_ptr(), at);
+        AlignedBuf::new(16, 4096).spare();
+        (0..2 * SPARES).for_each(|_| AlignedBuf::new(16, 1 << 20).spare());
+        assert_eq!(SPARE.lock().unwrap().len(), SPARES);
+    }
 
     #[test]
     fn data_is_aligned_whatever_comes_before_it() {

@@ -291,10 +291,12 @@ impl DevChannel {
             header.opcode == abi::Opcode::Write as u32 && data >= self.reply.splice.write_min;
         self.reply.unique = header.unique;
         self.reply.left = Left::default();
-        if header.len as usize > len
+        let rest = (header.len as usize).saturating_sub(len);
+        if rest > 0
             && let Some(places) = self.reply.port.places()
+            && places.left(header.unique) == rest
         {
-            self.reply.left.len = places.left(header.unique);
+            self.reply.left.len = rest;
         }
         Ok(())
     }
@@ -557,7 +559,7 @@ impl Reply for DevReply {
             _ => Left::default(),
         };
         let (buf, data) = match body {
-            Deferred::Read(len) if !placed => (AlignedBuf::new(HEADER_LEN, len), Vec::new()),
+            Deferred::Read(len) if !placed => (AlignedBuf::again(HEADER_LEN, len), Vec::new()),
             Deferred::Write(data) => (AlignedBuf::unaligned(HEADER_LEN, 0), data),
             Deferred::Read(_) | Deferred::WriteInPlace | Deferred::Plain => {
                 (AlignedBuf::unaligned(HEADER_LEN, 0), Vec::new())
@@ -725,6 +727,12 @@ impl DeferredReply for DevDeferred {
 
     fn send_errno(mut self: Box<Self>, errno: i32) -> Result<()> {
         self.reply.send_errno(errno)
+    }
+}
+
+impl Drop for DevDeferred {
+    fn drop(&mut self) {
+        std::mem::replace(&mut self.reply.buf, AlignedBuf::unaligned(0, 0)).spare();
     }
 }
 
