@@ -40,7 +40,7 @@ pub use session::{Ended, ResizeError, Session, StartError, Statistics, Workers};
 #[cfg(fuzzing)]
 pub use transport::Answer;
 pub use transport::dev::SpliceLimits;
-pub use transport::{LaneCounts, Line, Lines, Places, Port, ReplyPort};
+pub use transport::{COPIED_MOST, LaneCounts, Line, Lines, Places, Port, ReplyPort};
 pub use workers::sentinel::Sentinel;
 
 /// The worker pool's bookkeeping, for its checker in `tests/shuttle.rs`.

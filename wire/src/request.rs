@@ -56,6 +56,9 @@ pub struct Request<'a> {
     pub body: Body<'a>,
 }
 
+/// Bytes of a WRITE before its data.
+pub const WRITE_LEAD: usize = size_of::<InHeader>() + size_of::<abi::WriteIn>();
+
 /// The data of a WRITE or NOTIFY_REPLY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Payload<'a> {

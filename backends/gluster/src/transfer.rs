@@ -99,31 +99,23 @@ pub fn read(
     on: AnswerOn,
 ) {
     let Ok(offset) = position(offset) else { return io.finish(Err(Errno::EINVAL)) };
-    let mut start_of_lent = std::ptr::null_mut();
-    let mut memory = match io.take_room() {
-        Some(room) => Memory::Room(room),
-        None => match lent(&mut io, len) {
-            Some(room) => {
-                start_of_lent = room.as_ptr();
-                Memory::Lent
-            }
-            None => Memory::Pooled(pool.take(len)),
-        },
-    };
-    let checked = |room: &mut [u8]| {
+    let start_of = |room: &mut [u8]| {
         // libgfapi writes so much, whoever promised the room.
         assert!(room.len() >= len, "{} bytes of room for {len}", room.len());
         room.as_mut_ptr()
     };
-    let start_of_room: *mut u8 = match &mut memory {
-        Memory::Room(room) => checked(room),
-        Memory::Pooled(room) => checked(room),
-        Memory::Lent => start_of_lent,
-        Memory::None => checked(&mut []),
+    let (start_of_room, memory) = if let Some(mut room) = io.take_room() {
+        (start_of(&mut room), Memory::Room(room))
+    } else if let Some(room) = lent(&mut io, len) {
+        (room.as_ptr(), Memory::Lent)
+    } else {
+        let mut room = pool.take(len);
+        (start_of(&mut room), Memory::Pooled(room))
     };
     start(io, file, (memory, pool, on), |handle, done, data| {
         let read = handle.volume().library().glfs_pread_async;
-        // SAFETY: the room has at least `len` bytes, and belongs to the transfer until its end.
+        // SAFETY: the room has at least `len` bytes, and belongs to the transfer until its end, or to the frontend, which lends it
+        // until then.
         unsafe { read(handle.raw(), start_of_room.cast(), len, offset, 0, done, data) }
     });
 }

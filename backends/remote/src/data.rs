@@ -6,15 +6,14 @@ use defuse_fs::{Context, Errno, File, LockOwner, ReadArgs, ReadBuf, Result, Writ
 
 use defuse_ring::Lane;
 
-use super::Shared;
 use super::lanes::Seated;
+use super::{Shared, noted};
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
 use defuse_wire::encode::Request;
 use defuse_wire::reply::HEADER_LEN;
+use defuse_wire::request::WRITE_LEAD;
 
-/// Bytes of a WRITE before its data.
-const WRITE_LEAD: usize = size_of::<abi::InHeader>() + size_of::<abi::WriteIn>();
 /// Bytes of a READ through shared memory. It is longer with thousands of groups of its caller.
 const READ_MOST: usize = 4096;
 
@@ -60,7 +59,7 @@ impl Shared {
         self.asking(cx, Opcode::Read, || {
             let most = out.remaining();
             let (large, small) = (self.agreement.max_read, self.agreement.max_received());
-            let (mut seat, mut size) = self.seat_for(most, (large, small), |size| {
+            let (mut seat, mut size) = seat_for(most, (large, small), |size| {
                 self.connection.seat(READ_MOST, HEADER_LEN + size)
             })?;
             let request_of = |size: usize| {
@@ -84,32 +83,13 @@ impl Shared {
             let got = match seat {
                 Some(seat) => self.connection.exchange_data(seat, cx, head, size, out)?,
                 None => self.connection.ask_by_message(cx, head, &[], |body| {
-                    if body.len() > size {
-                        return Err(Errno::EIO);
-                    }
-                    out.put(body)
+                    let fits = body.len() <= size;
+                    let put = if fits { out.put(body) } else { Err(Errno::EIO) };
+                    noted(Opcode::Read, body.len(), put)
                 })?,
             };
             Ok(AtEnd(got < size))
         })
-    }
-
-    /// A lane for a message with as many of `most` bytes as go into it, and their number. Without a lane that takes `large` ones, these
-    /// are `small` at most.
-    fn seat_for<'a>(
-        &'a self,
-        most: usize,
-        (large, small): (usize, usize),
-        seat: impl Fn(usize) -> Result<Option<Seated<'a>>>,
-    ) -> Result<(Option<Seated<'a>>, usize)> {
-        let size = most.min(large);
-        if size > small
-            && let Some(seat) = seat(size)?
-        {
-            return Ok((Some(seat), size));
-        }
-        let size = size.min(small);
-        Ok((seat(size)?, size))
     }
 
     pub(super) fn write(
@@ -139,7 +119,7 @@ impl Shared {
         loop {
             let most = data.remaining();
             let (large, small) = (self.agreement.max_write, self.agreement.max_sent());
-            let (seat, want) = self.seat_for(most, (large, small), |size| {
+            let (seat, want) = seat_for(most, (large, small), |size| {
                 self.connection.seat(WRITE_LEAD + size, Lane::longest())
             })?;
             let (len, written) = match data.borrow() {
@@ -199,7 +179,8 @@ impl Shared {
         let most = piece.len() as u64;
         let count = self.asking(cx, Opcode::Write, || {
             let head = request.finish(piece.len());
-            let decode = |body: &[u8]| decode::write_out(body, most);
+            let decode =
+                |body: &[u8]| noted(Opcode::Write, body.len(), decode::write_out(body, most));
             match seat {
                 Some(seat) => self.connection.exchange(seat, cx, head, piece, decode),
                 None => self.connection.ask_by_message(cx, head, piece, decode),
@@ -207,6 +188,23 @@ impl Shared {
         })?;
         Ok(count as usize)
     }
+}
+
+/// A lane for a message with as many of `most` bytes as go into it, and their number. Without a lane that takes `large` ones, these are
+/// `small` at most.
+fn seat_for<'a>(
+    most: usize,
+    (large, small): (usize, usize),
+    seat: impl Fn(usize) -> Result<Option<Seated<'a>>>,
+) -> Result<(Option<Seated<'a>>, usize)> {
+    let size = most.min(large);
+    if size > small
+        && let Some(seat) = seat(size)?
+    {
+        return Ok((Some(seat), size));
+    }
+    let size = size.min(small);
+    Ok((seat(size)?, size))
 }
 
 fn flag_of(owner: Option<LockOwner>, flag: u32) -> u32 {

@@ -13,12 +13,13 @@ use defuse_fs::{Context, Errno, ReadBuf, Result};
 use defuse_probe::clock;
 use defuse_ring::layout::{BELL, LANES_OF_BLOCK, LARGE_LANES, MORE, MOST_BLOCKS};
 use defuse_ring::{Answer, Lane, Memory, Violation};
-use defuse_wire::abi::{InHeader, OutHeader};
+use defuse_wire::abi::{InHeader, Opcode, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
 use zerocopy::FromBytes;
 
 use super::connection::{ClientConnection, HOPE, SPIN_NS, TICK, Waiting};
 use super::slots::Done;
+use crate::noted;
 use crate::sys::{errno, has_several_processors};
 
 /// Bytes of a reply that are copied at a time where the caller has no memory for them.
@@ -245,7 +246,7 @@ impl ClientConnection {
         self.hear(lanes);
         self.outcome_of(answer, &header[..len])?;
         if answer.len > HEADER_LEN + size {
-            return Err(Errno::EIO);
+            return noted(Opcode::Read, answer.len - HEADER_LEN, Err(Errno::EIO));
         }
         let mut at = HEADER_LEN;
         while at < answer.len {

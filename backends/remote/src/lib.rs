@@ -524,14 +524,7 @@ impl Shared {
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
         let opcode = request.opcode;
-        let checked = |body: &[u8]| {
-            decode(body).inspect_err(|&errno| {
-                if errno == Errno::EIO {
-                    let name = opcode.name();
-                    LOG.warn(|| format!("{name}: an invalid reply of {} bytes: EIO", body.len()));
-                }
-            })
-        };
+        let checked = |body: &[u8]| noted(opcode, body.len(), decode(body));
         if data.is_empty() {
             request = self.with_groups(cx, request);
         }
@@ -699,4 +692,13 @@ fn new_number() -> Result<Number> {
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The result of decoding a reply to a request of `opcode`, whose body has `len` bytes. An invalid one is named in the log.
+fn noted<T>(opcode: Opcode, len: usize, decoded: Result<T>) -> Result<T> {
+    decoded.inspect_err(|&errno| {
+        if errno == Errno::EIO {
+            LOG.warn(|| format!("{}: an invalid reply of {len} bytes: EIO", opcode.name()));
+        }
+    })
 }

@@ -10,9 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use defuse_fs::{Errno, Result};
 use defuse_ring::layout::{BELL, BYTES, LANES_OF_BLOCK, MORE, VERSION, lane_of};
 use defuse_ring::{Desk, DeskCounts, Memory, Violation};
-use defuse_session::{LaneCounts, Line, Lines, Places, Port, ReplyPort};
-use defuse_wire::abi::{InHeader, Opcode, OutHeader, WriteIn};
+use defuse_session::{COPIED_MOST, LaneCounts, Line, Lines, Places, Port, ReplyPort};
+use defuse_wire::abi::{InHeader, Opcode, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
+use defuse_wire::request::WRITE_LEAD;
 use defuse_wire::vendor::{OFFER, Offer};
 use zerocopy::IntoBytes;
 
@@ -23,11 +24,6 @@ const ROW: u32 = 64;
 const LOOKS: u32 = 12;
 /// Of so many turns without a request, one looks at the socket, too.
 const TURNS: u32 = 4;
-
-/// Bytes of a WRITE before its data.
-const WRITE_LEAD: usize = size_of::<InHeader>() + size_of::<WriteIn>();
-/// Data of a WRITE that is longer stays in its lane until a file system takes it.
-const COPIED_MOST: usize = 32 * 1024;
 
 /// Limits of the memory for lanes. A block of lanes has nine megabytes of addresses; pages that nobody has used take none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -390,7 +386,7 @@ impl Places for LanePort {
     }
 }
 
-/// The bytes that are copied out of a lane with a message of `len` bytes, which begins with `head`.
+/// The bytes that are copied at once out of a lane with a message of `len` bytes, which begins with `head`.
 fn copied(head: &[u8], len: usize) -> usize {
     let opcode = u32::from_ne_bytes(bytes_at(head, std::mem::offset_of!(InHeader, opcode)));
     let stays = opcode == Opcode::Write as u32 && len > WRITE_LEAD + COPIED_MOST;

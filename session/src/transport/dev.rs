@@ -13,21 +13,17 @@ use zerocopy::IntoBytes;
 
 use super::splice::Pipe;
 use super::{
-    AlignedBuf, Channel, Deferred, DeferredReply, Line, Message, Places, Port, Received, Reply,
-    ReplyPort, errno,
+    AlignedBuf, COPIED_MOST, Channel, Deferred, DeferredReply, Line, Message, Places, Port,
+    Received, Reply, ReplyPort, errno,
 };
-use defuse_wire::abi::{self, InHeader, OutHeader};
+use defuse_wire::abi::{self, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
+use defuse_wire::request::WRITE_LEAD;
 
-/// Bytes before the data of a WRITE, so that the data begins on a page.
-const WRITE_LEAD: usize = size_of::<InHeader>() + size_of::<abi::WriteIn>();
 /// The longest answer that is put together within one page.
 const SHORT: usize = 4096;
 /// As much has the answer to a request that is answered later, unless it is data.
 const SHORT_DEFERRED: usize = HEADER_LEN + 64;
-
-/// Data of so many bytes is not received or sent with its message where it can lie in memory of the client.
-const PLACED_MIN: usize = 32 * 1024;
 
 /// When data passes through a pipe instead of a buffer. Lengths in bytes; `usize::MAX` for never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -265,6 +261,7 @@ impl DevChannel {
     pub(crate) fn reply_through(&mut self, port: &Arc<dyn Port>, unique: u64) -> &mut dyn Reply {
         self.reply.port = Arc::clone(port);
         self.reply.unique = unique;
+        self.reply.left = Left::default();
         &mut self.reply
     }
 
@@ -387,29 +384,25 @@ impl DevReply {
         Ok(len)
     }
 
-    /// Places up to `len` bytes of a file. A short count that is not whole pages is the end of the file.
+    /// Places up to `len` bytes of a file.
     fn place_file(&mut self, fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<usize> {
-        let mut done = 0;
-        while done < len {
+        let places = self.places()?;
+        let placed = read_full(len, |done| {
             let part = (HEADER_LEN + self.filled + done, len - done);
-            match self.places()?.read_from(self.unique, part, (fd, offset + done as u64)) {
-                Ok(0) => break,
-                Ok(count) => done += count,
-                // Direct I/O, and the place is not aligned.
-                Err(Errno::EINVAL) if done == 0 => {
-                    let mut room = AlignedBuf::new(0, len);
-                    let count = pread_full(fd, offset, room.data_mut(len))?;
-                    return self.put(room.data_mut(count)).map(|()| count);
-                }
-                Err(errno) if done == 0 => return Err(errno),
-                Err(_) => break,
+            places.read_from(self.unique, part, (fd, offset + done as u64))
+        });
+        match placed {
+            // Direct I/O, and the place is not aligned.
+            Err(Errno::EINVAL) => {
+                let mut room = AlignedBuf::new(0, len);
+                let count = pread_full(fd, offset, room.data_mut(len))?;
+                self.put(room.data_mut(count)).map(|()| count)
             }
-            if !done.is_multiple_of(4096) {
-                break;
+            placed => {
+                self.filled += placed.unwrap_or(0);
+                placed
             }
         }
-        self.filled += done;
-        Ok(done)
     }
 
     /// Writes up to `len` bytes that lie with the port into a file, by one call: a write at the end of a file must not be torn.
@@ -517,7 +510,7 @@ impl Reply for DevReply {
         self.spliced = false;
         let whole = HEADER_LEN + len;
         let fits = |places: &dyn Places| places.room(self.unique) >= whole;
-        self.placed = len >= PLACED_MIN && self.port.places().is_some_and(fits);
+        self.placed = len > COPIED_MOST && self.port.places().is_some_and(fits);
         self
     }
 
@@ -547,31 +540,27 @@ impl Reply for DevReply {
 
     fn defer(&mut self, body: Deferred) -> Box<dyn DeferredReply> {
         // Thousands may wait for a lock, so that they take no more than their answer.
-        let placed = match body {
+        let mut buf = None;
+        let (mut data, mut left, mut placed) = (Vec::new(), Left::default(), false);
+        match body {
             Deferred::Read(len) => {
                 self.data(len);
-                self.placed
+                placed = self.placed;
+                if !placed {
+                    buf = Some(AlignedBuf::again(HEADER_LEN, len));
+                }
             }
-            _ => false,
-        };
-        let left = match body {
-            Deferred::WriteInPlace => self.left,
-            _ => Left::default(),
-        };
-        let (buf, data) = match body {
-            Deferred::Read(len) if !placed => (AlignedBuf::again(HEADER_LEN, len), Vec::new()),
-            Deferred::Write(data) => (AlignedBuf::unaligned(HEADER_LEN, 0), data),
-            Deferred::Read(_) | Deferred::WriteInPlace | Deferred::Plain => {
-                (AlignedBuf::unaligned(HEADER_LEN, 0), Vec::new())
-            }
-        };
+            Deferred::Write(bytes) => data = bytes,
+            Deferred::WriteInPlace => left = self.left,
+            Deferred::Plain => {}
+        }
         Box::new(DevDeferred {
             reply: DevReply {
                 port: Arc::clone(&self.port),
                 later: true,
                 unique: self.unique,
                 short: AlignedBuf::unaligned(0, SHORT_DEFERRED),
-                buf,
+                buf: buf.unwrap_or_else(|| AlignedBuf::unaligned(HEADER_LEN, 0)),
                 filled: 0,
                 spliced: false,
                 splice: SpliceLimits::NEVER,
@@ -820,16 +809,23 @@ impl WriteSource for MemorySource<'_> {
     }
 }
 
-/// Reads until `room` is full or the file ends. An error after some bytes ends the read there; the
+/// Reads until `room` is full or the file ends, as [`read_full`].
+pub(super) fn pread_full(fd: BorrowedFd<'_>, offset: u64, room: &mut [u8]) -> Result<usize> {
+    read_full(room.len(), |done| {
+        rustix::io::pread(fd, &mut room[done..], offset + done as u64).map_err(errno)
+    })
+}
+
+/// Reads `len` bytes, or to the end of the file. `read` reads what follows the given number of bytes. An error after some bytes ends the read there; the
 /// caller meets it again when it asks for the rest. A file rarely ends on a page, so a short count
 /// that is not whole pages is taken for the end without another call.
-pub(super) fn pread_full(fd: BorrowedFd<'_>, offset: u64, room: &mut [u8]) -> Result<usize> {
+fn read_full(len: usize, mut read: impl FnMut(usize) -> Result<usize>) -> Result<usize> {
     let mut done = 0;
-    while done < room.len() {
-        match rustix::io::pread(fd, &mut room[done..], offset + done as u64) {
+    while done < len {
+        match read(done) {
             Ok(0) => break,
             Ok(count) => done += count,
-            Err(error) if done == 0 => return Err(errno(error)),
+            Err(errno) if done == 0 => return Err(errno),
             Err(_) => break,
         }
         if !done.is_multiple_of(4096) {

@@ -52,6 +52,9 @@ pub trait ReplyPort: Send + Sync {
     fn send(&self, parts: &[IoSlice<'_>]) -> Result<()>;
 }
 
+/// Longer data is not received or sent with its message where the client shares memory for it.
+pub const COPIED_MOST: usize = 32 * 1024;
+
 /// Large data that lies in memory which the client shares, beside the bytes of requests and replies. The client may change it at any
 /// time.
 pub trait Places: Send + Sync {
