@@ -9,7 +9,7 @@
 //!   Between a check and the change that it permits, no other client changes what was checked (`holds`).
 //! - The number of inodes, open files, locks and mapped bytes is limited for each client (`usage`), for each user
 //!   over all its clients, and mapped bytes for all users together (`quotas`).
-//! - A client may ask for all inodes on the way of a path at once (`steps`).
+//! - A client may ask for all inodes on the way of a path at once (`steps`), and have several small files opened at once (`ahead`).
 //! - A file that clients have mapped has one memory, and all of them see it (`maps`).
 //! - A client that is stopped loses locks for which others wait (`stopped`).
 //!
@@ -18,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod call;
 mod connection;
 mod credentials;
@@ -37,6 +38,7 @@ mod stopped;
 mod tests;
 mod usage;
 
+pub use ahead::{OpenedWhole, Wanted};
 pub use connection::{Connection, Service};
 pub use credentials::Credentials;
 pub use ledger::Legacy;

@@ -40,6 +40,9 @@ pub trait VersionSource: Send + Sync + Debug {
     /// True if each change of the file shows in the versions, unless a client has mapped it.
     fn tell_of(&self, ino: Ino) -> bool;
 
+    /// The version of the attributes of the inode. `None` while they change, and where [`tell_of`](Self::tell_of) is false.
+    fn attributes(&self, ino: Ino) -> Option<u64>;
+
     /// A client has mapped the file, and may change it unseen: nothing that is known of its bytes holds.
     fn mapped(&self, ino: Ino);
 

@@ -98,21 +98,8 @@ impl<F: FileSystem> Connection<F> {
     ) -> Result<()> {
         let call = self.check(cx, &[dir])?;
         call.guard(|guard| guard.permit(dir, READ | EXEC))?;
-        let flags = OpenFlags(OpenFlags::DIRECTORY);
-        let open = File { ino: dir, fh: call.fs.opendir(cx, dir, flags)?.fh };
-        let mut listed = Names { all: Vec::new(), most, next: 0 };
-        let mut outcome = Ok(());
-        loop {
-            let (before, from) = (listed.all.len(), listed.next);
-            outcome = outcome
-                .and_then(|()| call.fs.readdir(cx, open, from, &mut DirBuf::new(&mut listed)));
-            if outcome.is_err() || listed.all.len() == before {
-                break;
-            }
-        }
-        let _ = call.fs.releasedir(cx, open);
-        outcome?;
-        for bytes in &listed.all {
+        let listed = Names::list(call.fs, cx, dir, (0, most))?;
+        for (bytes, _) in &listed.all {
             // The listing has . and .., which are no names.
             let Ok(name) = Name::new(bytes) else { continue };
             match look(&self.ledger, &call, cx, (dir, name)) {
@@ -166,7 +153,7 @@ pub(crate) struct Untold {
 }
 
 /// Looks at a name for a client, which is told of it. The state before is returned where the client shares names.
-fn look<F: FileSystem>(
+pub(crate) fn look<F: FileSystem>(
     ledger: &Ledger,
     call: &Call<'_, F>,
     cx: &Context<'_>,
@@ -198,11 +185,42 @@ fn share(
     }
 }
 
-/// Collects names.
-struct Names {
-    all: Vec<Vec<u8>>,
+/// The names of a directory, each with the position after it.
+pub(crate) struct Names {
+    pub(crate) all: Vec<(Vec<u8>, u64)>,
+    /// Nothing follows.
+    pub(crate) is_end: bool,
     most: usize,
-    next: u64,
+}
+
+impl Names {
+    /// Lists up to `most` names of `dir` from a position on.
+    pub(crate) fn list(
+        fs: &dyn FileSystem,
+        cx: &Context<'_>,
+        dir: Ino,
+        (from, most): (u64, usize),
+    ) -> Result<Names> {
+        let flags = OpenFlags(OpenFlags::DIRECTORY);
+        let open = File { ino: dir, fh: fs.opendir(cx, dir, flags)?.fh };
+        let mut listed = Names { all: Vec::new(), is_end: false, most };
+        let mut next = from;
+        let mut outcome = Ok(());
+        while listed.all.len() < most {
+            let before = listed.all.len();
+            outcome = fs.readdir(cx, open, next, &mut DirBuf::new(&mut listed));
+            if outcome.is_err() {
+                break;
+            }
+            let Some((_, after)) = listed.all.get(before..).and_then(<[_]>::last) else {
+                listed.is_end = true;
+                break;
+            };
+            next = *after;
+        }
+        let _ = fs.releasedir(cx, open);
+        outcome.map(|()| listed)
+    }
 }
 
 impl DirSink for Names {
@@ -215,7 +233,6 @@ impl DirSink for Names {
     }
 
     fn add(&mut self, item: DirItem<'_>, _: Option<&Entry>) {
-        self.next = item.next;
-        self.all.push(item.name.to_vec());
+        self.all.push((item.name.to_vec(), item.next));
     }
 }

@@ -179,6 +179,12 @@ impl Usage {
         self.account.opens.sub(count);
     }
 
+    /// True while connection and user have less than half of the files that they may have open.
+    pub(super) fn has_room_ahead(&self) -> bool {
+        let (account, limits) = (&self.account, &self.account.limits);
+        self.opens.get() < self.limits.opens / 2 && account.opens.get() < limits.opens / 2
+    }
+
     pub(super) fn charge_mapped(&self, bytes: u64) {
         self.mapped.add(bytes);
         self.account.charge_mapped(bytes);

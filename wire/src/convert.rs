@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use defuse_fs::{
-    Attr, Entry, Errno, FileKind, Lock, LockKind, LockOwner, LockRequest, LockType, OpenFlags,
-    Result, SetAttr, SetTime, StatFs, Timestamp,
+    Attr, CacheMode, Entry, Errno, FileKind, Lock, LockKind, LockOwner, LockRequest, LockType,
+    OpenFlags, Opened, Result, SetAttr, SetTime, StatFs, Timestamp,
 };
 
 use crate::abi;
@@ -265,6 +265,18 @@ pub fn lk_out(found: Option<Lock>) -> abi::LkOut {
         },
     };
     abi::LkOut { lk }
+}
+
+/// The reply for an open file or directory, without flags that depend on the other side.
+pub fn open_out(opened: &Opened) -> abi::OpenOut {
+    let mut out = abi::OpenOut { fh: opened.fh.0, ..abi::OpenOut::default() };
+    let mut set = |flag, on: bool| out.open_flags |= if on { flag } else { 0 };
+    set(abi::FOPEN_DIRECT_IO, opened.cache == CacheMode::Direct);
+    set(abi::FOPEN_KEEP_CACHE, opened.cache == CacheMode::Keep);
+    set(abi::FOPEN_NONSEEKABLE | abi::FOPEN_STREAM, opened.stream);
+    set(abi::FOPEN_CACHE_DIR, opened.cache_dir);
+    set(abi::FOPEN_PARALLEL_DIRECT_WRITES, opened.parallel_direct_writes);
+    out
 }
 
 /// The flags of open(2) for the file system, without those that the kernel handles.

@@ -52,6 +52,65 @@ pub const NAMES: u32 = (b'D' as u32) << 8 | 3;
 /// The most names that [`NAMES`] tells of.
 pub const NAMES_MAX: usize = 256;
 
+/// The ioctl that opens small files of the directory of the request, and closes files that were opened by it. Its argument is an
+/// [`OpenAhead`], and a [`Closing`] for each file to close; its output is an [`AheadEnd`], and an [`AheadFile`] for each file that it has
+/// opened, followed by the reply to an OPEN of it with [`OPEN_HAS_BYTES`], and zeros up to a multiple of eight bytes. It only opens files
+/// for reading. The client closes them, by this ioctl or by RELEASE.
+pub const OPEN_AHEAD: u32 = (b'D' as u32) << 8 | 4;
+
+/// The most files that [`OPEN_AHEAD`] opens, and the most that it closes.
+pub const AHEAD_MAX: usize = 64;
+
+/// The head of the argument of [`OPEN_AHEAD`].
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct OpenAhead {
+    /// The position in the directory, [`AheadEnd::next`] of the request before; 0 for its begin.
+    pub from: u64,
+    /// The flags of open(2).
+    pub flags: u32,
+    /// The most files to open; 0 to only close files.
+    pub most: u32,
+}
+
+/// A file to close in the argument of [`OPEN_AHEAD`].
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Closing {
+    /// Its inode.
+    pub ino: u64,
+    /// The handle.
+    pub fh: u64,
+    /// The flags of open(2).
+    pub flags: u32,
+    /// 1 if the client has read bytes that came with the open, and no request says so.
+    pub has_read: u32,
+}
+
+/// The head of the output of [`OPEN_AHEAD`].
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct AheadEnd {
+    /// The position after the last file; 0 at the end of the directory.
+    pub next: u64,
+}
+
+/// An open file in the output of [`OPEN_AHEAD`].
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct AheadFile {
+    /// Its inode, without a lookup.
+    pub ino: u64,
+    /// The version of its attributes, which has not changed since before the open.
+    pub version: u64,
+    /// The length of what follows without the zeros.
+    pub len: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
 /// The head of the output of [`RESOLVE`].
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,

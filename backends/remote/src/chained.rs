@@ -60,8 +60,11 @@ impl Shared {
         if !self.takes_chains() || self.lacks(Opcode::Open) {
             return Ok((self.resolve(cx, from, path)?, None));
         }
-        self.resolve_by(from, path, |versions, dir, rest| {
+        let ask = |versions: &dyn Versions, dir, rest: NormalPath<'_>| {
             self.ask_to_open(cx, versions, (dir, rest), args)
+        };
+        self.resolve_by((from, path), ask, |versions, dir, found| {
+            self.open_from_ahead(cx, versions, (dir, found), args)
         })
     }
 
@@ -105,7 +108,8 @@ impl Shared {
             Ok((answer.output, opened))
         })?;
         let resolved = self.told_of_path(cx, (versions, before), (dir, path), &output);
-        let Some((opened, bytes)) = opened else { return Ok((resolved?, None)) };
+        let Some((opened, bytes)) = opened else { return Ok((resolved?.0, None)) };
+        let resolved = resolved.inspect(|(_, dir)| self.opened_with_path(*dir)).map(|told| told.0);
         match resolved {
             Ok(Resolved::Inode { ino, attr, .. }) if attr.kind == FileKind::Regular => {
                 let file = File { ino, fh: opened.fh };

@@ -193,6 +193,17 @@ impl Shared {
         }
         self.pages.closed(Fh(args.fh));
         let was_read = self.whole.closed(Fh(args.fh));
+        if args.release_flags == 0 {
+            let file = File { ino, fh: Fh(args.fh) };
+            if let Some(are_many) = self.opened_ahead.closed(file, (args.flags, was_read)) {
+                if are_many {
+                    self.send_closing();
+                }
+                return Ok(());
+            }
+        } else {
+            self.opened_ahead.released(Fh(args.fh));
+        }
         let flag = if was_read { RELEASE_HAS_READ } else { 0 };
         let args = abi::ReleaseIn { release_flags: args.release_flags | flag, ..*args };
         let request = Request::new(opcode, cx, ino).with(&args);

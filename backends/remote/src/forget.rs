@@ -96,6 +96,7 @@ impl Shared {
     /// A name was removed. Lookups that were returned before may have been the last references to its file, and so may
     /// be the next one.
     pub(super) fn removed_name(&self) {
+        self.close_removed();
         self.forgets.hurry();
         self.send_overdue();
         self.forgets.hurry();

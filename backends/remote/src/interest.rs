@@ -22,6 +22,11 @@ impl Interest {
         before.is_multiple_of(RARELY)
     }
 
+    /// True if not many answers in a row were left unused.
+    pub(super) fn pays(&self) -> bool {
+        self.0.load(Ordering::Relaxed) < UNUSED
+    }
+
     /// Notes at the close if an answer that came with the open was used.
     pub(super) fn note(&self, used: bool) {
         if used {

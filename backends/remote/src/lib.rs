@@ -8,7 +8,6 @@
 //! Replies are not trusted: an invalid reply results in `EIO`, and a server that does not speak
 //! FUSE is disconnected.
 
-mod ahead;
 mod chained;
 mod connection;
 mod data;
@@ -18,12 +17,15 @@ mod forget;
 mod fs;
 #[cfg(any(test, fuzzing))]
 mod fuzzed;
+mod gains;
 mod inheritance;
 mod init;
 mod interest;
 mod kind;
 mod lanes;
+mod listed_ahead;
 mod notices;
+mod opened_ahead;
 mod pages;
 mod paths;
 mod program;
@@ -193,7 +195,8 @@ struct Shared {
     pages: pages::FilePages,
     paths: paths::Paths,
     whole: whole::WholeFiles,
-    listed_ahead: ahead::ListedAhead,
+    listed_ahead: listed_ahead::ListedAhead,
+    opened_ahead: opened_ahead::OpenedAhead,
     notices: Arc<Notices>,
     /// Number of requests whose replies no caller waits for, polls included.
     expected: AtomicU64,
@@ -265,7 +268,15 @@ impl Remote {
     /// [`RemoteError::NoPath`] for a client that was not created by [`connect`](Remote::connect),
     /// [`RemoteError::Stranger`] if another user listens there now, and [`RemoteError::Copy`] if the server refuses.
     pub fn inheritance(&self) -> std::result::Result<Inheritance, RemoteError> {
+        // The copy would have them, too, and never know.
+        self.shared.close_ahead();
         Inheritance::of(self)
+    }
+
+    /// Closes the files that were opened before anybody asked for them, and tells the server of reads that it does not know of yet. To
+    /// be called before the connection ends with the process, which would lose an access time.
+    pub fn give_back(&self) {
+        self.shared.close_ahead();
     }
 
     /// Creates another connection to the same server, for the program that this process is about to
@@ -460,7 +471,8 @@ impl Remote {
             pages: pages::FilePages::default(),
             paths: paths::Paths::default(),
             whole: whole::WholeFiles::default(),
-            listed_ahead: ahead::ListedAhead::default(),
+            listed_ahead: listed_ahead::ListedAhead::default(),
+            opened_ahead: opened_ahead::OpenedAhead::default(),
             notices,
             expected: AtomicU64::new(0),
             listening: AtomicBool::new(false),
@@ -577,6 +589,9 @@ impl Shared {
     /// Sends DESTROY, and ends the connection.
     fn part(&self) {
         if self.connection.is_own() && !self.connection.is_dead() {
+            if self.opened_ahead.owes() {
+                self.send_closing();
+            }
             self.send_forgets();
             let cx = Context::new(Caller::default());
             let mut destroy = Request::new(Opcode::Destroy, &cx, Ino(0));

@@ -21,17 +21,10 @@ use defuse_wire::vendor::{NAMES, RESOLVE, Step, Steps, ToldAttr};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::Shared;
+use super::gains::{Asked, Gains};
 
 /// The most names that are kept. Beyond them, all are forgotten.
 const MOST: usize = 1 << 15;
-/// So many names of a directory are asked for one by one.
-const FEW: u32 = 3;
-/// After it has paid so many times in a row, all names of the next directory are asked for at its first name.
-const ROW: u32 = 2;
-/// It pays if one of so many names is used.
-const PAYS: u64 = 4;
-/// After all names of a directory were asked for, so many times as many have to be asked for before the next time.
-const RARER: u32 = 16;
 
 /// The names that clients with the rights of this one were told of; `None` if the server has none.
 pub(super) type SharedNames = Option<Arc<NameReader>>;
@@ -78,41 +71,11 @@ struct Known {
     gains: Gains,
 }
 
-/// Tells if it pays to ask for all names of a directory, by those that were used of the names that were told lately. Several threads
-/// may be in several directories.
-#[derive(Default)]
-struct Gains {
-    /// Directories in a row at which it has paid.
-    row: u32,
-    /// The count of hits at the last directory.
-    counted: u64,
-    /// Hits and names that were told. Those of each directory count half as much as those of the next one.
-    hits: u64,
-    names: u64,
-}
-
-impl Gains {
-    /// All names of a directory were told, after so many hits since the beginning.
-    fn count(&mut self, names: u64, counted: u64) {
-        let hits = self.hits + counted.saturating_sub(self.counted);
-        let row = if hits >= self.names / PAYS { self.row.saturating_add(1) } else { 0 };
-        *self = Gains { row, counted, hits: hits / 2, names: self.names / 2 + names };
-    }
-
-    /// So many names of a directory that is looked at first are asked for one by one.
-    fn few(&self) -> u32 {
-        if self.row >= ROW { 0 } else { FEW }
-    }
-}
-
 /// A directory.
 #[derive(Default)]
 struct Dir {
     names: HashMap<Box<[u8]>, Told>,
-    /// Names that were asked for one by one.
-    asked: u32,
-    /// The number of them after which all names are asked for.
-    most_asked: u32,
+    asked: Asked,
 }
 
 /// A name, with its versions.
@@ -139,8 +102,8 @@ struct Inode {
 
 /// The known part of a path.
 enum Walked {
-    /// The whole path.
-    Known(Resolved),
+    /// The whole path, and the directory of its last name.
+    Known(Resolved, Ino),
     /// From this directory on, after so many bytes of the path, it has to be asked for.
     From { dir: Ino, at: usize, open_to_all: bool },
 }
@@ -176,22 +139,23 @@ impl Paths {
             };
             let open_after = open_to_all && told.open_to_all;
             match told.inode {
-                None => return Walked::Known(Resolved::Missing { open_to_all: open_after }),
+                None => return Walked::Known(Resolved::Missing { open_to_all: open_after }, dir),
                 Some(Inode { ino, attr, told, is_bare, .. }) if is_last => {
                     if is_bare {
                         self.bare.add(ino.0, told.version);
                     }
-                    return Walked::Known(Resolved::Inode { ino, attr, open_to_all: open_after });
+                    let found = Resolved::Inode { ino, attr, open_to_all: open_after };
+                    return Walked::Known(found, dir);
                 }
                 Some(inode) if inode.attr.kind != FileKind::Directory => {
-                    return Walked::Known(Resolved::Walk);
+                    return Walked::Known(Resolved::Walk, dir);
                 }
                 Some(inode) => dir = inode.ino,
             }
             open_to_all = open_after;
             at += bytes.len() + 1;
         }
-        Walked::Known(Resolved::Walk)
+        Walked::Known(Resolved::Walk, dir)
     }
 
     /// The name as others were told of it.
@@ -257,15 +221,8 @@ impl Paths {
     /// Counts a name of `dir` that was asked for by itself. True if it is time to ask for all.
     fn asks_for_all(&self, dir: Ino) -> bool {
         let mut known = self.write();
-        let few = known.gains.few();
-        let dir = known.dirs.entry(dir).or_default();
-        dir.asked += 1;
-        let most = dir.most_asked.max(few);
-        let all = dir.asked > most;
-        if all {
-            (dir.asked, dir.most_asked) = (0, most.max(FEW).saturating_mul(RARER));
-        }
-        all
+        let Known { dirs, gains, .. } = &mut *known;
+        dirs.entry(dir).or_default().asked.is_enough(gains)
     }
 
     /// So many names of a directory were told together.
@@ -346,18 +303,19 @@ impl Shared {
         from: Ino,
         path: NormalPath<'_>,
     ) -> Result<Resolved> {
-        self.resolve_by::<()>(from, path, |versions, dir, rest| {
+        let ask = |versions: &dyn Versions, dir, rest: NormalPath<'_>| {
             self.ask_for_path(cx, versions, dir, rest).map(|resolved| (resolved, None))
-        })
-        .map(|(resolved, _)| resolved)
+        };
+        self.resolve_by::<()>((from, path), ask, |_, _, _| None).map(|(resolved, _)| resolved)
     }
 
-    /// Resolves a path. `ask` asks for what is not known of it, and may tell more of the inode at its end.
+    /// Resolves a path. `ask` asks for what is not known of it, and may tell more of the inode at its end. `add` may do so where the path
+    /// is known, and gets the directory of its last name.
     pub(super) fn resolve_by<T>(
         &self,
-        from: Ino,
-        path: NormalPath<'_>,
+        (from, path): (Ino, NormalPath<'_>),
         ask: impl Fn(&dyn Versions, Ino, NormalPath<'_>) -> Result<(Resolved, Option<T>)>,
+        add: impl Fn(&dyn Versions, Ino, &Resolved) -> Option<T>,
     ) -> Result<(Resolved, Option<T>)> {
         let versions = self.paths.versions.get().ok_or(Errno::ENOSYS)?;
         if self.paths.lacks.load(Ordering::Relaxed) {
@@ -369,9 +327,10 @@ impl Shared {
         let owes = |ino, version| self.whole.owes(ino, version);
         self.paths.shared.get_or_init(|| self.ask_for_told_names());
         let (dir, at, open_to_all) = match self.paths.walk(&**versions, &owes, (from, path)) {
-            Walked::Known(resolved) => {
+            Walked::Known(resolved, dir) => {
                 self.paths.hits.fetch_add(1, Ordering::Relaxed);
-                return Ok((resolved, None));
+                let more = add(&**versions, dir, &resolved);
+                return Ok((resolved, more));
             }
             Walked::From { dir, at, open_to_all } => (dir, at, open_to_all),
         };
@@ -400,17 +359,17 @@ impl Shared {
     ) -> Result<Resolved> {
         let before = self.paths.before(versions);
         let output = self.ask_about(cx, from, RESOLVE, path.as_bytes())?;
-        self.told_of_path(cx, (versions, before), (from, path), &output)
+        self.told_of_path(cx, (versions, before), (from, path), &output).map(|told| told.0)
     }
 
-    /// Keeps the answer to a question for a path, of which `before` was the state.
+    /// Keeps the answer to a question for a path, of which `before` was the state. Returns the directory of the last name, too.
     pub(super) fn told_of_path(
         &self,
         cx: &Context<'_>,
         (versions, before): (&dyn Versions, Before),
         (from, path): (Ino, NormalPath<'_>),
         output: &[u8],
-    ) -> Result<Resolved> {
+    ) -> Result<(Resolved, Ino)> {
         let (steps, mut rest) = Steps::read_from_prefix(output).map_err(|_| Errno::EIO)?;
         let mut told = Vec::new();
         let (mut dir, mut open_to_all, mut last) = (from, true, None);
@@ -437,13 +396,12 @@ impl Shared {
             _ => return Err(Errno::EIO),
         };
         self.paths.keep(versions, before, &told);
-        if let (Resolved::Inode { .. }, Some((dir, ..))) = (&resolved, told.last())
-            && self.paths.asks_for_all(*dir)
-        {
+        let parent = told.last().map_or(from, |(dir, ..)| *dir);
+        if matches!(resolved, Resolved::Inode { .. }) && self.paths.asks_for_all(parent) {
             // The answer is known already, so that a failure does not matter.
-            let _ = self.ask_for_names(cx, versions, *dir);
+            let _ = self.ask_for_names(cx, versions, parent);
         }
-        Ok(resolved)
+        Ok((resolved, parent))
     }
 
     /// Asks for all names of a directory, or as many as the server tells at once.

@@ -61,6 +61,11 @@ impl WholeFiles {
         is_read && self.read().len() < MOST && interest.asks()
     }
 
+    /// True if files that are open for reading are read from their bytes, so that it pays to have more of them.
+    pub(super) fn pays(&self) -> bool {
+        self.interest[0].pays()
+    }
+
     /// Pays what is owed for this file. True if something was.
     fn pay(&self, whole: &Whole) -> bool {
         let was_owed = whole.is_owed.swap(false, Ordering::AcqRel);
@@ -162,9 +167,13 @@ impl Shared {
 
     /// Tells the server of reads before a request that could see access times.
     pub(super) fn tell_of_reads(&self, cx: &Context<'_>, opcode: Opcode) {
-        if self.whole.owed.load(Ordering::Acquire) == 0
-            || matches!(opcode, Opcode::Open | Opcode::Read | Opcode::Release)
-        {
+        if matches!(opcode, Opcode::Open | Opcode::Read | Opcode::Release) {
+            return;
+        }
+        if self.opened_ahead.owes() {
+            self.send_closing();
+        }
+        if self.whole.owed.load(Ordering::Acquire) == 0 {
             return;
         }
         for file in self.whole.take_owed() {

@@ -305,14 +305,16 @@ impl Drop for Description {
             if self.kind == FileKind::Directory {
                 let _ = mount.call(Op::RELEASEDIR, |fs| fs.releasedir(&cx, file));
             } else {
+                let may_hold_locks = self.may_hold_locks();
                 if !mount.has_locks() {
                     mount.locks.drop_owner(file.ino.0, LockKind::Flock, owner);
                     mount.locks.drop_owner(file.ino.0, LockKind::Posix, owner);
-                } else if self.may_hold_locks() {
+                } else if may_hold_locks {
                     // Releases the locks of the open file description itself (F_OFD_SETLK).
                     let _ = mount.call(Op::FLUSH, |fs| fs.flush(&cx, file, owner));
                 }
-                let args = ReleaseArgs { flags: self.flags(), flock_owner: Some(owner) };
+                let flock_owner = may_hold_locks.then_some(owner);
+                let args = ReleaseArgs { flags: self.flags(), flock_owner };
                 let _ = mount.call(Op::RELEASE, |fs| fs.release(&cx, file, args));
             }
         }

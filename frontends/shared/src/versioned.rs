@@ -171,6 +171,10 @@ impl VersionSource for Versioned {
         !self.unseen.as_ref().is_some_and(|unseen| unseen(ino))
     }
 
+    fn attributes(&self, ino: Ino) -> Option<u64> {
+        self.versions.of_thing(Thing::Attributes(ino.0)).filter(|_| self.tell_of(ino))
+    }
+
     fn mapped(&self, ino: Ino) {
         self.change_attributes(ino, |_| ());
     }

@@ -9,6 +9,7 @@
 //! This crate does not decide the rights of a client (`connection`), handles no requests (`session`), and
 //! contains no file systems.
 
+mod ahead;
 mod clients;
 #[cfg(fuzzing)]
 mod fuzzed;

@@ -8,10 +8,10 @@ use defuse_fs::{
     Context, Errno, Fh, File, FileSystem, Ino, IoctlArgs, IoctlReply, OpenFlags, Result, delegate,
 };
 use defuse_session::SharedMemory;
-use defuse_wire::vendor::{NAMES, OPEN_BYTES_MAX, RESOLVE, TAKE_OVER, TakeOver};
+use defuse_wire::vendor::{NAMES, OPEN_AHEAD, OPEN_BYTES_MAX, RESOLVE, TAKE_OVER, TakeOver};
 use zerocopy::FromBytes;
 
-use crate::steps;
+use crate::{ahead, steps};
 
 /// A client that speaks FUSE.
 pub(crate) struct Peer {
@@ -29,6 +29,11 @@ impl FileSystem for Peer {
             TAKE_OVER => self.take_over(file, args),
             RESOLVE => steps::resolve(&self.connection, cx, file.ino, args),
             NAMES => steps::names(&self.connection, cx, file.ino, args),
+            OPEN_AHEAD => match &self.versions {
+                Some(versions) => ahead::open(&self.connection, &**versions, cx, file.ino, args),
+                // Nobody could tell how long the bytes hold.
+                None => Err(Errno::ENOSYS),
+            },
             _ => self.connection.ioctl(cx, file, args),
         }
     }

@@ -195,6 +195,13 @@ impl Relay {
         self.inner.now().begun.get().is_none()
     }
 
+    /// Before the connection ends with this program: closes what nobody will use, and tells of what was read.
+    pub fn give_back(&self) {
+        if let Some(client) = self.inner.now().begun.get() {
+            client.give_back();
+        }
+    }
+
     /// A connection for the next program of this process, which begins with nothing.
     pub fn heir(&self) -> Option<Remote> {
         self.inner.now().either(Inheritance::heir, Remote::heir).ok()

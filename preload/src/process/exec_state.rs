@@ -22,7 +22,7 @@ use defuse_remote::{Legacy, Remote};
 
 use crate::machine::descriptors::{keep_above, owned};
 use crate::machine::{state_pipe, sys};
-use crate::process::compose::InheritedConnection;
+use crate::process::compose::{InheritedConnection, Relay};
 use crate::process::holders;
 use crate::process::opened_by::OpenedBy;
 use crate::process::state::Process;
@@ -38,6 +38,7 @@ pub struct OutgoingState {
 impl OutgoingState {
     /// All that the next program goes on with.
     pub fn of(process: &'static Process) -> OutgoingState {
+        process.relays().for_each(Relay::give_back);
         let mounts = 0..process.mounts.len();
         let heirs: Vec<NextConnection> =
             mounts.filter_map(|mount| NextConnection::new(process, mount)).collect();

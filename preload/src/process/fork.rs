@@ -29,6 +29,7 @@ use crate::machine::descriptors::{close, keep_above};
 use crate::machine::inside::{self, Inside};
 use crate::machine::message::say;
 use crate::machine::{heap, sys};
+use crate::process::compose::Relay;
 use crate::process::state::{self, Process};
 use crate::process::{credentials, holders};
 
@@ -216,14 +217,14 @@ fn share(process: &'static Process) -> bool {
     if !holders::before_fork(&process.shared, process.inherited.memory, process.floor) {
         return false;
     }
-    process.mounts.iter().filter_map(|m| m.relay.as_ref()).for_each(|relay| relay.before_fork());
+    process.relays().for_each(Relay::before_fork);
     true
 }
 
 /// In the parent, after [`share`]; without a child the counts are as before.
 fn shared(process: &'static Process, has_child: bool) {
     let _inside = Inside::enter();
-    process.mounts.iter().filter_map(|m| m.relay.as_ref()).for_each(|relay| relay.after_fork());
+    process.relays().for_each(Relay::after_fork);
     holders::after_fork(&process.shared, has_child);
 }
 

@@ -171,6 +171,11 @@ impl Process {
         self.mounts[self.place_of(entry.file().mount())?].relay.as_ref()
     }
 
+    /// The connections to processes that serve mounts.
+    pub fn relays(&self) -> impl Iterator<Item = &Relay> {
+        self.mounts.iter().filter_map(|mount| mount.relay.as_deref())
+    }
+
     /// A mount whose state neither a child nor the next program would have.
     pub fn lost(&self) -> Option<&RunMount> {
         self.mounts.iter().find(|mount| mount.fork == ForkPolicy::Deny)

@@ -13,6 +13,7 @@ use defuse_preload_plan::{EXECUTABLE, NAME};
 use crate::machine::descriptors::{keep_above, owned};
 use crate::machine::message::say;
 use crate::machine::{pending, sys};
+use crate::process::compose::Relay;
 use crate::process::holders;
 use crate::serve::call::{Call, Fail, Served};
 use crate::serve::exec_environment::ExecEnvironment;
@@ -332,6 +333,7 @@ fn leave(call: &Call<'_>) {
             let _ = entry.file().close(call.task());
         }
     }
+    call.process.relays().for_each(Relay::give_back);
     holders::leave(&call.process.shared);
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::{
-    AccessMode, CacheMode, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, FileSystem, Ino,
-    IoOp, IoctlArgs, LockOwner, LockType, Name, Notify, OpenArgs, OpenFlags, Opened, PollHandle,
+    AccessMode, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, FileSystem, Ino, IoOp,
+    IoctlArgs, LockOwner, LockType, Name, Notify, OpenArgs, OpenFlags, Opened, PollHandle,
     ReadArgs, ReadBuf, ReleaseArgs, Result, SliceSink, Whence,
 };
 use zerocopy::IntoBytes;
@@ -111,17 +111,13 @@ impl Dispatcher {
 
     /// The reply for an open file or directory.
     fn open_out(&self, opened: &Opened) -> abi::OpenOut {
-        let mut out = abi::OpenOut { fh: opened.fh.0, ..abi::OpenOut::default() };
+        let mut out = convert::open_out(opened);
         let mut set = |flag, on: bool| out.open_flags |= if on { flag } else { 0 };
-        set(abi::FOPEN_DIRECT_IO, self.direct_io || opened.cache == CacheMode::Direct);
-        set(abi::FOPEN_KEEP_CACHE, opened.cache == CacheMode::Keep);
-        set(abi::FOPEN_NONSEEKABLE | abi::FOPEN_STREAM, opened.stream);
-        set(abi::FOPEN_CACHE_DIR, opened.cache_dir);
+        set(abi::FOPEN_DIRECT_IO, self.direct_io);
         // A file system that keeps locks drops them at FLUSH.
         let locks = self.negotiated.uses(abi::FUSE_POSIX_LOCKS);
         set(abi::FOPEN_NOFLUSH, opened.no_flush && !locks);
         set(vendor::OPEN_FLUSH_ENDS_LOCKS, opened.no_flush && !self.is_kernel);
-        set(abi::FOPEN_PARALLEL_DIRECT_WRITES, opened.parallel_direct_writes);
         out
     }
 
