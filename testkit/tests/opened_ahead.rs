@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use defuse_connection::{Connection, Credentials, Limits, Quotas, Service, VersionSource, Wanted};
 use defuse_fs::{
@@ -105,7 +106,7 @@ fn files_of_a_directory_are_opened_several_at_a_time() {
         }
         let opens = requests(&served, "OPEN") - opens;
         let all = requests(&served, "IOCTL") - all;
-        assert!(opens < 30 && all < 60, "round {round}: {opens} opens, {all} others");
+        assert!(opens < 60 && all < 90, "round {round}: {opens} opens, {all} others");
         assert!(contents(&reader, "large").unwrap() == large);
     }
     assert!(open_files(&served)[1] > 0, "some wait to be closed");
@@ -113,14 +114,22 @@ fn files_of_a_directory_are_opened_several_at_a_time() {
     assert_eq!(open_files(&served), [0, 0]);
 }
 
-/// A client that reads the first files of the directory, so that the others are open already.
+/// A client that reads the files 0 to 7, so that 8 to 15 are open already.
 fn with_ready_files(served: &Served) -> Remote {
     let reader = connect(served);
-    for at in 0..6 {
+    for at in 0..8 {
         contents(&reader, &nth(at)).unwrap();
     }
-    let last = *open_files(served).last().unwrap();
-    assert!(last >= 10, "{last} files are open");
+    // Nobody waits for the answer.
+    let begun = Instant::now();
+    while *open_files(served).last().unwrap() < 8 {
+        assert!(
+            begun.elapsed() < Duration::from_secs(10),
+            "{:?} files are open",
+            open_files(served)
+        );
+        std::thread::yield_now();
+    }
     reader
 }
 
@@ -195,12 +204,12 @@ fn removed_files_do_not_stay_open() {
     make_all(&maker, 30);
     let reader = with_ready_files(&served);
     let before = open_files(&served)[1];
-    reader.unlink(&context(), Ino::ROOT, name("file-029")).unwrap();
+    reader.unlink(&context(), Ino::ROOT, name("file-012")).unwrap();
     assert!(open_files(&served)[1] < before, "that one is closed");
-    for at in 0..28 {
+    for at in (0..29).filter(|at| *at != 12) {
         maker.unlink(&context(), Ino::ROOT, name(&nth(at))).unwrap();
     }
-    reader.unlink(&context(), Ino::ROOT, name("file-028")).unwrap();
+    reader.unlink(&context(), Ino::ROOT, name("file-029")).unwrap();
     assert_eq!(open_files(&served), [0, 0]);
 }
 

@@ -109,7 +109,9 @@ impl Shared {
         })?;
         let resolved = self.told_of_path(cx, (versions, before), (dir, path), &output);
         let Some((opened, bytes)) = opened else { return Ok((resolved?.0, None)) };
-        let resolved = resolved.inspect(|(_, dir)| self.opened_with_path(*dir)).map(|told| told.0);
+        let resolved = resolved
+            .inspect(|(_, dir)| self.opened_ahead.opened_with_path(*dir))
+            .map(|told| told.0);
         match resolved {
             Ok(Resolved::Inode { ino, attr, .. }) if attr.kind == FileKind::Regular => {
                 let file = File { ino, fh: opened.fh };

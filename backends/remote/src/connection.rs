@@ -412,7 +412,7 @@ impl ClientConnection {
         self.slots.answer_all(Errno::ENOTCONN);
     }
 
-    fn usable(&self) -> Result<()> {
+    pub(super) fn usable(&self) -> Result<()> {
         if self.is_dead() || !self.is_own() { Err(Errno::ENOTCONN) } else { Ok(()) }
     }
 

@@ -58,10 +58,18 @@ pub(super) struct Seat {
     reply: Vec<u8>,
     /// The requests that nobody waits for.
     later: Vec<(u64, Done)>,
+    /// A reply stays here until it is taken, and nobody else uses the lane.
+    is_kept: bool,
 }
 
 /// A lane that a thread has for itself.
 pub(super) type Seated<'a> = (&'a Lanes, MutexGuard<'a, Seat>);
+
+/// A request whose reply is taken later.
+pub(super) struct Begun {
+    lane: usize,
+    number: u64,
+}
 
 impl Seat {
     /// The reply to the request `number`. Those to requests that nobody waits for are passed on, as many as are there.
@@ -115,21 +123,34 @@ impl Lanes {
         if !Lane::takes(0, request, reply) {
             return None;
         }
-        let (first, lanes) = (hint(), self.memory.blocks() * LANES_OF_BLOCK);
+        let first = hint();
         let is_long = request.max(reply) > Lane::longest();
         // Threads with long messages go around in the lanes that take them.
         let first = if is_long { first % LARGE_LANES } else { first };
+        let (index, seat) = self.free(first, (request, reply))?;
+        HINT.set(Some(index));
+        Some((self, seat))
+    }
+
+    /// A free lane for such messages, from the lane `first` on.
+    fn free(
+        &self,
+        first: usize,
+        (request, reply): (usize, usize),
+    ) -> Option<(usize, MutexGuard<'_, Seat>)> {
+        let lanes = self.memory.blocks() * LANES_OF_BLOCK;
         (0..lanes).map(|step| (first + step) % lanes).find_map(|index| {
             let seat = Lane::takes(index, request, reply).then(|| sit(self.seat_of(index)))??;
-            HINT.set(Some(index));
-            Some((self, seat))
+            (!seat.is_kept).then_some((index, seat))
         })
     }
 
     fn seat_of(&self, lane: usize) -> &Mutex<Seat> {
         let block = lane / LANES_OF_BLOCK;
-        let seat =
-            |lane| Mutex::new(Seat { lane: Lane::new(lane), reply: Vec::new(), later: Vec::new() });
+        let seat = |lane| {
+            let (lane, reply, later) = (Lane::new(lane), Vec::new(), Vec::new());
+            Mutex::new(Seat { lane, reply, later, is_kept: false })
+        };
         let make = || (block * LANES_OF_BLOCK..).take(LANES_OF_BLOCK).map(seat).collect();
         &self.seats[block].get_or_init(make)[lane % LANES_OF_BLOCK]
     }
@@ -138,7 +159,7 @@ impl Lanes {
     pub(super) fn take_later(&self) -> std::result::Result<(), Violation> {
         if self.later.load(Ordering::Relaxed) > 0 {
             for mut seat in self.seats.iter().filter_map(OnceLock::get).flatten().filter_map(sit) {
-                if !seat.later.is_empty() {
+                if !seat.later.is_empty() && !seat.is_kept {
                     seat.poll(self, 0)?;
                 }
             }
@@ -217,7 +238,45 @@ impl ClientConnection {
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
         let seat = &mut *seat;
-        let answer = self.perform((lanes, seat), cx, (head, data), Lane::longest())?;
+        let number = self.submit((lanes, seat), (head, data), Lane::longest())?;
+        let answer = self.await_reply(lanes, seat, number, cx)?;
+        self.take_reply((lanes, seat), answer, decode)
+    }
+
+    /// Sends a request through a lane of which the thread has no other use, and leaves its reply there until it is
+    /// [taken](ClientConnection::take_begun). `None` if no lane is free.
+    pub(super) fn begin(&self, head: &mut [u8], data: &[u8]) -> Result<Option<Begun>> {
+        let Some(lanes) = self.lanes() else { return Ok(None) };
+        self.usable()?;
+        let sizes = (head.len() + data.len(), Lane::longest());
+        let Some((lane, mut seat)) = lanes.free(hint() + 1, sizes) else { return Ok(None) };
+        let number = self.submit((lanes, &mut *seat), (head, data), Lane::longest())?;
+        seat.is_kept = true;
+        Ok(Some(Begun { lane, number }))
+    }
+
+    /// Waits for the reply to a request that was begun.
+    pub(super) fn take_begun<T>(
+        &self,
+        Begun { lane, number }: Begun,
+        cx: &Context<'_>,
+        decode: impl FnOnce(&[u8]) -> Result<T>,
+    ) -> Result<T> {
+        let lanes = self.lanes().ok_or(Errno::ENOTCONN)?;
+        let mut seat = lanes.seat_of(lane).lock().unwrap_or_else(PoisonError::into_inner);
+        let seat = &mut *seat;
+        seat.is_kept = false;
+        let answer = self.await_reply(lanes, seat, number, cx)?;
+        self.take_reply((lanes, seat), answer, decode)
+    }
+
+    /// Copies a reply out of its lane, and decodes it.
+    fn take_reply<T>(
+        &self,
+        (lanes, seat): (&Lanes, &mut Seat),
+        answer: Answer,
+        decode: impl FnOnce(&[u8]) -> Result<T>,
+    ) -> Result<T> {
         let len = answer.len;
         if seat.reply.len() < len {
             seat.reply.resize(len, 0);
@@ -239,7 +298,8 @@ impl ClientConnection {
         out: &mut ReadBuf<'_>,
     ) -> Result<usize> {
         let seat = &mut *seat;
-        let answer = self.perform((lanes, seat), cx, (head, &[]), HEADER_LEN + size)?;
+        let number = self.submit((lanes, seat), (head, &[]), HEADER_LEN + size)?;
+        let answer = self.await_reply(lanes, seat, number, cx)?;
         let mut header = [0; HEADER_LEN];
         let len = answer.len.min(HEADER_LEN);
         seat.lane.copy(&lanes.memory, answer, 0, &mut header[..len]);
@@ -273,14 +333,13 @@ impl ClientConnection {
         Ok(answer.len - HEADER_LEN)
     }
 
-    /// Submits a request of a head and data, and waits for its reply of `most` bytes at most, which is left where it is.
-    fn perform(
+    /// Submits a request of a head and data, whose reply has `most` bytes at most. Returns its number.
+    fn submit(
         &self,
         (lanes, seat): (&Lanes, &mut Seat),
-        cx: &Context<'_>,
         (head, data): (&mut [u8], &[u8]),
         most: usize,
-    ) -> Result<Answer> {
+    ) -> Result<u64> {
         let number = seat.lane.next_number();
         write_number(head, number);
         lanes.counts.requests.fetch_add(1, Ordering::Relaxed);
@@ -288,7 +347,7 @@ impl ClientConnection {
         if sleeps.map_err(|why| self.break_off(why))? {
             self.ring_bell(lanes);
         }
-        self.await_reply(lanes, seat, number, cx)
+        Ok(number)
     }
 
     /// Receives what the server has sent beside the lanes.

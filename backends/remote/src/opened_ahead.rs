@@ -1,8 +1,11 @@
 //! Small files that the server has opened before this client asks for each.
 //!
-//! A program that opens one file of a directory after the other gets several of them with one request: really open, with their bytes
+//! A program that opens one file of a directory after the other gets the next ones with one request: really open, with their bytes
 //! and the versions of their attributes. As long as a file's version stays, to have opened it earlier is the same as to open it
-//! now. Such files are closed together, too: with the next request of this kind, when there are many, before any request that could see
+//! now. When few are left, the client asks for more and does not wait for the answer, so that the server opens files while the program reads
+//! others.
+//!
+//! Such files are closed together, too: with the next request of this kind, when there are many, before any request that could see
 //! that one was read, and when this client has removed a name or ends.
 
 use std::collections::{HashMap, HashSet};
@@ -23,8 +26,13 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::files::ioctl_out;
 use super::gains::{Asked, Gains};
+use super::lanes::Begun;
 use super::{Shared, lock, noted};
 
+/// The files of one request. The server needs about 30 us for them: for longer, a client that waits would sleep.
+const BATCH: u32 = 8;
+/// With fewer files left, more are asked for.
+const FEW_LEFT: usize = 4;
 /// The most files that are ready. With more, all are closed.
 const MOST_READY: usize = 4 * AHEAD_MAX;
 /// The most directories that are remembered. With more, all are forgotten.
@@ -34,7 +42,7 @@ const MOST_DIRS: usize = 4096;
 #[derive(Default)]
 pub(super) struct OpenedAhead {
     files: Mutex<Files>,
-    /// The number of those that `files` knows.
+    /// The number of those that `files` knows, and of requests for more.
     known: AtomicUsize,
     /// The server is to be told that one was read.
     owes: AtomicBool,
@@ -49,6 +57,8 @@ struct Files {
     given: HashSet<Fh>,
     /// Files that the server is to close.
     closing: Vec<Closing>,
+    /// A request for further files, whose answer was not taken.
+    asking: Option<Asking>,
     dirs: HashMap<Ino, Dir>,
     gains: Gains,
     /// Counts files that were given.
@@ -64,28 +74,48 @@ struct Dir {
     next: u64,
 }
 
+/// The files that a request asks for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Kind {
+    dir: Ino,
+    flags: OpenFlags,
+    uid: u32,
+    gid: u32,
+}
+
+impl Kind {
+    fn of(cx: &Context<'_>, dir: Ino, flags: OpenFlags) -> Kind {
+        Kind { dir, flags, uid: cx.caller.uid, gid: cx.caller.gid }
+    }
+}
+
+struct Asking {
+    begun: Begun,
+    kind: Kind,
+    /// It tells the server that files were read.
+    owes: bool,
+}
+
 /// An open file, as good as a new one while the version of its attributes stays.
 struct Ready {
+    kind: Kind,
     version: u64,
-    flags: OpenFlags,
-    user: (u32, u32),
     opened: Opened,
     bytes: Box<[u8]>,
     read_is_due: bool,
 }
 
-impl Ready {
-    fn is_for(&self, cx: &Context<'_>, flags: OpenFlags) -> bool {
-        self.user == user(cx) && self.flags == flags
-    }
-
-    fn closing(&self, ino: Ino) -> Closing {
-        Closing { ino: ino.0, fh: self.opened.fh.0, flags: self.flags.0, has_read: 0 }
-    }
+struct AheadRequest {
+    request: Request,
+    /// The data, with the files in `closing`.
+    input: Vec<u8>,
+    closing: Vec<Closing>,
 }
 
-fn user(cx: &Context<'_>) -> (u32, u32) {
-    (cx.caller.uid, cx.caller.gid)
+impl Ready {
+    fn closing(&self, ino: Ino) -> Closing {
+        Closing { ino: ino.0, fh: self.opened.fh.0, flags: self.kind.flags.0, has_read: 0 }
+    }
 }
 
 impl Files {
@@ -114,9 +144,11 @@ impl OpenedAhead {
     fn with<T>(&self, run: impl FnOnce(&mut Files) -> T) -> T {
         let mut files = lock(&self.files);
         let result = run(&mut files);
-        let Files { ready, given, closing, .. } = &*files;
-        self.known.store(ready.len() + given.len() + closing.len(), Ordering::Relaxed);
-        self.owes.store(closing.iter().any(|one| one.has_read != 0), Ordering::Release);
+        let Files { ready, given, closing, asking, .. } = &*files;
+        let known = ready.len() + given.len() + closing.len() + usize::from(asking.is_some());
+        self.known.store(known, Ordering::Relaxed);
+        let are_asked = asking.as_ref().is_some_and(|asking| asking.owes);
+        self.owes.store(are_asked || owe(closing), Ordering::Release);
         result
     }
 
@@ -150,13 +182,16 @@ impl OpenedAhead {
         }
     }
 
-    /// Takes some of the files that the server is to close.
-    fn take_closing(&self) -> (Vec<Closing>, Caller) {
-        self.with(|files| {
-            let count = files.closing.len().min(AHEAD_MAX);
-            (files.closing.drain(..count).collect(), files.caller)
-        })
+    /// A file of `dir` was opened by the request that resolved its path.
+    pub(super) fn opened_with_path(&self, dir: Ino) {
+        if !self.lacks.load(Ordering::Relaxed) {
+            self.with(|files| files.dir(dir).0.asked.note());
+        }
     }
+}
+
+fn owe(closing: &[Closing]) -> bool {
+    closing.iter().any(|one| one.has_read != 0)
 }
 
 impl Shared {
@@ -173,18 +208,24 @@ impl Shared {
         let is_small = attr.kind == FileKind::Regular && attr.size <= OPEN_BYTES_MAX as u64;
         let others = OpenFlags::DIRECT | OpenFlags::TRUNC | OpenFlags::DIRECTORY;
         let only_reads = flags.access() == AccessMode::Read && flags.0 & others == 0;
-        let ahead = &self.opened_ahead;
-        if !is_small || !only_reads || ahead.lacks.load(Ordering::Relaxed) {
+        if !is_small || !only_reads || self.opened_ahead.lacks.load(Ordering::Relaxed) {
             return None;
         }
-        let next = match self.take_ready(cx, versions, *ino, flags) {
-            Some(opened) => return Some(opened),
-            None => self.counts_as_missed(dir)?,
-        };
-        match self.ask_for_open_files(cx, (dir, next), flags) {
-            Ok(()) => self.take_ready(cx, versions, *ino, flags),
+        let kind = Kind::of(cx, dir, flags);
+        if let Some(opened) = self.take_ready(versions, *ino, kind) {
+            self.ask_in_time(cx, kind);
+            return Some(opened);
+        }
+        if self.take_asked(cx, |asking| asking.kind == kind)
+            && let Some(opened) = self.take_ready(versions, *ino, kind)
+        {
+            return Some(opened);
+        }
+        let from = self.counts_as_missed(dir)?;
+        match self.ask_ahead(cx, from, kind) {
+            Ok(()) => self.take_ready(versions, *ino, kind),
             Err(Errno::ENOSYS | Errno::ENOTTY) => {
-                ahead.lacks.store(true, Ordering::Relaxed);
+                self.opened_ahead.lacks.store(true, Ordering::Relaxed);
                 None
             }
             // The open itself will tell.
@@ -193,19 +234,15 @@ impl Shared {
     }
 
     /// The file `ino`, if it is ready and has not changed.
-    fn take_ready(
-        &self,
-        cx: &Context<'_>,
-        versions: &dyn Versions,
-        ino: Ino,
-        flags: OpenFlags,
-    ) -> Option<Opened> {
+    fn take_ready(&self, versions: &dyn Versions, ino: Ino, kind: Kind) -> Option<Opened> {
         if !self.opened_ahead.knows_any() || self.connection.is_dead() {
             return None;
         }
         let ready = self.opened_ahead.with(|files| {
             let ready = files.ready.remove(&ino)?;
-            if !ready.is_for(cx, flags) || versions.attributes(ino) != Some(ready.version) {
+            // A file may have names in several directories.
+            let is_asked = Kind { dir: kind.dir, ..ready.kind } == kind;
+            if !is_asked || versions.attributes(ino) != Some(ready.version) {
                 files.closing.push(ready.closing(ino));
                 return None;
             }
@@ -215,7 +252,7 @@ impl Shared {
         })?;
         let Ready { version, opened, bytes, read_is_due, .. } = ready;
         let bytes = OpenBytes { bytes: &bytes, read_is_due };
-        self.keep_whole((version, flags), File { ino, fh: opened.fh }, bytes);
+        self.keep_whole((version, kind.flags), File { ino, fh: opened.fh }, bytes);
         Some(opened)
     }
 
@@ -230,75 +267,120 @@ impl Shared {
         })
     }
 
-    /// A file of `dir` was opened by the request that resolved its path.
-    pub(super) fn opened_with_path(&self, dir: Ino) {
-        if !self.opened_ahead.lacks.load(Ordering::Relaxed) {
-            self.opened_ahead.with(|files| files.dir(dir).0.asked.note());
+    /// Asks for files of a directory, and waits for the answer.
+    fn ask_ahead(&self, cx: &Context<'_>, from: u64, kind: Kind) -> Result<()> {
+        let what = OpenAhead { from, flags: kind.flags.0, most: BATCH };
+        let answer = self.ask_for_output(cx, self.ahead_request(cx, kind.dir, what))?;
+        self.keep_ready(kind, &answer)
+    }
+
+    /// Asks for further files of a directory if few are left, and does not wait for the answer.
+    fn ask_in_time(&self, cx: &Context<'_>, kind: Kind) {
+        let next = self.opened_ahead.with(|files| {
+            let Files { ready, asking, dirs, .. } = files;
+            let next = dirs.get(&kind.dir).map_or(0, |dir| dir.next);
+            let left = ready.values().filter(|ready| ready.kind == kind).count();
+            (asking.is_none() && next != 0 && left < FEW_LEFT).then_some(next)
+        });
+        let Some(from) = next else { return };
+        let what = OpenAhead { from, flags: kind.flags.0, most: BATCH };
+        let AheadRequest { mut request, input, closing } = self.ahead_request(cx, kind.dir, what);
+        let begun = self.connection.begin(request.finish(input.len()), &input);
+        let other = self.opened_ahead.with(|files| match begun {
+            Ok(Some(begun)) => files.asking.replace(Asking { begun, kind, owes: owe(&closing) }),
+            // No lane is free.
+            _ => {
+                files.closing.extend(closing);
+                None
+            }
+        });
+        // Another thread has asked meanwhile.
+        if let Some(other) = other {
+            self.finish_asking(cx, other);
         }
     }
 
-    fn ask_for_open_files(
-        &self,
-        cx: &Context<'_>,
-        (dir, from): (Ino, u64),
-        flags: OpenFlags,
-    ) -> Result<()> {
+    /// Takes the answer to a request for further files, if `is_due` says so. Returns true if there was one.
+    fn take_asked(&self, cx: &Context<'_>, is_due: impl FnOnce(&mut Asking) -> bool) -> bool {
+        if !self.opened_ahead.knows_any() {
+            return false;
+        }
+        let asking = self.opened_ahead.with(|files| files.asking.take_if(is_due));
+        asking.map(|asking| self.finish_asking(cx, asking)).is_some()
+    }
+
+    fn finish_asking(&self, cx: &Context<'_>, Asking { begun, kind, .. }: Asking) {
+        let answer = self.connection.take_begun(begun, cx, output_of);
+        if let Err(errno) = answer.and_then(|output| self.keep_ready(kind, &output)) {
+            log::debug!("no further files are open: {errno}");
+        }
+    }
+
+    /// Keeps the files in an answer.
+    fn keep_ready(&self, kind: Kind, output: &[u8]) -> Result<()> {
+        let (next, all) = noted(Opcode::Ioctl, output.len(), opened_files(output, kind))?;
         self.opened_ahead.with(|files| {
-            files.caller = cx.caller;
-            if files.ready.len() + AHEAD_MAX > MOST_READY {
+            if files.ready.len() + all.len() > MOST_READY {
                 files.keep(|_, _| false);
             }
-        });
-        let most = AHEAD_MAX as u32;
-        let output = self.ask_ahead(cx, dir, OpenAhead { from, flags: flags.0, most })?;
-        let decoded = opened_files(&output, (user(cx), flags));
-        let (next, all) = noted(Opcode::Ioctl, output.len(), decoded)?;
-        self.opened_ahead.with(|files| {
             files.gains.count(all.len() as u64, files.hits);
-            let Files { dirs, gains, ready, closing, .. } = files;
-            let dir = dirs.entry(dir).or_default();
+            let pays = files.gains.have_paid();
+            let (dir, _) = files.dir(kind.dir);
             dir.next = next;
-            if gains.have_paid() {
+            if pays {
                 dir.asked.go_on();
             }
             for (ino, one) in all {
                 // A file with two names is opened twice.
-                closing.extend(ready.insert(ino, one).map(|former| former.closing(ino)));
+                let former = files.ready.insert(ino, one);
+                files.closing.extend(former.map(|former| former.closing(ino)));
             }
         });
         Ok(())
     }
 
-    /// Sends `OPEN_AHEAD`, with some of the files to close.
-    fn ask_ahead(&self, cx: &Context<'_>, dir: Ino, what: OpenAhead) -> Result<Vec<u8>> {
-        let (closing, _) = self.opened_ahead.take_closing();
+    /// The request `OPEN_AHEAD`, with some of the files to close.
+    fn ahead_request(&self, cx: &Context<'_>, dir: Ino, what: OpenAhead) -> AheadRequest {
+        let closing: Vec<Closing> = self.opened_ahead.with(|files| {
+            files.caller = cx.caller;
+            files.closing.drain(..files.closing.len().min(AHEAD_MAX)).collect()
+        });
         let input = [what.as_bytes(), closing.as_bytes()].concat();
-        let room = self.agreement.max_received();
         let ioctl = abi::IoctlIn {
             cmd: OPEN_AHEAD,
             in_size: input.len() as u32,
-            out_size: room as u32,
+            out_size: self.agreement.max_received() as u32,
             ..abi::IoctlIn::default()
         };
-        let mut request = Request::new(Opcode::Ioctl, cx, dir).with(&ioctl);
-        let head = request.finish(input.len());
-        // Not as other requests, before which files are closed.
-        self.connection.ask(cx, head, &input, |body| {
-            noted(Opcode::Ioctl, body.len(), ioctl_out(body, room)).map(|reply| reply.output)
-        })
+        let request = Request::new(Opcode::Ioctl, cx, dir).with(&ioctl);
+        AheadRequest { request, input, closing }
+    }
+
+    /// Sends `OPEN_AHEAD`. It does not begin as other requests, before which files are closed.
+    fn ask_for_output(&self, cx: &Context<'_>, mut asked: AheadRequest) -> Result<Vec<u8>> {
+        let AheadRequest { request, input, .. } = &mut asked;
+        self.connection.ask(cx, request.finish(input.len()), input, output_of)
     }
 
     /// Lets the server close the files that are closed here.
     pub(super) fn send_closing(&self) {
-        while self.opened_ahead.knows_any() {
-            let caller =
-                self.opened_ahead.with(|files| (!files.closing.is_empty()).then_some(files.caller));
-            let Some(caller) = caller else { return };
-            let cx = Context::new(caller);
-            if let Err(errno) = self.ask_ahead(&cx, Ino::ROOT, OpenAhead::default()) {
-                // Otherwise the end of the connection closes them.
-                log::debug!("some files are not closed yet: {errno}");
+        let ahead = &self.opened_ahead;
+        while ahead.knows_any() {
+            let (caller, is_done) = ahead.with(|files| {
+                let owes = files.asking.as_ref().is_some_and(|asking| asking.owes);
+                (files.caller, files.closing.is_empty() && !owes)
+            });
+            if is_done {
                 return;
+            }
+            let cx = Context::new(caller);
+            if self.take_asked(&cx, |asking| asking.owes) {
+                continue;
+            }
+            let request = self.ahead_request(&cx, Ino::ROOT, OpenAhead::default());
+            if let Err(errno) = self.ask_for_output(&cx, request) {
+                // Otherwise the end of the connection closes them.
+                return log::debug!("some files are not closed yet: {errno}");
             }
         }
     }
@@ -309,6 +391,8 @@ impl Shared {
             return;
         }
         if let Some(versions) = self.paths.versions.get() {
+            let cx = Context::new(self.opened_ahead.with(|files| files.caller));
+            self.take_asked(&cx, |_| true);
             self.opened_ahead.with(|files| {
                 files.keep(|ino, ready| versions.attributes(ino) == Some(ready.version));
             });
@@ -319,17 +403,22 @@ impl Shared {
     /// Closes all files that nobody has opened, and tells the server what was read.
     pub(super) fn close_ahead(&self) {
         if self.opened_ahead.knows_any() {
+            let cx = Context::new(self.opened_ahead.with(|files| files.caller));
+            self.take_asked(&cx, |_| true);
             self.opened_ahead.with(|files| files.keep(|_, _| false));
             self.send_closing();
         }
     }
 }
 
+/// The output of `OPEN_AHEAD` in a reply.
+fn output_of(body: &[u8]) -> Result<Vec<u8>> {
+    let reply = noted(Opcode::Ioctl, body.len(), ioctl_out(body, body.len()))?;
+    Ok(reply.output)
+}
+
 /// The position for the next request, and the open files in an answer.
-fn opened_files(
-    output: &[u8],
-    (user, flags): ((u32, u32), OpenFlags),
-) -> Result<(u64, Vec<(Ino, Ready)>)> {
+fn opened_files(output: &[u8], kind: Kind) -> Result<(u64, Vec<(Ino, Ready)>)> {
     let (end, mut rest) = AheadEnd::read_from_prefix(output).map_err(|_| Errno::EIO)?;
     let mut all = Vec::new();
     while !rest.is_empty() {
@@ -343,7 +432,7 @@ fn opened_files(
         }
         let OpenBytes { bytes, read_is_due } = bytes.ok_or(Errno::EIO)?;
         let (version, bytes) = (file.version, bytes.into());
-        all.push((Ino(file.ino), Ready { version, flags, user, opened, bytes, read_is_due }));
+        all.push((Ino(file.ino), Ready { kind, version, opened, bytes, read_is_due }));
     }
     Ok((end.next, all))
 }
