@@ -61,10 +61,16 @@ impl World {
         }
     }
 
-    /// The answer to `list` for a directory: its names, with inodes that they have had. A server that answers a look while it
+    /// The answer to `list` for a directory: its names, with inodes that some name has had. A server that answers a look while it
     /// carries a change out may list the name with the inode of the former file and the kind of the new one, also to GlusterFS's own
-    /// client, until somebody looks at the name again.
-    pub fn check_list(&self, dir: usize, look: Look, answer: &Answer) -> Result<(), String> {
+    /// client, until somebody looks at the name again, and a renaming takes that along to the new name. GlusterFS's own client
+    /// (`is_native`) also lists inodes of a brick's own file system, whose numbers are small.
+    pub fn check_list(
+        &self,
+        dir: usize,
+        look: Look,
+        (answer, is_native): (&Answer, bool),
+    ) -> Result<(), String> {
         let words = answer.as_ref().map_err(|errno| format!("errno {errno}"))?;
         // Then a name may be in it twice: bricks order the names of a directory by the times of renamings.
         let is_changing = (dir * NAMES..(dir + 1) * NAMES)
@@ -84,11 +90,12 @@ impl World {
             if !self.names[at].seen(look).any(Option::is_some) {
                 return Err(format!("{name} is missing, yet in the listing {words:?}"));
             }
-            let known = || self.names[at].until(look).flatten().map(|&node| &self.nodes[node]);
-            if !known().any(|node| node.ino.to_string() == ino) {
-                return Err(format!("{name} has never had this inode: the listing {words:?}"));
+            let is_of_brick = is_native && ino.parse().is_ok_and(|ino: u64| ino >> 32 == 0);
+            if !is_of_brick && !self.nodes.iter().any(|node| node.ino.to_string() == ino) {
+                return Err(format!("{name} has an unknown inode: the listing {words:?}"));
             }
-            if !known().any(|node| kind.chars().eq([node.kind])) {
+            let mut known = self.names[at].until(look).flatten().map(|&node| &self.nodes[node]);
+            if !known.any(|node| kind.chars().eq([node.kind])) {
                 return Err(format!("{name} has never had this kind: the listing {words:?}"));
             }
         }

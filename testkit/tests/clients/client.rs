@@ -60,6 +60,11 @@ impl Client {
         Client::by(name, dir, promise, Way::Program(Mutex::new(program)))
     }
 
+    /// True for GlusterFS's own client, which promises nothing.
+    pub fn is_native(&self) -> bool {
+        self.promise.is_zero()
+    }
+
     fn by(name: &'static str, dir: &Path, promise: Duration, way: Way) -> Client {
         let dir = format!("{}/", dir.display());
         Client { name, promise, dir, way, slow: Mutex::default() }

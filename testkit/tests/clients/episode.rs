@@ -263,8 +263,9 @@ impl<'a> Episode<'a> {
 
     fn list(&self, client: usize, dir: usize) -> Result<(), String> {
         let words = format!("list {}/{}", self.lock().place, DIRS[dir]);
+        let is_native = self.clients[client].is_native();
         self.ask(client, &words, &|_| false, |world, look, answer| {
-            world.check_list(dir, look, answer)
+            world.check_list(dir, look, (answer, is_native))
         })
     }
 
