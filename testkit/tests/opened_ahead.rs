@@ -1,4 +1,4 @@
-//! Small files are opened before a client asks for each of them: fewer requests, and nobody sees another file than by an open of the
+//! Small files and directories are opened before a client asks for each of them: fewer requests, and nobody sees another file than by an open of the
 //! moment.
 
 use std::collections::BTreeMap;
@@ -7,18 +7,23 @@ use std::time::{Duration, Instant};
 
 use defuse_connection::{Connection, Credentials, Limits, Quotas, Service, VersionSource, Wanted};
 use defuse_fs::{
-    Attr, Caller, Context, Errno, File, FileKind, FileSystem, Ino, NewNode, NoNotify, NormalPath,
-    OpenArgs, OpenFlags, Origin, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetTime,
-    Timestamp,
+    Attr, Caller, Context, DirBuf, DirItem, DirSink, Entry, Errno, File, FileKind, FileSystem, Ino,
+    NewNode, NoNotify, NormalPath, OpenArgs, OpenFlags, Origin, ReleaseArgs, RenameFlags, Resolved,
+    Result, SetAttr, SetTime, Timestamp,
 };
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
-use defuse_shared::Versioned;
+use defuse_shared::{LaneOffers, Versioned};
 use defuse_socket::ServerOptions;
 
 #[allow(dead_code, unused_imports)] // Not all of it is used here.
 mod served;
 use served::{Served, context, create, name};
+
+/// Options of a server that offers lanes.
+fn with_lanes() -> ServerOptions {
+    ServerOptions { lines: Some(Arc::new(LaneOffers::default())), ..ServerOptions::default() }
+}
 
 fn served_with(options: ServerOptions) -> Served {
     let fs = Versioned::over(Arc::new(Memory::new(Options::default()))).unwrap();
@@ -92,26 +97,31 @@ fn nth(at: usize) -> String {
 
 #[test]
 fn files_of_a_directory_are_opened_several_at_a_time() {
-    let served = served_with(ServerOptions::default());
-    let (maker, reader) = (connect(&served), connect(&served));
+    for options in [with_lanes(), ServerOptions::default()] {
+        opens_several(&served_with(options));
+    }
+}
+
+fn opens_several(served: &Served) {
+    let (maker, reader) = (connect(served), connect(served));
     for at in 0..200 {
         make(&maker, &nth(at), &vec![at as u8; at * 7]);
     }
     let large = vec![9; 40_000];
     make(&maker, "large", &large);
     for round in 0..3 {
-        let (opens, all) = (requests(&served, "OPEN"), requests(&served, "IOCTL"));
+        let (opens, all) = (requests(served, "OPEN"), requests(served, "IOCTL"));
         for at in 0..200 {
             assert!(contents(&reader, &nth(at)).unwrap() == vec![at as u8; at * 7], "{at}");
         }
-        let opens = requests(&served, "OPEN") - opens;
-        let all = requests(&served, "IOCTL") - all;
+        let opens = requests(served, "OPEN") - opens;
+        let all = requests(served, "IOCTL") - all;
         assert!(opens < 60 && all < 90, "round {round}: {opens} opens, {all} others");
         assert!(contents(&reader, "large").unwrap() == large);
     }
-    assert!(open_files(&served)[1] > 0, "some wait to be closed");
+    assert!(open_files(served)[1] > 0, "some wait to be closed");
     reader.give_back();
-    assert_eq!(open_files(&served), [0, 0]);
+    assert_eq!(open_files(served), [0, 0]);
 }
 
 /// A client that reads the files 0 to 7, so that 8 to 15 are open already.
@@ -136,7 +146,7 @@ fn with_ready_files(served: &Served) -> Remote {
 #[test]
 fn a_file_that_has_changed_since_is_opened_anew() {
     type Change = fn(&Remote, Ino);
-    let served = served_with(ServerOptions::default());
+    let served = served_with(with_lanes());
     let maker = connect(&served);
     let changes: [(&str, Change, Result<Vec<u8>>); 6] = [
         ("nothing", |_, _| (), Ok(vec![1; 100])),
@@ -199,7 +209,7 @@ fn a_file_that_has_changed_since_is_opened_anew() {
 
 #[test]
 fn removed_files_do_not_stay_open() {
-    let served = served_with(ServerOptions::default());
+    let served = served_with(with_lanes());
     let maker = connect(&served);
     make_all(&maker, 30);
     let reader = with_ready_files(&served);
@@ -216,7 +226,7 @@ fn removed_files_do_not_stay_open() {
 /// The access time is that of a read: for the client that reads at once, and for others when that gives the file back.
 #[test]
 fn the_access_time_follows_the_read() {
-    let served = served_with(ServerOptions::default());
+    let served = served_with(with_lanes());
     let maker = connect(&served);
     let past = Timestamp { secs: Timestamp::now().secs - 3600, nanos: 0 };
     let set = SetAttr { atime: Some(SetTime::At(past)), ..SetAttr::default() };
@@ -248,7 +258,7 @@ fn the_access_time_follows_the_read() {
 
 #[test]
 fn a_child_does_not_inherit_files_that_nobody_has_opened() {
-    let served = served_with(ServerOptions::default());
+    let served = served_with(with_lanes());
     let maker = connect(&served);
     make_all(&maker, 20);
     let reader = with_ready_files(&served);
@@ -268,7 +278,7 @@ fn a_child_does_not_inherit_files_that_nobody_has_opened() {
 #[test]
 fn half_of_the_files_that_a_client_may_have_open_are_left_to_it() {
     let limits = Limits { opens: 32, ..Limits::default() };
-    let served = served_with(ServerOptions { limits, ..ServerOptions::default() });
+    let served = served_with(ServerOptions { limits, ..with_lanes() });
     let maker = connect(&served);
     make_all(&maker, 60);
     let reader = with_ready_files(&served);
@@ -336,7 +346,7 @@ fn nobody_gets_files_that_its_user_may_not_read_or_closes_those_of_others() {
 /// Random changes by one client, and reads by another one, beside a model.
 #[test]
 fn a_reader_sees_each_change_of_another_client() {
-    let served = served_with(ServerOptions::default());
+    let served = served_with(with_lanes());
     let (writer, reader) = (connect(&served), connect(&served));
     let mut model: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let mut random = fastrand::Rng::with_seed(7);
@@ -378,4 +388,156 @@ fn a_reader_sees_each_change_of_another_client() {
             }
         }
     }
+}
+
+/// A directory with a file `inside`.
+fn make_dir(fs: &Remote, parent: Ino, text: &str) -> Ino {
+    let cx = context();
+    let node = NewNode::new(FileKind::Directory, 0o755, cx.caller);
+    let dir = fs.mkdir(&cx, parent, name(text), &node).unwrap().ino;
+    let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
+    fs.mknod(&cx, dir, name("inside"), &node).unwrap();
+    dir
+}
+
+/// Names, and the position after them.
+#[derive(Default)]
+struct Names(Vec<String>, u64);
+
+impl DirSink for Names {
+    fn wants_entries(&self) -> bool {
+        false
+    }
+
+    fn fits(&self, _: usize) -> bool {
+        true
+    }
+
+    fn add(&mut self, item: DirItem<'_>, _: Option<&Entry>) {
+        self.0.push(String::from_utf8(item.name.to_vec()).unwrap());
+        self.1 = item.next;
+    }
+}
+
+fn inode(fs: &Remote, path: &str) -> Result<Ino> {
+    match fs.resolve(&context(), Ino::ROOT, NormalPath::new(path.as_bytes()).unwrap())? {
+        Resolved::Inode { ino, .. } => Ok(ino),
+        _ => Err(Errno::ENOENT),
+    }
+}
+
+fn open_dir(fs: &Remote, ino: Ino) -> File {
+    File { ino, fh: fs.opendir(&context(), ino, OpenFlags(OpenFlags::DIRECTORY)).unwrap().fh }
+}
+
+/// The names in an open directory, which is closed.
+fn list(fs: &Remote, dir: File) -> Vec<String> {
+    let mut names = Names::default();
+    loop {
+        let (count, from) = (names.0.len(), names.1);
+        fs.readdir(&context(), dir, from, &mut DirBuf::new(&mut names)).unwrap();
+        if names.0.len() == count {
+            break;
+        }
+    }
+    fs.releasedir(&context(), dir).unwrap();
+    names.0.retain(|name| name != "." && name != "..");
+    names.0.sort();
+    names.0
+}
+
+/// A tree with the directories `tree/dir-N`, and a client that has listed all of them once.
+fn with_tree(served: &Served, count: usize) -> (Remote, Remote) {
+    let (maker, reader) = (connect(served), connect(served));
+    let tree = make_dir(&maker, Ino::ROOT, "tree");
+    (0..count).for_each(|at| {
+        make_dir(&maker, tree, &format!("dir-{at}"));
+    });
+    walk(&reader, count);
+    (maker, reader)
+}
+
+/// Lists the tree from the top to the bottom.
+fn walk(fs: &Remote, count: usize) {
+    assert_eq!(list(fs, open_dir(fs, inode(fs, "tree").unwrap())).len(), count + 1);
+    for at in 0..count {
+        let ino = inode(fs, &format!("tree/dir-{at}")).unwrap();
+        assert_eq!(list(fs, open_dir(fs, ino)), ["inside"]);
+    }
+}
+
+/// Waits until the client that connected at `place` has so many open files and directories.
+fn wait_for(served: &Served, place: usize, count: u64) {
+    let begun = Instant::now();
+    while open_files(served)[place] != count {
+        assert!(begun.elapsed() < Duration::from_secs(10), "{:?} are open", open_files(served));
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn the_next_directory_is_open_while_a_program_works_in_one() {
+    let served = served_with(with_lanes());
+    let (_maker, reader) = with_tree(&served, 10);
+    walk(&reader, 10);
+    let dir = open_dir(&reader, inode(&reader, "tree").unwrap());
+    // Itself, and the first one below.
+    wait_for(&served, 1, 2);
+    list(&reader, dir);
+    let (opened, before) = (inode(&reader, "tree/dir-0").unwrap(), requests(&served, "OPENDIR"));
+    let dir = open_dir(&reader, opened);
+    wait_for(&served, 1, 2);
+    assert_eq!(requests(&served, "OPENDIR"), before + 1, "that of the next one");
+    list(&reader, dir);
+    // Another one than was expected.
+    let other = inode(&reader, "tree/dir-7").unwrap();
+    assert_eq!(list(&reader, open_dir(&reader, other)), ["inside"]);
+    reader.give_back();
+    wait_for(&served, 1, 0);
+}
+
+#[test]
+fn a_directory_that_has_changed_since_is_opened_and_listed_anew() {
+    let served = served_with(with_lanes());
+    let (maker, reader) = with_tree(&served, 10);
+    let dir = |at: usize| inode(&maker, &format!("tree/dir-{at}")).unwrap();
+    list(&reader, open_dir(&reader, inode(&reader, "tree").unwrap()));
+    wait_for(&served, 1, 1);
+    let node = NewNode::new(FileKind::Regular, 0o644, context().caller);
+    maker.mknod(&context(), dir(0), name("new"), &node).unwrap();
+    let first = inode(&reader, "tree/dir-0").unwrap();
+    let opened = open_dir(&reader, first);
+    // Also after it was opened.
+    maker.mknod(&context(), dir(0), name("newer"), &node).unwrap();
+    assert_eq!(list(&reader, opened), ["inside", "new", "newer"]);
+    // One that is removed meanwhile does not stay.
+    list(&reader, open_dir(&reader, inode(&reader, "tree/dir-1").unwrap()));
+    wait_for(&served, 1, 1);
+    let tree = inode(&maker, "tree").unwrap();
+    reader.unlink(&context(), dir(2), name("inside")).unwrap();
+    reader.rmdir(&context(), tree, name("dir-2")).unwrap();
+    wait_for(&served, 1, 0);
+    assert_eq!(inode(&reader, "tree/dir-2"), Err(Errno::ENOENT));
+}
+
+/// A directory that nobody has opened keeps its access time.
+#[test]
+fn a_directory_is_not_listed_ahead_where_that_changes_its_access_time() {
+    let served = served_with(with_lanes());
+    let (maker, reader) = with_tree(&served, 3);
+    let past = Timestamp { secs: Timestamp::now().secs - 3600, nanos: 0 };
+    let set = SetAttr { atime: Some(SetTime::At(past)), ..SetAttr::default() };
+    let atime = |ino| maker.getattr(&context(), ino, None).unwrap().atime;
+    let dirs: Vec<Ino> =
+        (0..3).map(|at| inode(&maker, &format!("tree/dir-{at}")).unwrap()).collect();
+    for ino in &dirs {
+        maker.setattr(&context(), *ino, None, &set).unwrap();
+    }
+    for at in 0..3 {
+        inode(&reader, &format!("tree/dir-{at}")).unwrap();
+    }
+    list(&reader, open_dir(&reader, inode(&reader, "tree").unwrap()));
+    list(&reader, open_dir(&reader, inode(&reader, "tree/dir-0").unwrap()));
+    reader.give_back();
+    assert!(atime(dirs[0]) > past && atime(dirs[1]) == past && atime(dirs[2]) == past);
 }

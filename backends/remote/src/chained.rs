@@ -39,14 +39,14 @@ impl Shared {
         (links, count): (&Chain, usize),
         decode: impl FnOnce(&[(i32, &[u8])]) -> Result<T>,
     ) -> Result<T> {
+        let request = self.chain_request((caller, ino), links);
+        self.ask(cx, request, |body| decode_chain(body, count, decode))
+    }
+
+    /// The message with a chain that begins at `ino`.
+    pub(super) fn chain_request(&self, (caller, ino): (Caller, Ino), links: &Chain) -> Request {
         let head = CompoundIn { len: links.as_bytes().len() as u32, reserved: 0 };
-        let request = Request::for_caller(Opcode::Compound, caller, ino)
-            .with(&head)
-            .with_bytes(links.as_bytes());
-        self.ask(cx, request, |body| {
-            let answers = chain::answers(body, count).filter(|answers| !answers.is_empty());
-            decode(&answers.ok_or(Errno::EIO)?)
-        })
+        Request::for_caller(Opcode::Compound, caller, ino).with(&head).with_bytes(links.as_bytes())
     }
 
     /// Resolves a path as [`resolve`](Shared::resolve), and opens what it leads to if it has to be asked for.
@@ -135,6 +135,16 @@ impl Shared {
             Err(errno) => Err(errno),
         }
     }
+}
+
+/// Passes the answers to the first links of a chain of `count` on, at least one.
+pub(super) fn decode_chain<T>(
+    body: &[u8],
+    count: usize,
+    decode: impl FnOnce(&[(i32, &[u8])]) -> Result<T>,
+) -> Result<T> {
+    let answers = chain::answers(body, count).filter(|answers| !answers.is_empty());
+    decode(&answers.ok_or(Errno::EIO)?)
 }
 
 impl Remote {

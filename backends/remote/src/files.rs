@@ -1,7 +1,7 @@
 //! Operations on entries, open files and whole files that take more than one request.
 
 use defuse_fs::{
-    Attr, Context, CopyRange, DirBuf, Entry, Errno, Fh, File, FileSystem, Ino, IoctlArgs,
+    Attr, Caller, Context, CopyRange, DirBuf, Entry, Errno, Fh, File, FileSystem, Ino, IoctlArgs,
     IoctlReply, Name, NewNode, OpenArgs, OpenFlags, Opened, PollHandle, Result, SetXattrFlags,
     Xattr, XattrName,
 };
@@ -13,6 +13,24 @@ use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
 use defuse_wire::encode::{self, Request};
 use defuse_wire::vendor::{OPEN_WANTS_BYTES, RELEASE_HAS_READ};
+
+/// The flags and the user of an open. One that was made in advance serves only opens by the same.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct OpenBy {
+    pub(super) flags: OpenFlags,
+    uid: u32,
+    gid: u32,
+}
+
+impl OpenBy {
+    pub(super) fn of(cx: &Context<'_>, flags: OpenFlags) -> OpenBy {
+        OpenBy { flags, uid: cx.caller.uid, gid: cx.caller.gid }
+    }
+
+    pub(super) fn caller(self) -> Caller {
+        Caller { uid: self.uid, gid: self.gid, pid: 0 }
+    }
+}
 
 impl Shared {
     /// Sends a request whose reply is an entry. Returns the lookup of an invalid reply.

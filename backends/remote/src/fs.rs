@@ -18,6 +18,11 @@ use defuse_wire::encode::{self, Request};
 /// The place of the number of a device in that of an inode of a manager.
 const DEVICE_SHIFT: u32 = 56;
 
+/// The device of a manager that has the inode; 0 for other servers.
+pub(super) fn device_of(ino: Ino) -> u32 {
+    (ino.0 >> DEVICE_SHIFT) as u32
+}
+
 /// True for an attribute that is in the list if it exists, xattr(7).
 fn is_of_list(name: &[u8]) -> bool {
     let spaces = [&b"user."[..], b"trusted.", b"security.", b"system.posix_acl_"];
@@ -96,7 +101,7 @@ impl FileSystem for Remote {
 
     /// The devices of a manager, whose numbers the highest bits of inodes have. Numbers of other servers are small.
     fn failure_domain(&self, ino: Ino) -> Option<FailureDomain> {
-        let device = (ino.0 >> DEVICE_SHIFT) as u32;
+        let device = device_of(ino);
         (device != 0).then_some(FailureDomain(device))
     }
 

@@ -1,19 +1,30 @@
 //! Small directories whose listing comes with the answer to OPENDIR, so that reading them takes no request.
 //!
 //! The entries hold as long as the version of the directory's attributes stays, which each read checks: a change of names moves it.
+//!
+//! While a program works in one directory, the next one is opened and listed, if the program goes through a tree from the top to the
+//! bottom: the first directory in a listing, or the next one in the listing of the parent. Nobody waits for that answer. Only a directory
+//! is listed that way whose access time this does not change.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use defuse_fs::{Context, DirBuf, Errno, Fh, File, Ino, OpenFlags, Opened, Result};
+use defuse_fs::{
+    Context, DirBuf, Errno, Fh, File, FileKind, Ino, NormalPath, OpenFlags, Opened, Resolved,
+    Result, Timestamp, Versions,
+};
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::chain::{Chain, Link};
 use defuse_wire::decode::{self, Listing};
 use defuse_wire::encode::Request;
 
-use super::Shared;
+use super::chained::decode_chain;
+use super::files::OpenBy;
+use super::fs::device_of;
 use super::interest::Interest;
+use super::lanes::Begun;
+use super::{Shared, lock};
 
 /// No open asks while so many directories have entries: 5 MiB.
 const MOST: usize = 256;
@@ -21,6 +32,11 @@ const MOST: usize = 256;
 const FIRST: u32 = 16 * 1024;
 /// The size of the second part, which shows that the first one was all, in bytes.
 const SECOND: u32 = 4 * 1024;
+
+/// The most directories that are remembered as the next ones.
+const MOST_NEXT: usize = 1024;
+/// A program may leave out so many directories.
+const LEFT_OUT: usize = 16;
 
 /// The inode and the handle of OPENDIR.
 const OF_OPEN: Link = Link { uses: Link::INODE | Link::FILE, of: 0 };
@@ -32,7 +48,30 @@ const OF_FIRST_PART: Link = Link { uses: Link::INODE | Link::FILE | Link::POSITI
 pub(super) struct ListedAhead {
     dirs: RwLock<HashMap<Fh, Arc<Ahead>>>,
     interest: Interest,
+    next: Mutex<Next>,
+    /// There is a request whose answer was not taken.
+    has_asked: AtomicBool,
+    interest_in_next: Interest,
 }
+
+/// The way of a program through a tree.
+#[derive(Default)]
+struct Next {
+    /// The directories in the order in which they are probably opened, each with its parent and its name.
+    dirs: VecDeque<(Ino, Ino, Box<[u8]>)>,
+    asked: Option<Asked>,
+}
+
+/// A directory that was asked for.
+struct Asked {
+    begun: Begun,
+    ino: Ino,
+    by: OpenBy,
+    version: u64,
+}
+
+/// A directory that was opened, and the beginning of its listing with its end, if it was listed.
+type Listed = (Opened, Option<(Box<[u8]>, bool)>);
 
 struct Ahead {
     ino: Ino,
@@ -52,6 +91,14 @@ impl ListedAhead {
         self.dirs.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Runs `run` on the way of the program, and notes if there is a request.
+    fn with_next<T>(&self, run: impl FnOnce(&mut Next) -> T) -> T {
+        let mut next = lock(&self.next);
+        let result = run(&mut next);
+        self.has_asked.store(next.asked.is_some(), Ordering::Relaxed);
+        result
+    }
+
     /// True if an open asks for entries.
     fn wants(&self) -> bool {
         self.read().len() < MOST && self.interest.asks()
@@ -64,6 +111,26 @@ impl ListedAhead {
     }
 }
 
+impl Next {
+    /// A directory is opened: those before it were left out.
+    fn opens(&mut self, ino: Ino) {
+        if let Some(at) = self.dirs.iter().take(LEFT_OUT).position(|(next, ..)| *next == ino) {
+            self.dirs.drain(..=at);
+        }
+    }
+
+    /// The directories in the listing of `dir` are the next ones.
+    fn lists(&mut self, dir: Ino, entries: &[u8]) {
+        let listed = Listing::new(entries, false).filter_map(Result::ok);
+        let dirs = listed.filter(|entry| {
+            entry.kind == FileKind::Directory && !matches!(entry.name, b"." | b"..")
+        });
+        let dirs: Vec<_> = dirs.map(|entry| (Ino(entry.ino), dir, entry.name.into())).collect();
+        dirs.into_iter().rev().for_each(|next| self.dirs.push_front(next));
+        self.dirs.truncate(MOST_NEXT);
+    }
+}
+
 impl Shared {
     pub(super) fn opendir(&self, cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Result<Opened> {
         let may_list = self.takes_chains() && !self.lacks(Opcode::Opendir);
@@ -72,7 +139,7 @@ impl Shared {
             && let Some(version) = versions.attributes(ino)
             && self.listed_ahead.wants()
         {
-            match self.opendir_and_list(cx, (ino, version), flags) {
+            match self.opendir_and_list(cx, &**versions, (ino, version), flags) {
                 // The request alone is remembered as one that the server does not have.
                 Err(Errno::ENOSYS) => {}
                 other => return other,
@@ -82,46 +149,101 @@ impl Shared {
         self.opened(cx, Request::new(Opcode::Opendir, cx, ino).with(&args), decode::open_out)
     }
 
-    /// Opens a directory and reads its beginning, by one message.
+    /// Opens a directory and reads its beginning, by one message, or takes the answer to an earlier one.
     fn opendir_and_list(
         &self,
         cx: &Context<'_>,
+        versions: &dyn Versions,
         (ino, version): (Ino, u64),
         flags: OpenFlags,
     ) -> Result<Opened> {
-        let open = abi::OpenIn { flags: flags.0, open_flags: 0 };
-        let mut links = Chain::default();
-        let mut opening = Request::new(Opcode::Opendir, cx, ino).with(&open);
-        links.add(Link::default(), &[opening.finish(0)]);
-        for (link, size) in [(OF_OPEN, FIRST), (OF_FIRST_PART, SECOND)] {
-            let read = abi::ReadIn { size, ..Default::default() };
-            let mut reading = Request::new(Opcode::Readdir, cx, Ino(0)).with(&read);
-            links.add(link, &[reading.finish(0)]);
-        }
-        let (opened, listed) = self.ask_chain(cx, (cx.caller, ino), (&links, 3), |answers| {
-            let (error, body) = answers[0];
-            if error != 0 {
-                return Err(Errno::from_raw(-error));
+        let by = OpenBy::of(cx, flags);
+        let (listed, version) = match self.take_next(cx, (ino, version), by) {
+            Some(next) => next,
+            None => {
+                let links = opening(cx, ino, flags);
+                (self.ask_chain(cx, (cx.caller, ino), (&links, 3), decoded)?, version)
             }
-            let opened = decode::open_out(body)?;
-            // A listing that has failed, or is longer than was asked for, fails again when it is tried alone.
-            let part = |at: usize, most: u32| {
-                let (error, body) = answers.get(at)?;
-                (*error == 0 && body.len() <= most as usize).then_some(*body)
-            };
-            let Some(first) = part(1, FIRST) else { return Ok((opened, None)) };
-            let second = part(2, SECOND);
-            let is_all = first.is_empty() || second.is_some_and(<[u8]>::is_empty);
-            let entries = [first, second.unwrap_or_default()].concat();
-            Ok((opened, Some((entries.into_boxed_slice(), is_all))))
-        })?;
-        if let Some((entries, is_all)) = listed {
+        };
+        let (opened, entries) = listed;
+        if let Some((entries, is_all)) = entries {
             self.paths.was_read(ino);
+            self.listed_ahead.with_next(|next| next.lists(ino, &entries));
             let was_read = AtomicBool::new(false);
             let ahead = Ahead { ino, version, entries, is_all, was_read };
             self.listed_ahead.write().insert(opened.fh, Arc::new(ahead));
         }
+        self.ask_for_next(cx, versions, (ino, by));
         Ok(opened)
+    }
+
+    /// The directory, if it was asked for before, with the version of its attributes at that time.
+    fn take_next(
+        &self,
+        cx: &Context<'_>,
+        (ino, version): (Ino, u64),
+        by: OpenBy,
+    ) -> Option<(Listed, u64)> {
+        let ahead = &self.listed_ahead;
+        let is_this = |asked: &Asked| (asked.ino, asked.version, asked.by) == (ino, version, by);
+        let asked = ahead.with_next(|next| {
+            next.opens(ino);
+            next.asked.take()
+        })?;
+        let is_right = is_this(&asked);
+        ahead.interest_in_next.note(is_right);
+        if is_right {
+            let listed = self.take_listed(cx, asked);
+            return listed.ok().map(|listed| (listed, version));
+        }
+        // Another directory is opened, or this one has changed.
+        self.close_asked(Some(asked));
+        None
+    }
+
+    /// Asks for the directory that the program probably opens next.
+    fn ask_for_next(&self, cx: &Context<'_>, versions: &dyn Versions, (now, by): (Ino, OpenBy)) {
+        let ahead = &self.listed_ahead;
+        let next = ahead.with_next(|next| next.dirs.front().cloned());
+        // A device that does not answer holds up only who works there.
+        let next = next.filter(|(ino, ..)| device_of(*ino) == device_of(now));
+        let Some((ino, parent, name)) = next.filter(|_| ahead.interest_in_next.asks()) else {
+            return;
+        };
+        let known = NormalPath::new(&name).map(|name| self.known(versions, (parent, name)));
+        let Some(Some(Resolved::Inode { ino: found, attr, .. })) = known else { return };
+        let is_read = attr.kind == FileKind::Directory && !attr.read_is_due(Timestamp::now());
+        let Some(version) = versions.attributes(ino).filter(|_| is_read && found == ino) else {
+            return;
+        };
+        let mut request = self.chain_request((cx.caller, ino), &opening(cx, ino, by.flags));
+        let Ok(Some(begun)) = self.connection.begin(request.finish(0), &[]) else { return };
+        let asked = Asked { begun, ino, by, version };
+        // Another thread may have asked meanwhile.
+        self.close_asked(ahead.with_next(|next| next.asked.replace(asked)));
+    }
+
+    /// Closes the directory that was asked for, if `is_due` says so of its inode and the version of its attributes.
+    pub(super) fn close_next(&self, is_due: impl Fn((Ino, u64)) -> bool) {
+        let ahead = &self.listed_ahead;
+        if ahead.has_asked.load(Ordering::Relaxed) {
+            let is_due = |asked: &mut Asked| is_due((asked.ino, asked.version));
+            self.close_asked(ahead.with_next(|next| next.asked.take_if(is_due)));
+        }
+    }
+
+    fn close_asked(&self, asked: Option<Asked>) {
+        let Some(asked) = asked else { return };
+        let (ino, cx) = (asked.ino, Context::new(asked.by.caller()));
+        if let Ok((opened, _)) = self.take_listed(&cx, asked) {
+            let flags = OpenFlags::DIRECTORY;
+            let release = abi::ReleaseIn { fh: opened.fh.0, flags, ..Default::default() };
+            let _ = self.release(&cx, (Opcode::Releasedir, Opcode::Opendir), ino, &release);
+        }
+    }
+
+    fn take_listed(&self, cx: &Context<'_>, asked: Asked) -> Result<Listed> {
+        self.connection.take_begun(asked.begun, cx, |body| decode_chain(body, 3, decoded))
     }
 
     /// Lists from the entries that came with the open of the directory. Returns false if they do not hold, or have nothing more.
@@ -152,4 +274,37 @@ impl Shared {
         }
         self.push_all(cx, dir.ino, listing, out).map(|()| true)
     }
+}
+
+/// The requests that open a directory and read its beginning.
+fn opening(cx: &Context<'_>, ino: Ino, flags: OpenFlags) -> Chain {
+    let open = abi::OpenIn { flags: flags.0, open_flags: 0 };
+    let mut links = Chain::default();
+    let mut opening = Request::new(Opcode::Opendir, cx, ino).with(&open);
+    links.add(Link::default(), &[opening.finish(0)]);
+    for (link, size) in [(OF_OPEN, FIRST), (OF_FIRST_PART, SECOND)] {
+        let read = abi::ReadIn { size, ..Default::default() };
+        let mut reading = Request::new(Opcode::Readdir, cx, Ino(0)).with(&read);
+        links.add(link, &[reading.finish(0)]);
+    }
+    links
+}
+
+/// The answers to [`opening`].
+fn decoded(answers: &[(i32, &[u8])]) -> Result<Listed> {
+    let (error, body) = answers[0];
+    if error != 0 {
+        return Err(Errno::from_raw(-error));
+    }
+    let opened = decode::open_out(body)?;
+    // A listing that has failed, or is longer than was asked for, fails again when it is tried alone.
+    let part = |at: usize, most: u32| {
+        let (error, body) = answers.get(at)?;
+        (*error == 0 && body.len() <= most as usize).then_some(*body)
+    };
+    let Some(first) = part(1, FIRST) else { return Ok((opened, None)) };
+    let second = part(2, SECOND);
+    let is_all = first.is_empty() || second.is_some_and(<[u8]>::is_empty);
+    let entries = [first, second.unwrap_or_default()].concat();
+    Ok((opened, Some((entries.into_boxed_slice(), is_all))))
 }

@@ -24,7 +24,7 @@ use defuse_wire::vendor::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::files::ioctl_out;
+use super::files::{OpenBy, ioctl_out};
 use super::gains::{Asked, Gains};
 use super::lanes::Begun;
 use super::{Shared, lock, noted};
@@ -78,15 +78,7 @@ struct Dir {
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Kind {
     dir: Ino,
-    flags: OpenFlags,
-    uid: u32,
-    gid: u32,
-}
-
-impl Kind {
-    fn of(cx: &Context<'_>, dir: Ino, flags: OpenFlags) -> Kind {
-        Kind { dir, flags, uid: cx.caller.uid, gid: cx.caller.gid }
-    }
+    by: OpenBy,
 }
 
 struct Asking {
@@ -114,7 +106,7 @@ struct AheadRequest {
 
 impl Ready {
     fn closing(&self, ino: Ino) -> Closing {
-        Closing { ino: ino.0, fh: self.opened.fh.0, flags: self.kind.flags.0, has_read: 0 }
+        Closing { ino: ino.0, fh: self.opened.fh.0, flags: self.kind.by.flags.0, has_read: 0 }
     }
 }
 
@@ -211,7 +203,7 @@ impl Shared {
         if !is_small || !only_reads || self.opened_ahead.lacks.load(Ordering::Relaxed) {
             return None;
         }
-        let kind = Kind::of(cx, dir, flags);
+        let kind = Kind { dir, by: OpenBy::of(cx, flags) };
         if let Some(opened) = self.take_ready(versions, *ino, kind) {
             self.ask_in_time(cx, kind);
             return Some(opened);
@@ -241,8 +233,7 @@ impl Shared {
         let ready = self.opened_ahead.with(|files| {
             let ready = files.ready.remove(&ino)?;
             // A file may have names in several directories.
-            let is_asked = Kind { dir: kind.dir, ..ready.kind } == kind;
-            if !is_asked || versions.attributes(ino) != Some(ready.version) {
+            if ready.kind.by != kind.by || versions.attributes(ino) != Some(ready.version) {
                 files.closing.push(ready.closing(ino));
                 return None;
             }
@@ -252,7 +243,7 @@ impl Shared {
         })?;
         let Ready { version, opened, bytes, read_is_due, .. } = ready;
         let bytes = OpenBytes { bytes: &bytes, read_is_due };
-        self.keep_whole((version, kind.flags), File { ino, fh: opened.fh }, bytes);
+        self.keep_whole((version, kind.by.flags), File { ino, fh: opened.fh }, bytes);
         Some(opened)
     }
 
@@ -269,7 +260,7 @@ impl Shared {
 
     /// Asks for files of a directory, and waits for the answer.
     fn ask_ahead(&self, cx: &Context<'_>, from: u64, kind: Kind) -> Result<()> {
-        let what = OpenAhead { from, flags: kind.flags.0, most: BATCH };
+        let what = OpenAhead { from, flags: kind.by.flags.0, most: BATCH };
         let answer = self.ask_for_output(cx, self.ahead_request(cx, kind.dir, what))?;
         self.keep_ready(kind, &answer)
     }
@@ -283,7 +274,7 @@ impl Shared {
             (asking.is_none() && next != 0 && left < FEW_LEFT).then_some(next)
         });
         let Some(from) = next else { return };
-        let what = OpenAhead { from, flags: kind.flags.0, most: BATCH };
+        let what = OpenAhead { from, flags: kind.by.flags.0, most: BATCH };
         let AheadRequest { mut request, input, closing } = self.ahead_request(cx, kind.dir, what);
         let begun = self.connection.begin(request.finish(input.len()), &input);
         let other = self.opened_ahead.with(|files| match begun {
@@ -385,12 +376,16 @@ impl Shared {
         }
     }
 
-    /// A name was removed: its file must not stay open here.
+    /// A name was removed: its file or directory must not stay open here.
     pub(super) fn close_removed(&self) {
+        let versions = self.paths.versions.get();
+        if let Some(versions) = versions {
+            self.close_next(|(ino, version)| versions.attributes(ino) != Some(version));
+        }
         if !self.opened_ahead.knows_any() {
             return;
         }
-        if let Some(versions) = self.paths.versions.get() {
+        if let Some(versions) = versions {
             let cx = Context::new(self.opened_ahead.with(|files| files.caller));
             self.take_asked(&cx, |_| true);
             self.opened_ahead.with(|files| {
@@ -402,6 +397,7 @@ impl Shared {
 
     /// Closes all files that nobody has opened, and tells the server what was read.
     pub(super) fn close_ahead(&self) {
+        self.close_next(|_| true);
         if self.opened_ahead.knows_any() {
             let cx = Context::new(self.opened_ahead.with(|files| files.caller));
             self.take_asked(&cx, |_| true);
@@ -435,4 +431,59 @@ fn opened_files(output: &[u8], kind: Kind) -> Result<(u64, Vec<(Ino, Ready)>)> {
         all.push((Ino(file.ino), Ready { kind, version, opened, bytes, read_is_due }));
     }
     Ok((end.next, all))
+}
+
+#[cfg(test)]
+mod tests {
+    use defuse_wire::vendor::OPEN_HAS_BYTES;
+
+    use super::*;
+
+    fn answer(files: &[(u64, &[u8])]) -> Vec<u8> {
+        let mut output = AheadEnd { next: 7 }.as_bytes().to_vec();
+        for (ino, bytes) in files {
+            let open = abi::OpenOut { fh: 5, open_flags: OPEN_HAS_BYTES, ..Default::default() };
+            let len = (size_of_val(&open) + bytes.len()) as u32;
+            let file = AheadFile { ino: *ino, version: 9, len, reserved: 0 };
+            output.extend([file.as_bytes(), open.as_bytes(), bytes].concat());
+            output.resize(output.len().next_multiple_of(8), 0);
+        }
+        output
+    }
+
+    fn decoded(output: &[u8]) -> Result<(u64, Vec<(Ino, Ready)>)> {
+        let by = OpenBy::of(&Context::new(Caller::default()), OpenFlags(0));
+        let kind = Kind { dir: Ino(2), by };
+        opened_files(output, kind)
+    }
+
+    #[test]
+    fn an_answer_has_files_with_their_bytes() {
+        let output = answer(&[(3, b"three"), (4, b""), (5, &[5; 32768])]);
+        let (next, all) = decoded(&output).unwrap();
+        let bytes: Vec<_> = all.iter().map(|(ino, ready)| (ino.0, ready.bytes.len())).collect();
+        assert_eq!((next, bytes), (7, vec![(3, 5), (4, 0), (5, 32768)]));
+        assert_eq!((all[0].1.version, all[0].1.opened.fh), (9, Fh(5)));
+        let many: Vec<(u64, &[u8])> =
+            (2..=AHEAD_MAX as u64 + 2).map(|ino| (ino, &[][..])).collect();
+        let wrong = [answer(&[(1, b"root")]), answer(&[(0, b"none")]), answer(&many)];
+        assert!(wrong.iter().all(|output| decoded(output).is_err()));
+        assert!(decoded(&answer(&[(3, &[3; 32769])])).is_err(), "longer than a small file");
+    }
+
+    /// A server may lie.
+    #[test]
+    fn any_bytes_are_an_answer_or_an_error() {
+        let good = answer(&[(3, b"three"), (4, b"four")]);
+        for len in 0..good.len() {
+            let _ = decoded(&good[..len]);
+        }
+        for at in 0..good.len() {
+            for value in [0, 1, 7, 128, 255] {
+                let mut changed = good.clone();
+                changed[at] = value;
+                let _ = decoded(&changed);
+            }
+        }
+    }
 }

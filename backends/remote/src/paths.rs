@@ -296,6 +296,19 @@ impl Shared {
         self.paths.is_bare(ino) && !self.connection.is_dead()
     }
 
+    /// The answer for a path whose names are all known.
+    pub(super) fn known(
+        &self,
+        versions: &dyn Versions,
+        path: (Ino, NormalPath<'_>),
+    ) -> Option<Resolved> {
+        let owes = |ino, version| self.whole.owes(ino, version);
+        match self.paths.walk(versions, &owes, path) {
+            Walked::Known(resolved, _) => Some(resolved),
+            Walked::From { .. } => None,
+        }
+    }
+
     /// Resolves a path. `ENOSYS` where the server has no versions or does not know such requests.
     pub(super) fn resolve(
         &self,
