@@ -110,8 +110,8 @@ fn a_relative_path_takes_no_more_requests_than_an_absolute_one() {
         made
     };
     let absolute = ten_times("/x/a/b/c/file");
-    // A worker counts a request after it has answered it.
-    assert!(absolute[3] >= 9, "{absolute:?}");
+    // Some files are opened with others. A worker counts a request after it has answered it.
+    assert!(absolute[3] >= 3, "{absolute:?}");
     for path in ["file", "./file", ".//./file", "../c/./file", "/x/./a//b/c/file"] {
         let made = ten_times(path);
         assert_eq!(made[..2], absolute[..2], "{path}");
@@ -328,7 +328,8 @@ fn a_file_is_closed_without_a_request_unless_a_lock_may_have_to_end() {
         run(
             "echo hello >/x/file; for i in 1 2 3 4 5 6 7 8; do read line </x/file; done; cat /x/file >/x/copy",
         );
-        assert!(requests(&place, "OPEN") + requests(&place, "CREATE") >= 10);
+        // Some opens are taken from files that were opened with others.
+        assert!(requests(&place, "OPEN") + requests(&place, "CREATE") >= 4, "{source}");
         assert_eq!(requests(&place, "FLUSH"), 0, "{source}");
         if std::process::Command::new("flock").arg("--version").output().is_err() {
             println!("skipped: there is no flock");
