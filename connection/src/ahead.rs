@@ -48,7 +48,7 @@ impl<F: FileSystem> Connection<F> {
     ///
     /// # Errors
     ///
-    /// `EPERM` and `ESTALE` as for every call; `EINVAL` for other flags than those of reading; `EACCES` where the user may not read or
+    /// `EPERM` and `ESTALE` as for every call; `EAGAIN` after the client has lost a lock, of which the next call tells; `EINVAL` for other flags than those of reading; `EACCES` where the user may not read or
     /// search the directory; those of opendir(3) and readdir(3); `ENOSYS` for a file system that cannot resolve paths.
     pub fn open_ahead(
         &self,
@@ -58,12 +58,19 @@ impl<F: FileSystem> Connection<F> {
         version: impl Fn(Ino) -> Option<u64>,
         mut told: impl FnMut(OpenedWhole) -> bool,
     ) -> Result<Option<u64>> {
+        // The client is told of a lock that it has lost by a call whose error somebody sees.
+        if self.has_lost() {
+            return Err(Errno::EAGAIN);
+        }
         let call = self.check(cx, &[dir])?;
         let others = OpenFlags::TRUNC | OpenFlags::CREAT | OpenFlags::DIRECTORY;
         if wanted.flags.access() != AccessMode::Read || wanted.flags.0 & others != 0 {
             return Err(Errno::EINVAL);
         }
         call.guard(|guard| guard.permit(dir, READ | EXEC))?;
+        if !self.ledger.usage.has_room_ahead() {
+            return Ok(Some(wanted.from));
+        }
         let listed = Names::list(call.fs, cx, dir, (wanted.from, MOST_NAMES))?;
         let mut count = 0;
         let mut at = wanted.from;
@@ -123,7 +130,7 @@ impl<F: FileSystem> Connection<F> {
 
     /// Closes a file that was opened for reading. The access time follows if the client has read bytes that came with the open.
     pub fn close_ahead(&self, cx: &Context<'_>, file: File, (flags, has_read): (OpenFlags, bool)) {
-        if has_read {
+        if has_read && !self.has_lost() {
             let mut byte = [0];
             let mut sink = SliceSink::new(&mut byte);
             let _ = self.read(cx, file, ReadArgs::default(), &mut ReadBuf::new(&mut sink, 1));

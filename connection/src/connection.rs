@@ -268,6 +268,11 @@ impl<F: FileSystem> Connection<F> {
         &self.client
     }
 
+    /// True if the client has lost a lock, and does not know it yet.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.client.has_lost()
+    }
+
     pub(crate) fn is_guarded(&self) -> bool {
         !self.who.is_root()
     }

@@ -63,6 +63,11 @@ impl Client {
         self.has_lost.store(true, Ordering::Relaxed);
     }
 
+    /// True until its next call after it has lost a lock.
+    pub(crate) fn has_lost(&self) -> bool {
+        self.has_lost.load(Ordering::Relaxed)
+    }
+
     /// The things that it has, and has lost.
     pub(crate) fn holdings(&self) -> Holdings {
         Holdings { locks_lost: self.lost.load(Ordering::Relaxed), ..self.ledger.usage.held() }

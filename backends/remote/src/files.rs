@@ -210,11 +210,15 @@ impl Shared {
             return Ok(());
         }
         self.pages.closed(Fh(args.fh));
-        let was_read = self.whole.closed(Fh(args.fh));
+        let file = File { ino, fh: Fh(args.fh) };
+        let version = self.whole.version(file.fh);
+        let was_read = self.whole.closed(file.fh);
         if args.release_flags == 0 {
-            let file = File { ino, fh: Fh(args.fh) };
             if let Some(are_many) = self.opened_ahead.closed(file, (args.flags, was_read)) {
-                if are_many {
+                // A file that has changed may have been removed, and stays as long as it is open.
+                let versions = self.paths.versions.get();
+                let now = versions.and_then(|versions| versions.attributes(ino));
+                if are_many || version.is_none() || version != now {
                     self.send_closing();
                 }
                 return Ok(());

@@ -93,10 +93,10 @@ impl Shared {
         }
     }
 
-    /// A name was removed. Lookups that were returned before may have been the last references to its file, and so may
+    /// A name in `dir` was removed. Lookups that were returned before may have been the last references to its file, and so may
     /// be the next one.
-    pub(super) fn removed_name(&self) {
-        self.close_removed();
+    pub(super) fn removed_name(&self, dir: Ino) {
+        self.close_removed(dir);
         self.forgets.hurry();
         self.send_overdue();
         self.forgets.hurry();

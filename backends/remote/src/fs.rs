@@ -171,14 +171,14 @@ impl FileSystem for Remote {
     fn unlink(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
         let request = Request::new(Opcode::Unlink, cx, parent).with_name(name);
         self.shared.ask(cx, request, decode::nothing)?;
-        self.shared.removed_name();
+        self.shared.removed_name(parent);
         Ok(())
     }
 
     fn rmdir(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<()> {
         let request = Request::new(Opcode::Rmdir, cx, parent).with_name(name);
         self.shared.ask(cx, request, decode::nothing)?;
-        self.shared.removed_name();
+        self.shared.removed_name(parent);
         Ok(())
     }
 
@@ -203,7 +203,7 @@ impl FileSystem for Remote {
             Errno::ENOSYS if flags.0 != 0 => Errno::EINVAL,
             other => other,
         })?;
-        self.shared.removed_name();
+        self.shared.removed_name(to.0);
         Ok(())
     }
 

@@ -127,21 +127,22 @@ impl Lanes {
         let is_long = request.max(reply) > Lane::longest();
         // Threads with long messages go around in the lanes that take them.
         let first = if is_long { first % LARGE_LANES } else { first };
-        let (index, seat) = self.free(first, (request, reply))?;
+        let (index, seat) = self.free(first, (request, reply), |_| true)?;
         HINT.set(Some(index));
         Some((self, seat))
     }
 
-    /// A free lane for such messages, from the lane `first` on.
+    /// A free lane for such messages that `fits`, from the lane `first` on.
     fn free(
         &self,
         first: usize,
         (request, reply): (usize, usize),
+        fits: impl Fn(&Seat) -> bool,
     ) -> Option<(usize, MutexGuard<'_, Seat>)> {
         let lanes = self.memory.blocks() * LANES_OF_BLOCK;
         (0..lanes).map(|step| (first + step) % lanes).find_map(|index| {
             let seat = Lane::takes(index, request, reply).then(|| sit(self.seat_of(index)))??;
-            (!seat.is_kept).then_some((index, seat))
+            (!seat.is_kept && fits(&seat)).then_some((index, seat))
         })
     }
 
@@ -249,7 +250,9 @@ impl ClientConnection {
         let Some(lanes) = self.lanes() else { return Ok(None) };
         self.usable()?;
         let sizes = (head.len() + data.len(), Lane::longest());
-        let Some((lane, mut seat)) = lanes.free(hint() + 1, sizes) else { return Ok(None) };
+        // Nobody would take the replies that others do not wait for.
+        let free = lanes.free(hint() + 1, sizes, |seat| seat.later.is_empty());
+        let Some((lane, mut seat)) = free else { return Ok(None) };
         let number = self.submit((lanes, &mut *seat), (head, data), Lane::longest())?;
         seat.is_kept = true;
         Ok(Some(Begun { lane, number }))

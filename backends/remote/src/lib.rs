@@ -273,10 +273,18 @@ impl Remote {
         Inheritance::of(self)
     }
 
-    /// Closes the files that were opened before anybody asked for them, and tells the server of reads that it does not know of yet. To
-    /// be called before the connection ends with the process, which would lose an access time.
+    /// Closes the files and directories that were opened before anybody asked for them, and tells the server of reads that it does not
+    /// know of yet.
     pub fn give_back(&self) {
         self.shared.close_ahead();
+    }
+
+    /// Tells the server of reads that it does not know of yet. To be called before the connection ends with the process, which would
+    /// lose an access time.
+    pub fn tell_of_reads(&self) {
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let cx = Context::new(Caller { uid, gid, pid: 0 });
+        self.shared.tell_of_reads(&cx, Opcode::Getattr);
     }
 
     /// Creates another connection to the same server, for the program that this process is about to
@@ -590,7 +598,7 @@ impl Shared {
     fn part(&self) {
         if self.connection.is_own() && !self.connection.is_dead() {
             if self.opened_ahead.owes() {
-                self.send_closing();
+                self.send_last_closing(DESTROY_PATIENCE);
             }
             self.send_forgets();
             let cx = Context::new(Caller::default());

@@ -158,7 +158,7 @@ impl Shared {
         flags: OpenFlags,
     ) -> Result<Opened> {
         let by = OpenBy::of(cx, flags);
-        let (listed, version) = match self.take_next(cx, (ino, version), by) {
+        let (listed, version) = match self.take_next(cx, (ino, version), by)? {
             Some(next) => next,
             None => {
                 let links = opening(cx, ino, flags);
@@ -183,22 +183,28 @@ impl Shared {
         cx: &Context<'_>,
         (ino, version): (Ino, u64),
         by: OpenBy,
-    ) -> Option<(Listed, u64)> {
+    ) -> Result<Option<(Listed, u64)>> {
         let ahead = &self.listed_ahead;
         let is_this = |asked: &Asked| (asked.ino, asked.version, asked.by) == (ino, version, by);
         let asked = ahead.with_next(|next| {
             next.opens(ino);
-            next.asked.take()
-        })?;
+            // Nobody waits for another device.
+            next.asked.take_if(|asked| device_of(asked.ino) == device_of(ino))
+        });
+        let Some(asked) = asked else { return Ok(None) };
         let is_right = is_this(&asked);
         ahead.interest_in_next.note(is_right);
         if is_right {
-            let listed = self.take_listed(cx, asked);
-            return listed.ok().map(|listed| (listed, version));
+            return match self.take_listed(cx, asked) {
+                Ok(listed) => Ok(Some((listed, version))),
+                // It is said once that a lock was lost.
+                Err(Errno::EIO) => Err(Errno::EIO),
+                Err(_) => Ok(None),
+            };
         }
         // Another directory is opened, or this one has changed.
         self.close_asked(Some(asked));
-        None
+        Ok(None)
     }
 
     /// Asks for the directory that the program probably opens next.

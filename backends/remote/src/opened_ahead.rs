@@ -2,7 +2,7 @@
 //!
 //! A program that opens one file of a directory after the other gets the next ones with one request: really open, with their bytes
 //! and the versions of their attributes. As long as a file's version stays, to have opened it earlier is the same as to open it
-//! now. When few are left, the client asks for more and does not wait for the answer, so that the server opens files while the program reads
+//! now. When half of them are in use, the client asks for more and does not wait for the answer, so that the server opens files while the program reads
 //! others.
 //!
 //! Such files are closed together, too: with the next request of this kind, when there are many, before any request that could see
@@ -11,6 +11,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use defuse_fs::{
     AccessMode, Caller, Context, Errno, Fh, File, FileKind, Ino, OpenArgs, OpenFlags, Opened,
@@ -25,14 +26,15 @@ use defuse_wire::vendor::{
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::files::{OpenBy, ioctl_out};
+use super::fs::device_of;
 use super::gains::{Asked, Gains};
 use super::lanes::Begun;
 use super::{Shared, lock, noted};
 
 /// The files of one request. The server needs about 30 us for them: for longer, a client that waits would sleep.
 const BATCH: u32 = 8;
-/// With fewer files left, more are asked for.
-const FEW_LEFT: usize = 4;
+/// After so many of them were opened, more are asked for.
+const USED: u32 = BATCH / 2;
 /// The most files that are ready. With more, all are closed.
 const MOST_READY: usize = 4 * AHEAD_MAX;
 /// The most directories that are remembered. With more, all are forgotten.
@@ -72,6 +74,8 @@ struct Dir {
     asked: Asked,
     /// The position of the next request; 0 for the begin.
     next: u64,
+    /// Files that were opened since the last request.
+    used: u32,
 }
 
 /// The files that a request asks for.
@@ -239,10 +243,14 @@ impl Shared {
             }
             files.given.insert(ready.opened.fh);
             files.hits += 1;
+            files.dir(kind.dir).0.used += 1;
             Some(ready)
         })?;
         let Ready { version, opened, bytes, read_is_due, .. } = ready;
         let bytes = OpenBytes { bytes: &bytes, read_is_due };
+        if !self.whole.has_room() {
+            return Some(opened);
+        }
         self.keep_whole((version, kind.by.flags), File { ino, fh: opened.fh }, bytes);
         Some(opened)
     }
@@ -265,13 +273,16 @@ impl Shared {
         self.keep_ready(kind, &answer)
     }
 
-    /// Asks for further files of a directory if few are left, and does not wait for the answer.
+    /// Asks for further files of a directory when it is time, and does not wait for the answer.
     fn ask_in_time(&self, cx: &Context<'_>, kind: Kind) {
         let next = self.opened_ahead.with(|files| {
-            let Files { ready, asking, dirs, .. } = files;
-            let next = dirs.get(&kind.dir).map_or(0, |dir| dir.next);
-            let left = ready.values().filter(|ready| ready.kind == kind).count();
-            (asking.is_none() && next != 0 && left < FEW_LEFT).then_some(next)
+            let is_free = files.asking.is_none();
+            let dir = files.dirs.get_mut(&kind.dir)?;
+            let is_due = is_free && dir.next != 0 && dir.used >= USED;
+            if is_due {
+                dir.used = 0;
+            }
+            is_due.then_some(dir.next)
         });
         let Some(from) = next else { return };
         let what = OpenAhead { from, flags: kind.by.flags.0, most: BATCH };
@@ -314,11 +325,13 @@ impl Shared {
             if files.ready.len() + all.len() > MOST_READY {
                 files.keep(|_, _| false);
             }
-            files.gains.count(all.len() as u64, files.hits);
-            let pays = files.gains.have_paid();
-            let (dir, _) = files.dir(kind.dir);
+            if !all.is_empty() {
+                files.gains.count(all.len() as u64, files.hits);
+            }
+            let (dir, gains) = files.dir(kind.dir);
+            let is_end = dir.next != 0 && next == 0;
             dir.next = next;
-            if pays {
+            if gains.have_paid() && (is_end || !all.is_empty()) {
                 dir.asked.go_on();
             }
             for (ino, one) in all {
@@ -332,9 +345,16 @@ impl Shared {
 
     /// The request `OPEN_AHEAD`, with some of the files to close.
     fn ahead_request(&self, cx: &Context<'_>, dir: Ino, what: OpenAhead) -> AheadRequest {
-        let closing: Vec<Closing> = self.opened_ahead.with(|files| {
+        let mut closing = Vec::new();
+        self.opened_ahead.with(|files| {
             files.caller = cx.caller;
-            files.closing.drain(..files.closing.len().min(AHEAD_MAX)).collect()
+            // A device that does not answer holds up only its own files.
+            let is_next = |one: &Closing| device_of(Ino(one.ino)) == device_of(dir);
+            while closing.len() < AHEAD_MAX
+                && let Some(at) = files.closing.iter().position(is_next)
+            {
+                closing.push(files.closing.swap_remove(at));
+            }
         });
         let input = [what.as_bytes(), closing.as_bytes()].concat();
         let ioctl = abi::IoctlIn {
@@ -349,26 +369,41 @@ impl Shared {
 
     /// Sends `OPEN_AHEAD`. It does not begin as other requests, before which files are closed.
     fn ask_for_output(&self, cx: &Context<'_>, mut asked: AheadRequest) -> Result<Vec<u8>> {
-        let AheadRequest { request, input, .. } = &mut asked;
-        self.connection.ask(cx, request.finish(input.len()), input, output_of)
+        let AheadRequest { request, input, closing } = &mut asked;
+        let answer = self.connection.ask(cx, request.finish(input.len()), input, output_of);
+        if matches!(answer, Err(Errno::EINTR | Errno::EAGAIN | Errno::ENOMEM)) {
+            // Perhaps the server has not got it. To close a file twice does nothing.
+            self.opened_ahead.with(|files| files.closing.append(closing));
+        }
+        answer
+    }
+
+    /// Lets the server close some files that were read before the connection ends, and waits for a limited time.
+    pub(super) fn send_last_closing(&self, patience: Duration) {
+        let (caller, dir) = self.opened_ahead.with(|files| {
+            let owed = files.closing.iter().find(|one| one.has_read != 0);
+            (files.caller, owed.map(|one| Ino(one.ino)))
+        });
+        let Some(dir) = dir else { return };
+        let cx = Context::new(caller);
+        let AheadRequest { request, input, .. } =
+            self.ahead_request(&cx, dir, OpenAhead::default());
+        let mut request = request.with_bytes(&input);
+        let _ = self.connection.ask_within(patience, &cx, request.finish(0), |_| Ok(()));
     }
 
     /// Lets the server close the files that are closed here.
     pub(super) fn send_closing(&self) {
         let ahead = &self.opened_ahead;
         while ahead.knows_any() {
-            let (caller, is_done) = ahead.with(|files| {
-                let owes = files.asking.as_ref().is_some_and(|asking| asking.owes);
-                (files.caller, files.closing.is_empty() && !owes)
-            });
-            if is_done {
-                return;
-            }
+            let (caller, first) =
+                ahead.with(|files| (files.caller, files.closing.first().map(|one| Ino(one.ino))));
             let cx = Context::new(caller);
             if self.take_asked(&cx, |asking| asking.owes) {
                 continue;
             }
-            let request = self.ahead_request(&cx, Ino::ROOT, OpenAhead::default());
+            let Some(first) = first else { return };
+            let request = self.ahead_request(&cx, first, OpenAhead::default());
             if let Err(errno) = self.ask_for_output(&cx, request) {
                 // Otherwise the end of the connection closes them.
                 return log::debug!("some files are not closed yet: {errno}");
@@ -377,7 +412,7 @@ impl Shared {
     }
 
     /// A name was removed: its file or directory must not stay open here.
-    pub(super) fn close_removed(&self) {
+    pub(super) fn close_removed(&self, dir: Ino) {
         let versions = self.paths.versions.get();
         if let Some(versions) = versions {
             self.close_next(|(ino, version)| versions.attributes(ino) != Some(version));
@@ -387,7 +422,7 @@ impl Shared {
         }
         if let Some(versions) = versions {
             let cx = Context::new(self.opened_ahead.with(|files| files.caller));
-            self.take_asked(&cx, |_| true);
+            self.take_asked(&cx, |asking| device_of(asking.kind.dir) == device_of(dir));
             self.opened_ahead.with(|files| {
                 files.keep(|ino, ready| versions.attributes(ino) == Some(ready.version));
             });

@@ -58,12 +58,22 @@ impl WholeFiles {
         let others = OpenFlags::DIRECT | OpenFlags::TRUNC | OpenFlags::DIRECTORY;
         let is_read = flags.access() != AccessMode::Write && flags.0 & others == 0;
         let interest = &self.interest[usize::from(writes(flags))];
-        is_read && self.read().len() < MOST && interest.asks()
+        is_read && self.has_room() && interest.asks()
     }
 
     /// True if files that are open for reading are read from their bytes, so that it pays to have more of them.
     pub(super) fn pays(&self) -> bool {
-        self.interest[0].pays()
+        self.interest[0].pays() && self.has_room()
+    }
+
+    /// True if one more file may have bytes.
+    pub(super) fn has_room(&self) -> bool {
+        self.read().len() < MOST
+    }
+
+    /// The version of the attributes for which the bytes of an open file hold.
+    pub(super) fn version(&self, fh: Fh) -> Option<u64> {
+        self.read().get(&fh).map(|whole| whole.version)
     }
 
     /// Pays what is owed for this file. True if something was.

@@ -27,6 +27,14 @@ pub(crate) fn open(
     if !is_bounded || !left.is_empty() || args.output_len < size_of::<AheadEnd>() {
         return Err(Errno::EINVAL);
     }
+    let domain_of = |one: &[u8; size_of::<Closing>()]| {
+        let one: Closing = zerocopy::transmute!(*one);
+        connection.failure_domain(Ino(one.ino))
+    };
+    // A part of the storage that does not answer holds up the requests that name it.
+    if closing.iter().any(|one| domain_of(one) != connection.failure_domain(dir)) {
+        return Err(Errno::EINVAL);
+    }
     for one in closing {
         let one: Closing = zerocopy::transmute!(*one);
         let file = File { ino: Ino(one.ino), fh: Fh(one.fh) };

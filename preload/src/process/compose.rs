@@ -195,10 +195,10 @@ impl Relay {
         self.inner.now().begun.get().is_none()
     }
 
-    /// Before the connection ends with this program: closes what nobody will use, and tells of what was read.
-    pub fn give_back(&self) {
+    /// Before the connection ends with this program: tells of what was read.
+    pub fn tell_of_reads(&self) {
         if let Some(client) = self.inner.now().begun.get() {
-            client.give_back();
+            client.tell_of_reads();
         }
     }
 

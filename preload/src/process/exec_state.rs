@@ -38,7 +38,7 @@ pub struct OutgoingState {
 impl OutgoingState {
     /// All that the next program goes on with.
     pub fn of(process: &'static Process) -> OutgoingState {
-        process.relays().for_each(Relay::give_back);
+        process.relays().for_each(Relay::tell_of_reads);
         let mounts = 0..process.mounts.len();
         let heirs: Vec<NextConnection> =
             mounts.filter_map(|mount| NextConnection::new(process, mount)).collect();

@@ -333,7 +333,7 @@ fn leave(call: &Call<'_>) {
             let _ = entry.file().close(call.task());
         }
     }
-    call.process.relays().for_each(Relay::give_back);
+    call.process.relays().for_each(Relay::tell_of_reads);
     holders::leave(&call.process.shared);
 }
 
