@@ -285,6 +285,8 @@ impl Running {
         let jobs = cases.iter().filter(|case| matches!(case.work, Work::Io { .. }));
         if let Some(jobs) = jobs.map(|case| case.jobs).max() {
             perform(&fio::layout(&io, jobs, options.file_bytes))?;
+            // GlusterFS's own client may answer with a former size for a second, and fio then wants to write the file anew.
+            sleep(FORGOTTEN);
         }
         if cases.iter().any(|case| case.work == Work::Names(Names::Lookup)) {
             let order = Order { dir: cold, op: Names::Create, threads: 16, files: options.files };
