@@ -48,8 +48,8 @@ impl<F: FileSystem> Connection<F> {
     ///
     /// # Errors
     ///
-    /// `EPERM` and `ESTALE` as for every call; `EAGAIN` after the client has lost a lock, of which the next call tells; `EINVAL` for other flags than those of reading; `EACCES` where the user may not read or
-    /// search the directory; those of opendir(3) and readdir(3); `ENOSYS` for a file system that cannot resolve paths.
+    /// `EPERM` and `ESTALE` as for every call; `EAGAIN` after the client has lost a lock, of which the next call tells; `EINVAL` for
+    /// other flags than those of reading; `EACCES` where the user may not read or search the directory; those of opendir(3) and readdir(3); `ENOSYS` for a file system that cannot resolve paths.
     pub fn open_ahead(
         &self,
         cx: &Context<'_>,

@@ -2,8 +2,8 @@
 //!
 //! A program that opens one file of a directory after the other gets the next ones with one request: really open, with their bytes
 //! and the versions of their attributes. As long as a file's version stays, to have opened it earlier is the same as to open it
-//! now. When half of them are in use, the client asks for more and does not wait for the answer, so that the server opens files while the program reads
-//! others.
+//! now. When half of them are in use, the client asks for more and does not wait for the answer, so that the server opens files while the
+//! program reads others.
 //!
 //! Such files are closed together, too: with the next request of this kind, when there are many, before any request that could see
 //! that one was read, and when this client has removed a name or ends.
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use defuse_fs::{
-    AccessMode, Caller, Context, Errno, Fh, File, FileKind, Ino, OpenArgs, OpenFlags, Opened,
-    Resolved, Result, Versions,
+    AccessMode, Caller, Context, Errno, Fh, File, FileKind, Ino, OpenArgs, Opened, Resolved,
+    Result, Versions,
 };
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode::{self, OpenBytes};
@@ -29,6 +29,7 @@ use super::files::{OpenBy, ioctl_out};
 use super::fs::device_of;
 use super::gains::{Asked, Gains};
 use super::lanes::Begun;
+use super::whole::NO_BYTES;
 use super::{Shared, lock, noted};
 
 /// The files of one request. The server needs about 30 us for them: for longer, a client that waits would sleep.
@@ -202,8 +203,7 @@ impl Shared {
         let Resolved::Inode { ino, attr, .. } = found else { return None };
         let flags = args.flags;
         let is_small = attr.kind == FileKind::Regular && attr.size <= OPEN_BYTES_MAX as u64;
-        let others = OpenFlags::DIRECT | OpenFlags::TRUNC | OpenFlags::DIRECTORY;
-        let only_reads = flags.access() == AccessMode::Read && flags.0 & others == 0;
+        let only_reads = flags.access() == AccessMode::Read && flags.0 & NO_BYTES == 0;
         if !is_small || !only_reads || self.opened_ahead.lacks.load(Ordering::Relaxed) {
             return None;
         }
@@ -247,11 +247,10 @@ impl Shared {
             Some(ready)
         })?;
         let Ready { version, opened, bytes, read_is_due, .. } = ready;
-        let bytes = OpenBytes { bytes: &bytes, read_is_due };
-        if !self.whole.has_room() {
-            return Some(opened);
+        if self.whole.has_room() {
+            let bytes = OpenBytes { bytes: &bytes, read_is_due };
+            self.keep_whole((version, kind.by.flags), File { ino, fh: opened.fh }, bytes);
         }
-        self.keep_whole((version, kind.by.flags), File { ino, fh: opened.fh }, bytes);
         Some(opened)
     }
 
@@ -470,6 +469,7 @@ fn opened_files(output: &[u8], kind: Kind) -> Result<(u64, Vec<(Ino, Ready)>)> {
 
 #[cfg(test)]
 mod tests {
+    use defuse_fs::OpenFlags;
     use defuse_wire::vendor::OPEN_HAS_BYTES;
 
     use super::*;

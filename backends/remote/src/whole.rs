@@ -20,6 +20,9 @@ use super::interest::Interest;
 /// No open asks while so many files have bytes: 8 MiB.
 const MOST: usize = 256;
 
+/// No open with one of these flags has bytes.
+pub(super) const NO_BYTES: u32 = OpenFlags::DIRECT | OpenFlags::TRUNC | OpenFlags::DIRECTORY;
+
 /// The open files with bytes.
 #[derive(Default)]
 pub(super) struct WholeFiles {
@@ -55,8 +58,7 @@ impl WholeFiles {
 
     /// True if an open with these flags asks for bytes.
     pub(super) fn wants(&self, flags: OpenFlags) -> bool {
-        let others = OpenFlags::DIRECT | OpenFlags::TRUNC | OpenFlags::DIRECTORY;
-        let is_read = flags.access() != AccessMode::Write && flags.0 & others == 0;
+        let is_read = flags.access() != AccessMode::Write && flags.0 & NO_BYTES == 0;
         let interest = &self.interest[usize::from(writes(flags))];
         is_read && self.has_room() && interest.asks()
     }
