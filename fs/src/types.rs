@@ -502,7 +502,8 @@ pub struct Backing {
     /// set-user-id, set-group-id and `security.capability` at every write. Nothing else does. A
     /// frontend that passes `fd` to the kernel does so from a thread without the capability.
     pub without_fsetid: bool,
-    /// Another descriptor of `fd`, close-on-exec, with the lowest number that was free. Only for
+    /// Another descriptor of `fd`, close-on-exec, with the lowest number that was free, and with `O_APPEND`, `O_DIRECT`,
+    /// `O_NOATIME` and `O_NONBLOCK` as open(2) was told. Only for
     /// [`Threads::Callers`](crate::source::Threads::Callers), whose frontend gives it to its program instead of a duplicate.
     pub first: Option<Arc<OwnedFd>>,
 }

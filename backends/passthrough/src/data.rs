@@ -16,8 +16,8 @@ use crate::open_files::OpenFile;
 use crate::options::Credentials;
 use crate::passthrough::Passthrough;
 
-/// The caller's flags that are passed to the lower file system. `O_NONBLOCK` is left out: it has no
-/// meaning for a regular file, but makes open fail where a lease is held.
+/// The caller's flags that are passed to the lower file system. `O_NONBLOCK` is left out unless the program gets the
+/// descriptor: it has no meaning for a regular file, but makes open fail where a lease is held.
 const PASSED_ON: u32 =
     OpenFlags::APPEND | OpenFlags::SYNC | OpenFlags::DIRECT | OpenFlags::NOATIME | OpenFlags::TRUNC;
 
@@ -30,7 +30,8 @@ impl Passthrough {
             3 => OpenFlags::RDWR,
             access => access,
         };
-        OFlags::from_bits_retain(access | flags.0 & PASSED_ON & !self.ignored_flags())
+        let own = if self.gives_descriptors() { OpenFlags::NONBLOCK } else { 0 };
+        OFlags::from_bits_retain(access | flags.0 & (PASSED_ON | own) & !self.ignored_flags())
             | self.added_flags()
     }
 

@@ -106,6 +106,10 @@ impl Passthrough {
         }
         let fd = self.open_without_atime(&inode, OFlags::DIRECTORY | self.added_flags())?;
         let fd = Arc::new(self.placed(fd));
+        // It also serves what comes next: the attributes of the directory, and its names.
+        if !inode.is_pinned() && self.cache.get(&inode).is_none() {
+            self.cache.put(&inode, &fd, true);
+        }
         let lower = self.is_inherited().then(|| Arc::clone(&fd));
         let fh = self.files.insert(OpenFile::directory(fd))?;
         // A cached listing is validated by the ctime of the directory, so it is trusted no longer
