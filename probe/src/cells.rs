@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use crate::{BUCKETS, Histogram, Op, OpStats, Snapshot, Stage};
+use crate::{BUCKETS, Histogram, Op, OpStats, Snapshot, Stage, clock};
 
 /// Collects the measurements of all threads of a session. Clones refer to the same recorder.
 #[derive(Clone, Debug)]
@@ -91,6 +91,21 @@ impl Recorder {
         }
     }
 
+    /// Runs an operation and counts it. Only some are timed; see [`Cells::count_sampled`].
+    #[inline]
+    pub fn sample<T, E>(&self, op: Op, run: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        let start = self.with_cells(|cells| cells.count_sampled(op).then(clock::now));
+        let result = run();
+        match (start, result.is_ok()) {
+            (Some(start), ok) => {
+                self.with_cells(|cells| cells.record_sample(op, start.elapsed_ns(), ok));
+            }
+            (None, false) => self.with_cells(|cells| cells.add_error(op)),
+            (None, true) => {}
+        }
+        result
+    }
+
     /// Moves this recorder's cells to the front of the thread's list.
     #[cold]
     fn bring_to_front(&self, local: &mut Vec<Cells>) {
@@ -171,7 +186,7 @@ impl Cells {
     }
 
     /// Counts one operation without its time, and returns true if the caller should time it: the
-    /// first one, and then one in [`SAMPLE`](Cells::SAMPLE). For operations that take little longer
+    /// first one, and then one in [`one_in`](Cells::one_in). For operations that take little longer
     /// than reading the clock. Report the time of timed operations to
     /// [`record_sample`](Cells::record_sample), and errors of the others to
     /// [`add_error`](Cells::add_error). A snapshot assumes that the others took as long as the
@@ -184,11 +199,13 @@ impl Cells {
         let sampled = &self.block.user.rows[op.index()].sampled;
         let before = sampled.load(Relaxed);
         sampled.store(before + 1, Relaxed);
-        before.is_multiple_of(Self::SAMPLE)
+        before.is_multiple_of(Self::one_in(op))
     }
 
-    /// One in this number of sampled operations is timed.
-    pub const SAMPLE: u64 = 64;
+    /// One in this number of sampled operations is timed: reads and writes are the shortest and the most.
+    pub const fn one_in(op: Op) -> u64 {
+        if matches!(op, Op::READ | Op::WRITE) { 64 } else { 8 }
+    }
 
     /// Records the time of an operation for which [`count_sampled`](Cells::count_sampled) returned
     /// true.
@@ -328,7 +345,7 @@ impl Row {
         let timed: u64 = buckets.iter().sum();
         let bytes = self.bytes.load(Relaxed);
         let sampled = self.sampled.load(Relaxed);
-        let untimed = sampled - sampled.div_ceil(Cells::SAMPLE);
+        let untimed = sampled - sampled.div_ceil(Cells::one_in(op));
         let sum_ns = extrapolate(&mut buckets, self.sum_ns.load(Relaxed), timed, untimed);
         let count = buckets.iter().sum();
         if count == 0 && bytes == 0 {

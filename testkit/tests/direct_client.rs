@@ -11,8 +11,8 @@ use defuse_direct::{
 };
 use defuse_fs::layer::{Action, Fault, Method, Rule, When};
 use defuse_fs::{
-    Attr, Caps, Context, Entry, Errno, Fh, FileSystem, Ino, Lifecycle, Lock, LockType, Name,
-    NormalPath, RenameFlags, Resolved, delegate,
+    Attr, Caps, Context, Entry, Errno, Fh, FileKind, FileSystem, Ino, Lifecycle, Lock, LockType,
+    Name, NormalPath, RenameFlags, Resolved, delegate,
 };
 use defuse_memory::Memory;
 use defuse_passthrough::Passthrough;
@@ -160,6 +160,92 @@ fn rights_of_a_directory_within_a_path_hold_until_a_change_is_counted() {
     for path in [&b"p:/a"[..], b"p:/a/", b"p:/a/."] {
         assert_eq!(one.stat(&user, At::Cwd, path, false).unwrap().attr.perm, 0o711);
     }
+}
+
+#[test]
+fn a_path_of_several_names_leads_where_it_leads_now() {
+    let dir = tempfile::tempdir().unwrap();
+    let [one, other] = two_clients_that_count(dir.path());
+    let task = task();
+    for path in ["p:/a", "p:/a/b", "p:/a/b/c", "p:/a/b/c/d"] {
+        one.mkdir(&task, At::Cwd, path.as_bytes(), 0o755).unwrap();
+    }
+    put(&one, &task, "p:/a/b/c/file", b"old");
+    let there = |path: &str| get(&one, &task, path);
+    for path in ["p:/a/b/c/file", "p:/a/b/c/file", "p://a/b//c/file", "p:/a/b/c/./file"] {
+        assert_eq!(there(path).unwrap(), b"old", "{path}");
+    }
+    assert_eq!(there("p:/a/b/c/d/../file").unwrap(), b"old");
+    assert_eq!(errno(there("p:/a/b/c/file/")), Errno::ENOTDIR);
+    assert_eq!(
+        one.stat(&task, At::Cwd, b"p:/a/b/c/..", false).unwrap().attr.kind,
+        FileKind::Directory
+    );
+
+    // A directory in the middle is another one now, then a link, and then a mount.
+    let rename = |from: &[u8], to: &[u8]| {
+        other.rename(&task, (At::Cwd, from), (At::Cwd, to), RenameFlags::default()).unwrap();
+    };
+    rename(b"p:/a/b", b"p:/a/x");
+    assert_eq!(errno(there("p:/a/b/c/file")), Errno::ENOENT);
+    for path in [&b"p:/a/b"[..], b"p:/a/b/c"] {
+        other.mkdir(&task, At::Cwd, path, 0o755).unwrap();
+    }
+    put(&other, &task, "p:/a/b/c/file", b"new");
+    assert_eq!(there("p:/a/b/c/file").unwrap(), b"new");
+    rename(b"p:/a/b", b"p:/a/y");
+    other.symlink(&task, b"x", At::Cwd, b"p:/a/b").unwrap();
+    for _ in 0..2 {
+        assert_eq!(there("p:/a/b/c/file").unwrap(), b"old");
+    }
+    one.unlink(&task, At::Cwd, b"p:/a/b").unwrap();
+    rename(b"p:/a/y", b"p:/a/b");
+    for _ in 0..2 {
+        assert_eq!(there("p:/a/b/c/file").unwrap(), b"new");
+    }
+    one.mount(b"p:/a/b", memory(), &MountArgs::default()).unwrap();
+    assert_eq!(errno(there("p:/a/b/c/file")), Errno::ENOENT);
+    one.mkdir(&task, At::Cwd, b"p:/a/b/c", 0o755).unwrap();
+    put(&one, &task, "p:/a/b/c/file", b"on the mount");
+    assert_eq!(there("p:/a/b/c/file").unwrap(), b"on the mount");
+    one.unmount(b"p:/a/b", false).unwrap();
+    assert_eq!(there("p:/a/b/c/file").unwrap(), b"new");
+}
+
+#[test]
+fn a_path_that_one_user_came_through_says_nothing_of_another() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let [one, other] = two_clients_that_count(dir.path());
+    let root = task();
+    let user = |uid, groups: &[u32]| {
+        Task::new(Credentials::user(uid, uid, groups), WorkDir::Outside(b"/".to_vec()))
+    };
+    other.mkdir(&root, At::Cwd, b"p:/a", 0o700).unwrap();
+    other.mkdir(&root, At::Cwd, b"p:/a/b", 0o755).unwrap();
+    put(&other, &root, "p:/a/b/file", b"x");
+    let look = |task: &Task| one.stat(task, At::Cwd, b"p:/a/b/file", false);
+    look(&root).unwrap();
+    assert_eq!(errno(look(&user(1000, &[]))), Errno::EACCES);
+    let owner = Owner { uid: Some(1000), gid: Some(7) };
+    other.chown(&root, At::Cwd, b"p:/a", owner, false).unwrap();
+    let alice = user(1000, &[]);
+    for _ in 0..2 {
+        look(&alice).unwrap();
+    }
+    for eve in [user(1001, &[]), user(1001, &[7])] {
+        assert_eq!(errno(look(&eve)), Errno::EACCES);
+    }
+    other.chmod(&root, At::Cwd, b"p:/a", 0o710, false).unwrap();
+    let member = user(1001, &[7]);
+    for _ in 0..2 {
+        look(&member).unwrap();
+    }
+    // The same task without the group.
+    member.set_credentials(Credentials::user(1001, 1001, &[]));
+    assert_eq!(errno(look(&member)), Errno::EACCES);
+    other.chmod(&root, At::Cwd, b"p:/a", 0o600, false).unwrap();
+    assert_eq!(errno(look(&alice)), Errno::EACCES);
 }
 
 #[test]

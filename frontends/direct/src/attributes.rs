@@ -75,7 +75,7 @@ impl Client {
     /// Attributes of the file at `path`, fstatat(2). If `follow` is false, a final symbolic link is
     /// not followed.
     pub fn stat(&self, task: &Task, at: At<'_>, path: &[u8], follow: bool) -> Result<Stat> {
-        let who = task.credentials();
+        let who = task.who();
         let found = self.resolve(task, &who, (at, path), follow, |found| {
             Ok(Some(stat_as(found.mount, found.ino, found.attr(&who)?)))
         });
@@ -84,7 +84,7 @@ impl Client {
         }
         let mut walk = self.walk(task, &who, at, path)?;
         let here = match walk.attr_or_node(follow)? {
-            Reached::Peeked((mount, attr)) => {
+            Reached::Peeked(Here { mount, .. }, attr) => {
                 let (dev, mount_id) = (mount.device(), mount.id);
                 return Ok(Stat { attr, dev, mount_root: false, mount_id });
             }

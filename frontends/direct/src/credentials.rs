@@ -42,6 +42,12 @@ pub struct Credentials {
 }
 
 impl Credentials {
+    /// True if `other` has the same rights in file systems.
+    pub(crate) fn has_rights_of(&self, other: &Credentials) -> bool {
+        (self.uid, self.gid, self.caps) == (other.uid, other.gid, other.caps)
+            && self.groups == other.groups
+    }
+
     /// A user with the given groups. User 0 has all capabilities, other users have none.
     pub fn user(uid: u32, gid: u32, groups: &[u32]) -> Self {
         let caps = if uid == 0 { u64::MAX } else { 0 };

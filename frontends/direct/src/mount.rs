@@ -10,13 +10,13 @@ use defuse_fs::{
     Attr, Caps, Entry, Errno, Fh, FileSystem, Ino, Lifecycle, LockSupport, Name, Notify, Origin,
     PollHandle, Recalled, Result, Versions, Xattr, XattrName,
 };
-use defuse_probe::{Op, Recorder, Snapshot, clock};
+use defuse_probe::{Op, Recorder, Snapshot};
 
 use crate::cache::{Cached, Names, Ticket};
 use crate::credentials::Credentials;
 use crate::fresh::{Lasts, Moment};
 use crate::node::{Core, Node};
-use crate::passed::Holds;
+use crate::passed::{Begin, Found, Holds, Passed};
 
 /// The place of a mount.
 #[derive(Clone, Debug)]
@@ -130,11 +130,7 @@ impl Mount {
         op: Op,
         call: impl FnOnce(&dyn FileSystem) -> Result<T>,
     ) -> Result<T> {
-        let start = clock::now();
-        let result = guarded(|| call(&*self.core.fs));
-        let ok = result.is_ok();
-        self.core.recorder.with_cells(|cells| cells.record(op, start.elapsed_ns(), ok));
-        result
+        self.core.recorder.sample(op, || guarded(|| call(&*self.core.fs)))
     }
 
     /// Passes an event on to the file system, where it takes them.
@@ -322,22 +318,33 @@ impl Mount {
     }
 
     /// Looks up a name that leads on, like [`look_up`](Mount::look_up). A directory may be one that a walk has passed lately.
+    /// The last value is the time until which it holds.
     pub(crate) fn pass(
         &self,
         dir: &Node,
         name: Name<'_>,
         who: &Credentials,
-    ) -> Result<(Arc<Node>, Told)> {
+    ) -> Result<(Arc<Node>, Told, u64)> {
         let (passed, place) = (&self.names.passed, (dir.ino(), name.as_bytes()));
-        if let Some((node, attr)) = passed.get(place.0, place.1) {
-            return Ok((node, attr.map_or(Told::Nothing, Told::Lately)));
+        if let Some(Found { node, attr, until }) = passed.get(place.0, place.1) {
+            return Ok((node, attr.map_or(Told::Nothing, Told::Lately), until));
         }
         let changes = passed.changes();
         let (node, attr) = self.look_up(dir, name, who)?;
-        if node.is_dir() && !self.names.is_off() {
-            passed.keep(place, &node, attr, changes);
-        }
-        Ok((node, attr.map_or(Told::Nothing, Told::Now)))
+        let keeps = node.is_dir() && !self.names.is_off();
+        let until = if keeps { passed.keep(place, &node, attr, changes) } else { 0 };
+        Ok((node, attr.map_or(Told::Nothing, Told::Now), until))
+    }
+
+    /// Begins a walk in `dir` whose end may be kept: by names alone, on this mount.
+    pub(crate) fn begin(&self, dir: &Node) -> Option<Begin> {
+        let may_keep = !self.names.is_off() && self.covered.load(Ordering::Relaxed) == 0;
+        if may_keep { self.names.passed.begin(dir.ino()) } else { None }
+    }
+
+    /// The directories that walks have passed.
+    pub(crate) fn passed(&self) -> &Passed {
+        &self.names.passed
     }
 
     /// Notes a change, after it, by which a path may lead to another directory, or others may search it.

@@ -1,4 +1,4 @@
-//! Directories that walks have passed lately.
+//! Directories that walks have passed lately, by their name in a directory or by a longer path of names.
 //!
 //! A directory whose names hold for no time is looked up for each path that leads through it. It stays known here, so that the
 //! file system need not begin with a new inode each time. Where somebody counts the changes that may lead a path to
@@ -7,38 +7,90 @@
 use std::array;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use arc_swap::ArcSwapOption;
 use defuse_fs::{Attr, Ino};
 
-use crate::node::{Node, expiry, now_ns};
+use crate::credentials::Credentials;
+use crate::node::{Node, expiry, lock, now_ns};
 
-/// The number of directories.
-const PLACES: usize = 128;
+/// The number of sets, each of which has a lock.
+const SETS: usize = 32;
+
+/// The directories of a set.
+const WAYS: usize = 4;
 
 /// How long a directory holds: for this time, until the counter of changes moves.
 pub(crate) type Holds = (Duration, &'static AtomicU32);
 
 pub(crate) struct Passed {
-    /// Those that had a directory: the end of each one looks at all threads that the program has had at a time.
-    places: [OnceLock<Place>; PLACES],
+    sets: [Mutex<Set>; SETS],
     hasher: RandomState,
     holds: Option<Holds>,
 }
 
-type Place = ArcSwapOption<Dir>;
+#[derive(Default)]
+struct Set {
+    dirs: [Option<Dir>; WAYS],
+    /// Counts directories that took the place of others.
+    turn: usize,
+}
+
+impl Set {
+    fn find(&self, parent: Ino, name: &[u8]) -> Option<usize> {
+        let is_it = |dir: &Option<Dir>| dir.as_ref().is_some_and(|dir| dir.is(parent, name));
+        self.dirs.iter().position(is_it)
+    }
+
+    /// Puts a directory in the place of the same one, of none, or of any other, which it returns.
+    fn put(&mut self, dir: Dir) -> Option<Dir> {
+        let known = self.find(dir.parent, &dir.name);
+        let place = known.or_else(|| self.dirs.iter().position(Option::is_none));
+        let place = place.unwrap_or_else(|| {
+            self.turn = self.turn.wrapping_add(1);
+            self.turn % WAYS
+        });
+        self.dirs[place].replace(dir)
+    }
+}
 
 struct Dir {
     parent: Ino,
+    /// A name, or several with slashes between them.
     name: Box<[u8]>,
-    node: Arc<Node>,
-    attr: Option<Attr>,
+    found: Found,
+    /// Those who may search all directories before the last name; `None` if there is only one name.
+    searched_by: Option<Box<Credentials>>,
     /// The count of changes before it was looked up.
     changes: u32,
+}
+
+/// A directory that a walk has passed.
+#[derive(Clone)]
+pub(crate) struct Found {
+    pub node: Arc<Node>,
+    /// The attributes that permission checks use, if they were told.
+    pub attr: Option<Attr>,
     /// The time of [`now_ns`] until which it holds.
+    pub until: u64,
+}
+
+/// The begin of a walk by names alone.
+pub(crate) struct Begin {
+    /// The directory where it begins.
+    pub parent: Ino,
+    /// The count of changes before it.
+    changes: u32,
+    /// The end of the time of the directory that holds the shortest.
     until: u64,
+}
+
+impl Begin {
+    /// Notes a directory on the way.
+    pub(crate) fn pass(&mut self, until: u64) {
+        self.until = self.until.min(until);
+    }
 }
 
 impl Dir {
@@ -47,31 +99,38 @@ impl Dir {
     }
 }
 
-fn forget_if(place: Option<&Place>, is_meant: impl FnOnce(&Dir) -> bool) {
-    if let Some(place) = place
-        && place.load().as_ref().is_some_and(|dir| is_meant(dir))
-    {
-        place.store(None);
-    }
-}
-
 impl Passed {
     pub(crate) fn new(holds: Option<Holds>) -> Self {
-        let places = array::from_fn(|_| OnceLock::new());
-        Passed { places, hasher: RandomState::new(), holds }
+        Passed { sets: array::from_fn(|_| Mutex::default()), hasher: RandomState::new(), holds }
     }
 
-    fn place(&self, parent: Ino, name: &[u8]) -> &OnceLock<Place> {
-        &self.places[(self.hasher.hash_one((parent.0, name)) >> 32) as usize % PLACES]
+    /// The places in which this directory may be.
+    fn set(&self, parent: Ino, name: &[u8]) -> MutexGuard<'_, Set> {
+        lock(&self.sets[(self.hasher.hash_one((parent.0, name)) >> 32) as usize % SETS])
     }
 
-    /// The directory at this place, with the attributes that permission checks use, if it still holds.
-    pub(crate) fn get(&self, parent: Ino, name: &[u8]) -> Option<(Arc<Node>, Option<Attr>)> {
+    /// The directory of this name, if it still holds.
+    pub(crate) fn get(&self, parent: Ino, name: &[u8]) -> Option<Found> {
+        self.get_for(parent, name, None)
+    }
+
+    /// The directory at the end of a path of several names, if it still holds, and `who` may search all directories before it.
+    pub(crate) fn get_path(&self, parent: Ino, path: &[u8], who: &Credentials) -> Option<Found> {
+        self.get_for(parent, path, Some(who))
+    }
+
+    fn get_for(&self, parent: Ino, name: &[u8], who: Option<&Credentials>) -> Option<Found> {
         let (_, counter) = self.holds?;
-        let kept = self.place(parent, name).get()?.load();
-        let dir = kept.as_ref().filter(|dir| dir.is(parent, name))?;
-        let holds = dir.changes == counter.load(Ordering::Acquire) && now_ns() < dir.until;
-        holds.then(|| (Arc::clone(&dir.node), dir.attr))
+        let set = self.set(parent, name);
+        let dir = set.dirs[set.find(parent, name)?].as_ref()?;
+        let may_search = match (&dir.searched_by, who) {
+            (Some(by), Some(who)) => by.has_rights_of(who),
+            (by, who) => by.is_none() && who.is_none(),
+        };
+        let holds = may_search
+            && dir.changes == counter.load(Ordering::Acquire)
+            && now_ns() < dir.found.until;
+        holds.then(|| dir.found.clone())
     }
 
     /// The count of changes. Call it before the lookup whose answer is [kept](Passed::keep).
@@ -79,22 +138,49 @@ impl Passed {
         self.holds.map_or(0, |(_, counter)| counter.load(Ordering::Acquire))
     }
 
-    /// Keeps a directory, possibly in the place of another one. `changes` is the count before it was looked up.
+    /// Begins a walk in the directory `parent`, if its end may be [kept](Passed::keep_path).
+    pub(crate) fn begin(&self, parent: Ino) -> Option<Begin> {
+        let (_, counter) = self.holds?;
+        Some(Begin { parent, changes: counter.load(Ordering::Acquire), until: u64::MAX })
+    }
+
+    /// Keeps a directory that was looked up just now, possibly in the place of another one. `changes` is the count before
+    /// that. Returns the time until which it holds.
     pub(crate) fn keep(
         &self,
         (parent, name): (Ino, &[u8]),
         node: &Arc<Node>,
         attr: Option<Attr>,
         changes: u32,
-    ) {
-        let place = self.place(parent, name).get_or_init(Place::empty);
-        let is_it = |dir: &Arc<Dir>| dir.is(parent, name) && Arc::ptr_eq(&dir.node, node);
-        if self.holds.is_none() && place.load().as_ref().is_some_and(is_it) {
-            return;
+    ) -> u64 {
+        let is_it = |dir: &Dir| dir.is(parent, name) && Arc::ptr_eq(&dir.found.node, node);
+        if self.holds.is_none() && self.set(parent, name).dirs.iter().flatten().any(is_it) {
+            return 0;
         }
         let until = self.holds.map_or(0, |(time, _)| expiry(time));
-        let (name, node) = (name.into(), Arc::clone(node));
-        place.store(Some(Arc::new(Dir { parent, name, node, attr, changes, until })));
+        let found = Found { node: Arc::clone(node), attr, until };
+        self.put(Dir { parent, name: name.into(), found, searched_by: None, changes });
+        until
+    }
+
+    /// Keeps the directory to which a walk of several names has come. `who` may search all directories before it.
+    pub(crate) fn keep_path(
+        &self,
+        begin: &Begin,
+        path: &[u8],
+        (node, attr): (&Arc<Node>, Option<Attr>),
+        who: &Credentials,
+    ) {
+        let &Begin { parent, changes, until } = begin;
+        let found = Found { node: Arc::clone(node), attr, until };
+        let searched_by = Some(Box::new(who.clone()));
+        self.put(Dir { parent, name: path.into(), found, searched_by, changes });
+    }
+
+    fn put(&self, dir: Dir) {
+        let old = self.set(dir.parent, &dir.name).put(dir);
+        // After the lock is released: the end of a node calls the file system.
+        drop(old);
     }
 
     /// Counts a change, after it: whoever looked a directory up before it has the former count.
@@ -104,21 +190,30 @@ impl Passed {
         }
     }
 
-    /// Forgets the directory at this place.
+    /// Forgets the directory of this name.
     pub(crate) fn remove(&self, parent: Ino, name: &[u8]) {
-        let place = self.place(parent, name).get();
-        forget_if(place, |dir| dir.is(parent, name));
+        let mut set = self.set(parent, name);
+        let old = set.find(parent, name).and_then(|place| set.dirs[place].take());
+        drop(set);
+        drop(old);
     }
 
     /// Forgets all directories.
     pub(crate) fn clear(&self) {
-        self.places.iter().for_each(|place| forget_if(place.get(), |_| true));
+        self.forget_if(|_| true);
     }
 
-    /// Forgets those of these inodes.
+    /// Forgets those of these inodes, and all paths, which may lead through them.
     pub(crate) fn prune(&self, inodes: &[Ino]) {
-        for place in &self.places {
-            forget_if(place.get(), |dir| inodes.contains(&dir.node.ino()));
+        self.forget_if(|dir| dir.searched_by.is_some() || inodes.contains(&dir.found.node.ino()));
+    }
+
+    fn forget_if(&self, is_meant: impl Fn(&Dir) -> bool) {
+        for set in &self.sets {
+            let mut set = lock(set);
+            let old = set.dirs.each_mut().map(|place| place.take_if(|dir| is_meant(dir)));
+            drop(set);
+            drop(old);
         }
     }
 }

@@ -69,6 +69,26 @@ impl<'a> Rest<'a> {
         self.links.push((text, 0));
     }
 
+    /// The caller's path from the next component to the one before the last, if these are several, and the last one has no
+    /// slash after it.
+    pub fn before_last(&self) -> Option<&'a [u8]> {
+        if !self.links.is_empty() {
+            return None;
+        }
+        let (start, _) = next_in(self.path, self.at)?;
+        let rest = &self.path[start..];
+        let end = rest.iter().rposition(|&byte| byte == b'/').filter(|end| end + 1 < rest.len())?;
+        let before = &rest[..end];
+        before.contains(&b'/').then_some(before)
+    }
+
+    /// Goes on after `before`, which [`before_last`](Rest::before_last) has returned.
+    pub fn skip(&mut self, before: &'a [u8]) {
+        if let Some((start, _)) = next_in(self.path, self.at) {
+            self.at = start + before.len();
+        }
+    }
+
     /// Takes the next component. Returns `None` at the end.
     pub fn next(&mut self) -> Option<Component<'a>> {
         while let Some((text, at)) = self.links.last_mut() {
@@ -137,6 +157,25 @@ mod tests {
     fn all(rest: &mut Rest<'_>) -> Vec<(String, bool, bool)> {
         let text = |c: &Component<'_>| String::from_utf8_lossy(c.bytes()).into_owned();
         std::iter::from_fn(|| rest.next()).map(|c| (text(&c), c.last, c.slash)).collect()
+    }
+
+    #[test]
+    fn several_names_before_the_last_one_can_be_skipped() {
+        for (path, before) in [("a/b/c", "a/b"), ("/a//b/c", "a//b"), ("a/./b/c", "a/./b")] {
+            let mut rest = Rest::new(path.as_bytes(), 0);
+            let found = rest.before_last().unwrap();
+            assert_eq!(found, before.as_bytes(), "{path}");
+            rest.skip(found);
+            assert_eq!(all(&mut rest), [("c".to_owned(), true, false)], "{path}");
+        }
+        for path in ["", "/", "a", "a/b", "/a/b", "a/b/", "a/b/c/"] {
+            assert_eq!(Rest::new(path.as_bytes(), 0).before_last(), None, "{path}");
+        }
+        let mut rest = Rest::new(b"a/b/c/d", 0);
+        rest.next();
+        assert_eq!(rest.before_last(), Some(&b"b/c"[..]));
+        rest.push(b"x/y".to_vec());
+        assert_eq!(rest.before_last(), None);
     }
 
     #[test]

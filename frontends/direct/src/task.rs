@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 use defuse_fs::{Caller, Context, Errno, Groups, LockOwner, Origin};
 
 use crate::credentials::{Credentials, cap};
@@ -97,6 +97,16 @@ impl Task {
         // If another thread has replaced the credentials meanwhile, its value stays.
         self.credentials.compare_and_swap(&known, Arc::clone(&own));
         own
+    }
+
+    /// The current credentials, for one call. It takes no reference count, which the threads of a process share.
+    pub(crate) fn who(&self) -> Guard<Arc<Credentials>> {
+        let known = self.credentials.load();
+        if known.pid == self.pid.load(Relaxed) {
+            known
+        } else {
+            Guard::from_inner(self.credentials())
+        }
     }
 
     /// The umask, 0 to 0o777.

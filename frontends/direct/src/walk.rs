@@ -16,6 +16,7 @@ use crate::mount::{Mount, Spot, Told};
 use crate::node::Node;
 use crate::open::Resolve;
 use crate::outside;
+use crate::passed::Begin;
 use crate::rest::{Component, PATH_MAX, Part, Rest};
 use crate::stop::{Result, Stop};
 use crate::task::Task;
@@ -79,8 +80,8 @@ pub(crate) struct Parent<'a> {
 pub(crate) enum Reached<T> {
     /// The inode.
     Node(Here),
-    /// The inode has no node: this is known of it.
-    Peeked(T),
+    /// The inode has no node: this is known of it. It lies in the directory.
+    Peeked(Here, T),
 }
 
 /// A walk in progress.
@@ -88,6 +89,7 @@ pub(crate) struct Walk<'a> {
     client: &'a Client,
     pub who: &'a Credentials,
     at: Position,
+    /// The directory where a restricted walk begins.
     start: Option<Here>,
     rest: Rest<'a>,
     links: u32,
@@ -98,6 +100,8 @@ pub(crate) struct Walk<'a> {
     entered: bool,
     /// The inode that was looked up last, with its attributes.
     told: Cell<Option<(Arc<Node>, Told)>>,
+    /// While the walk leads to the last directory of the caller's path by names alone: its begin, and the path to there.
+    by_names: Option<(Begin, &'a [u8])>,
 }
 
 impl Client {
@@ -109,6 +113,31 @@ impl Client {
         who: &'a Credentials,
         at: At<'_>,
         path: &'a [u8],
+    ) -> Result<Walk<'a>> {
+        self.walk_within(task, who, at, path, Resolve::default())
+    }
+
+    /// Begins a walk with restrictions, openat2(2).
+    pub(crate) fn walk_within<'a>(
+        &'a self,
+        task: &Task,
+        who: &'a Credentials,
+        at: At<'_>,
+        path: &'a [u8],
+        resolve: Resolve,
+    ) -> Result<Walk<'a>> {
+        let is_free = resolve == Resolve::default();
+        let walk = self.begin(task, who, at, path, is_free)?;
+        if is_free { Ok(walk) } else { walk.restrict(resolve) }
+    }
+
+    fn begin<'a>(
+        &'a self,
+        task: &Task,
+        who: &'a Credentials,
+        at: At<'_>,
+        path: &'a [u8],
+        is_free: bool,
     ) -> Result<Walk<'a>> {
         if path.is_empty() && !matches!(at, At::Itself(_)) {
             return Err(Errno::ENOENT.into());
@@ -127,9 +156,10 @@ impl Client {
             follow_last: false,
             entered: false,
             told: Cell::default(),
+            by_names: None,
         };
         if let At::Itself(file) = at {
-            walk.begin_in(file.here().clone());
+            walk.begin_in(file.here(), is_free);
             return Ok(walk);
         }
         let table = self.mounts.load();
@@ -137,10 +167,13 @@ impl Client {
         if let Some((mount, len)) = found {
             walk.rest = Rest::new(path, len);
             walk.enter(Here::root(mount))?;
+            if is_free && let Position::Inside(here) = walk.take_at() {
+                walk.begin_in(&here, true);
+            }
             return Ok(walk);
         }
         if path[0] != b'/' {
-            walk.begin_at(task, at)?;
+            walk.begin_at(task, at, is_free)?;
         }
         if matches!(walk.at, Position::Outside(_)) && !table.has_paths() {
             return Err(Stop::outside(None));
@@ -150,32 +183,64 @@ impl Client {
 }
 
 impl<'a> Walk<'a> {
-    fn begin_at(&mut self, task: &Task, at: At<'_>) -> Result<()> {
+    fn begin_at(&mut self, task: &Task, at: At<'_>, is_free: bool) -> Result<()> {
         match at {
-            At::Cwd => match &*task.cwd() {
-                WorkDir::Inside(held) => self.begin_in(held.here.clone()),
+            At::Cwd => task.with_cwd(|cwd| match cwd {
+                WorkDir::Inside(held) => self.begin_in(&held.here, is_free),
                 WorkDir::Outside(path) => self.at = Position::Outside(trimmed(path)),
-            },
+            }),
             At::Dir(dir) => {
                 if !dir.here().node.is_dir() {
                     return Err(Errno::ENOTDIR.into());
                 }
-                self.begin_in(dir.here().clone());
+                self.begin_in(dir.here(), is_free);
             }
-            At::Itself(file) => self.begin_in(file.here().clone()),
+            At::Itself(file) => self.begin_in(file.here(), is_free),
             At::Path(path) => self.at = Position::Outside(trimmed(path)),
         }
         Ok(())
     }
 
-    fn begin_in(&mut self, here: Here) {
-        self.start = Some(here.clone());
-        self.at = Position::Inside(here);
+    /// Begins in `here`. A walk without restrictions may go on from a place that is further.
+    fn begin_in(&mut self, here: &Here, is_free: bool) {
         self.entered = true;
+        if is_free && self.leap(here) {
+            return;
+        }
+        self.start = (!is_free).then(|| here.clone());
+        self.at = Position::Inside(here.clone());
     }
 
-    /// Restricts the walk, openat2(2).
-    pub fn restrict(mut self, resolve: Resolve) -> Result<Self> {
+    /// Goes from `here` to the last directory of the path at once, if a walk came there by the same names lately. This
+    /// takes no reference count of what threads share, but that of the mount.
+    fn leap(&mut self, here: &Here) -> bool {
+        let Some(path) = self.rest.before_last() else { return false };
+        let Some(begin) = here.mount.begin(&here.node) else { return false };
+        let Some(found) = here.mount.passed().get_path(begin.parent, path, self.who) else {
+            self.by_names = Some((begin, path));
+            return false;
+        };
+        let told = found.attr.map_or(Told::Nothing, Told::Lately);
+        self.told.set(Some((Arc::clone(&found.node), told)));
+        self.at = Position::Inside(Here { node: found.node, mount: Arc::clone(&here.mount) });
+        self.rest.skip(path);
+        true
+    }
+
+    /// The position, which somebody sets anew.
+    fn take_at(&mut self) -> Position {
+        std::mem::replace(&mut self.at, Position::Outside(Vec::new()))
+    }
+
+    /// Keeps the last directory of the path, if only names led to it.
+    fn keep_leap(&mut self, here: &Here) {
+        if let Some((begin, path)) = self.by_names.take() {
+            let passed = here.mount.passed();
+            passed.keep_path(&begin, path, (&here.node, self.told_lately(here)), self.who);
+        }
+    }
+
+    fn restrict(mut self, resolve: Resolve) -> Result<Self> {
         self.resolve = resolve;
         let confined = resolve.has(Resolve::BENEATH) || resolve.has(Resolve::IN_ROOT);
         if resolve.has(Resolve::CACHED) {
@@ -194,20 +259,19 @@ impl<'a> Walk<'a> {
     pub fn node(&mut self, follow: bool) -> Result<Here> {
         match self.reach::<Infallible>(follow, |_, _| Ok(None))? {
             Reached::Node(here) => Ok(here),
-            Reached::Peeked(never) => match never {},
+            Reached::Peeked(_, never) => match never {},
         }
     }
 
     /// Walks like [`node`](Walk::node), but makes no node of the inode at the end if its attributes are told without.
-    pub fn attr_or_node(&mut self, follow: bool) -> Result<Reached<(Arc<Mount>, Attr)>> {
+    pub fn attr_or_node(&mut self, follow: bool) -> Result<Reached<Attr>> {
         let who = self.who;
         self.reach(follow, |dir, component| {
             if component.part != Part::Name || component.slash {
                 return Ok(None);
             }
             let attr = dir.mount.peek(&dir.node, component.name()?, who)?;
-            let attr = attr.filter(|attr| !follow || attr.kind != FileKind::Symlink);
-            Ok(attr.map(|attr| (Arc::clone(&dir.mount), attr)))
+            Ok(attr.filter(|attr| !follow || attr.kind != FileKind::Symlink))
         })
     }
 
@@ -225,7 +289,7 @@ impl<'a> Walk<'a> {
                 Last::Component(component) => component,
             };
             if let Some(peeked) = peek(&dir, &component)? {
-                return Ok(Reached::Peeked(peeked));
+                return Ok(Reached::Peeked(dir, peeked));
             }
             if let Some(here) = self.last_node(dir, &component, follow)? {
                 return Ok(Reached::Node(here));
@@ -241,7 +305,6 @@ impl<'a> Walk<'a> {
         last: &Component<'_>,
         follow: bool,
     ) -> Result<Option<Here>> {
-        self.at = Position::Inside(dir.clone());
         match last.part {
             Part::Dot => return Ok(Some(dir)),
             Part::DotDot => {
@@ -276,12 +339,10 @@ impl<'a> Walk<'a> {
     /// Walks to the directory of the last component. The caller has search permission to it.
     pub fn parent(&mut self) -> Result<Parent<'a>> {
         loop {
-            if let Position::Outside(path) = &mut self.at {
-                let path = std::mem::take(path);
-                self.at = Position::Inside(self.come_in(path)?);
-            }
-            let Position::Inside(here) = &self.at else { continue };
-            let here = here.clone();
+            let here = match self.take_at() {
+                Position::Outside(path) => self.come_in(path)?,
+                Position::Inside(here) => here,
+            };
             let Some(component) = self.rest.next() else {
                 return Ok(Parent { dir: here, last: Last::Nothing });
             };
@@ -291,6 +352,7 @@ impl<'a> Walk<'a> {
             let told = self.told_lately(&here);
             access::check_told(&here.mount, (&here.node, told), self.who, Access::EXEC)?;
             if component.last {
+                self.keep_leap(&here);
                 return Ok(Parent { dir: here, last: Last::Component(component) });
             }
             self.step(here, &component)?;
@@ -299,15 +361,31 @@ impl<'a> Walk<'a> {
 
     /// Walks one component that is not the last.
     fn step(&mut self, here: Here, component: &Component<'_>) -> Result<()> {
+        if component.part != Part::Name {
+            self.by_names = None;
+        }
         match component.part {
-            Part::Dot => Ok(()),
+            Part::Dot => {
+                self.at = Position::Inside(here);
+                Ok(())
+            }
             Part::DotDot => self.up(&here),
             Part::Name => {
-                let (node, told) = here.mount.pass(&here.node, component.name()?, self.who)?;
+                let (node, told, until) =
+                    here.mount.pass(&here.node, component.name()?, self.who)?;
+                if let Some((begin, _)) = &mut self.by_names {
+                    begin.pass(until);
+                }
                 let found = self.found(&here, node, told)?;
+                if !Arc::ptr_eq(&found.mount, &here.mount) {
+                    self.by_names = None;
+                }
                 match found.node.kind() {
                     FileKind::Directory => self.at = Position::Inside(found),
-                    FileKind::Symlink => return self.follow(&here, &found, false),
+                    FileKind::Symlink => {
+                        self.by_names = None;
+                        return self.follow(&here, &found, false);
+                    }
                     _ => return Err(Errno::ENOTDIR.into()),
                 }
                 Ok(())
@@ -377,6 +455,7 @@ impl<'a> Walk<'a> {
     fn up(&mut self, here: &Here) -> Result<()> {
         if self.start.as_ref().is_some_and(|start| start.is(here)) {
             if self.resolve.has(Resolve::IN_ROOT) {
+                self.at = Position::Inside(here.clone());
                 return Ok(());
             }
             if self.resolve.has(Resolve::BENEATH) {
@@ -387,7 +466,10 @@ impl<'a> Walk<'a> {
         while here.node.ino() == Ino::ROOT {
             let below = match &here.mount.spot {
                 // A named mount has no parent.
-                Spot::Name(_) => return Ok(()),
+                Spot::Name(_) => {
+                    self.at = Position::Inside(here);
+                    return Ok(());
+                }
                 _ if self.resolve.has(Resolve::NO_XDEV) => return Err(Errno::EXDEV.into()),
                 Spot::Path(path) => {
                     let end = path.iter().rposition(|&byte| byte == b'/').unwrap_or(0);
