@@ -13,6 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -145,11 +146,24 @@ impl Mount {
 
     /// Unmounts, and waits for the server to exit successfully.
     pub fn end(mut self) -> Result<()> {
-        unmount(&self.path, UnmountFlags::empty())?;
+        self.unmount_when_idle()?;
         if !self.wait_for_server()? {
             bail!("the server is there {PATIENCE:?} after the unmount\n{}", self.log());
         }
         Ok(())
+    }
+
+    /// Between fork and execve, a process that another thread starts has the files of this one open.
+    fn unmount_when_idle(&self) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            match unmount(&self.path, UnmountFlags::empty()) {
+                Err(Errno::BUSY) if begun.elapsed() < Duration::from_secs(2) => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                done => return Ok(done?),
+            }
+        }
     }
 
     /// Returns false if it does not exit.
