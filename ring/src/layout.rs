@@ -3,7 +3,7 @@
 /// The first word of the memory: "defuseR1".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"defuseR1");
 /// The version of the format.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 
 /// Number of lanes of a block. A connection begins with one block.
 pub const LANES_OF_BLOCK: usize = 16;
@@ -45,18 +45,18 @@ pub(crate) const AT_NOTICES: usize = 128;
 /// `u32`, written by the client: the lanes from 0 that it has used, of all blocks.
 pub(crate) const AT_USED: usize = 192;
 
-/// Positions within a lane.
+/// Positions within a lane. Processors fetch cache lines in pairs, so that words of different owners lie in different pairs.
 pub(crate) mod lane {
     /// `u32`, client: submissions so far.
     pub const SUBMITTED: usize = 0;
     /// `u32`, server: submissions that it has taken.
-    pub const TAKEN: usize = 64;
+    pub const TAKEN: usize = 128;
     /// `u32`, server: completions so far.
-    pub const COMPLETED: usize = 128;
+    pub const COMPLETED: usize = 256;
     /// `u32`, client: completions that it has taken.
-    pub const SEEN: usize = 192;
+    pub const SEEN: usize = 384;
     /// `u32`: 1 (client) while the client sleeps on this word, and 0 (server) to wake it.
-    pub const WAITS: usize = 196;
+    pub const WAITS: usize = 512;
     /// Submissions, 16 bytes each, client.
     pub const SUBMISSIONS: usize = 1024;
     /// Completions, 16 bytes each, server.

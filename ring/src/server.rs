@@ -55,6 +55,8 @@ struct LaneState {
 #[derive(Default)]
 struct State {
     completed: u32,
+    /// Those of them that the client has taken, as it said when that was last looked at.
+    seen: u32,
     /// All messages taken; `LaneState::taken` wraps.
     taken: u64,
     /// Requests that are not answered.
@@ -282,9 +284,12 @@ impl<M: Shared> Desk<M> {
         let Some(place) = state.open.iter().position(|open| open.number == number) else {
             return Ok(false);
         };
-        let waiting = state.completed.wrapping_sub(self.memory.load(at + lane::SEEN));
-        if waiting >= ENTRIES {
-            return Err(Violation("completions are not taken"));
+        // As for the client's submissions.
+        if state.completed.wrapping_sub(state.seen) >= ENTRIES {
+            state.seen = self.memory.load(at + lane::SEEN);
+            if state.completed.wrapping_sub(state.seen) >= ENTRIES {
+                return Err(Violation("completions are not taken"));
+            }
         }
         let open = state.open.swap_remove(place);
         let len = parts.iter().map(|part| part.len()).sum::<usize>() + placed;
@@ -333,16 +338,20 @@ impl<M: Shared> Desk<M> {
         if waiting > ENTRIES || state.open.len() >= ENTRIES as usize {
             return Err(Violation("more submissions than entries"));
         }
-        let mut entry = [0; ENTRY];
-        let slot = (taken % ENTRIES) as usize;
-        self.memory.read(at + lane::SUBMISSIONS + slot * ENTRY, &mut entry);
-        let submission = Submission::checked(&entry, arena_of(index))?;
         let too_long = Violation("a message has an impossible length");
         let Some((head, rest)) = room.split_at_mut_checked(SHORTEST.0) else {
             return Err(too_long);
         };
+        // Most messages begin there: the processor fetches both lines at once.
+        self.memory.read(at + lane::ARENA, head);
+        let mut entry = [0; ENTRY];
+        let slot = (taken % ENTRIES) as usize;
+        self.memory.read(at + lane::SUBMISSIONS + slot * ENTRY, &mut entry);
+        let submission = Submission::checked(&entry, arena_of(index))?;
         let begin = at + lane::ARENA + submission.at;
-        self.memory.read(begin, head);
+        if submission.at != 0 {
+            self.memory.read(begin, head);
+        }
         let all = submission.len - head.len();
         let copied = match submission.room {
             0 => all,

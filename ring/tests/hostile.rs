@@ -23,7 +23,7 @@ impl World {
 
     /// Submits an entry of these words to lane 0, with a request of `number`.
     fn submit(&self, entry: [u32; 4], number: u64) -> Result<bool, Violation> {
-        let taken = self.client.load(FIRST + 64);
+        let taken = self.client.load(FIRST + 128);
         let slot = (taken % 32) as usize;
         let bytes: Vec<u8> = entry.iter().flat_map(|word| word.to_ne_bytes()).collect();
         self.client.write(SUBMISSIONS + slot * 16, &bytes);
@@ -136,7 +136,7 @@ fn a_reply_goes_only_to_the_room_of_its_own_request_and_a_longer_one_is_refused(
     assert_eq!((&seen[..16], &seen[16..]), (&[9; 16][..], &[0; 184][..]));
     // What the client says about its lanes changes no count.
     world.client.store(192, u32::MAX);
-    world.client.store(FIRST + 64, 77);
+    world.client.store(FIRST + 128, 77);
     assert_eq!(world.desk.counts(), DeskCounts { lanes: 1, taken: 1, open: 0 });
 }
 
@@ -150,7 +150,7 @@ fn any_words_are_requests_or_violations() {
         world.client.store(192, random.u32(..20));
         for _ in 0..20 {
             let odd = [0, 1, 40, 48, 4096, ARENA, ARENA - 1, u32::MAX, random.u32(..)];
-            let at = [FIRST, FIRST + 64, FIRST + 128, FIRST + 192, FIRST + 196, SUBMISSIONS];
+            let at = [FIRST, FIRST + 128, FIRST + 256, FIRST + 384, FIRST + 512, SUBMISSIONS];
             let at =
                 random.choice(at).unwrap() + 4 * random.usize(..4) * usize::from(random.bool());
             world.client.store(at, random.choice(odd).unwrap());
@@ -170,9 +170,9 @@ fn any_words_are_requests_or_violations() {
 fn a_client_refuses_completions_that_it_did_not_ask_for() {
     let world = World::new();
     let mut lane = Lane::new(0);
-    world.client.store(FIRST + 128, 2);
+    world.client.store(FIRST + 256, 2);
     assert!(lane.poll(&world.client).is_err());
-    world.client.store(FIRST + 128, 1);
+    world.client.store(FIRST + 256, 1);
     let number = lane.next_number();
     lane.submit(&world.client, number, &[&[0; 48]], 0).unwrap();
     assert!(lane.poll(&world.client).is_err(), "the entry names no request");
@@ -223,7 +223,7 @@ fn a_client_refuses_a_second_reply_to_a_request_and_one_that_is_too_long() {
         let complete = |count: u32, number: u64, len: u32| {
             let at = FIRST + 2048 + 16 * (count as usize - 1);
             world.client.write(at, &[&number.to_ne_bytes()[..], &len.to_ne_bytes()].concat());
-            world.client.store(FIRST + 128, count);
+            world.client.store(FIRST + 256, count);
         };
         complete(1, numbers[0], 24);
         assert!(lane.poll(&world.client).unwrap().is_some());

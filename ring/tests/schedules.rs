@@ -30,7 +30,7 @@ const LANE: usize = 4096 + arena_of(0);
 
 impl Model {
     fn new() -> Model {
-        let of_lane = |lane: usize| [0, 64, 128, 192, 196].map(|at| FIRST + lane * LANE + at);
+        let of_lane = |lane: usize| [0, 128, 256, 384, 512].map(|at| FIRST + lane * LANE + at);
         let words = [64, 128, 192].into_iter().chain((0..LANES).flat_map(of_lane));
         Model(Arc::new(Inner {
             words: words.map(|at| (at, AtomicU32::new(0))).collect(),

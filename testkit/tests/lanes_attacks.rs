@@ -342,13 +342,13 @@ fn any_bytes_in_the_lanes_harm_nobody() {
                 random.fill(&mut body);
                 let opcode = random.u32(..60);
                 attacker.memory.write(at + 4096, &request(opcode, number, ino, &body));
-                let taken = attacker.memory.load(at + 64);
+                let taken = attacker.memory.load(at + 128);
                 let slot = (taken % 32) as usize;
                 let words = [0, 40 + random.u32(..70), 8192, 4096].map(u32::to_ne_bytes).concat();
                 attacker.memory.write(at + 1024 + slot * 16, &words);
                 attacker.memory.store(USED, 3);
                 attacker.memory.store(at, taken.wrapping_add(random.u32(..2)));
-                let word = at + [64, 128, 192, 196][random.usize(..4)];
+                let word = at + [128, 256, 384, 512][random.usize(..4)];
                 if random.u8(..8) == 0 {
                     attacker.memory.store(word, random.u32(..));
                 }
