@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use defuse_connection::{Connection, Credentials, Quotas, Service, ToldNames, VersionSource};
 use defuse_fs::{
-    Caller, Context, Errno, FileKind, FileSystem, Ino, NewNode, NoNotify, NormalPath, OpenArgs,
-    Resolved, SetAttr, SetTime, SetXattrFlags, Timestamp, Xattr, XattrName,
+    Caller, Context, Errno, File, FileKind, FileSystem, Ino, NewNode, NoNotify, NormalPath,
+    OpenArgs, OpenFlags, ReleaseArgs, Resolved, SetAttr, SetTime, SetXattrFlags, Timestamp, Xattr,
+    XattrName,
 };
 use defuse_memory::Memory;
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
@@ -48,6 +49,12 @@ fn size(fs: &dyn FileSystem, path: &str) -> Option<u64> {
         Resolved::Inode { attr, .. } => Some(attr.size),
         _ => None,
     }
+}
+
+/// The number of requests of a kind.
+fn count(served: &Served, kind: &str) -> u64 {
+    let ops = served.server.snapshot().ops;
+    ops.iter().filter(|op| op.op.name() == kind).map(|op| op.latency.count).sum()
 }
 
 /// The number of requests that the clients have made.
@@ -118,6 +125,50 @@ fn what_a_client_finds_there_is_the_newest() {
     let (second, _) = create(&two, "file");
     let Resolved::Inode { ino, .. } = find(&one, "file") else { panic!("no inode") };
     assert!(ino == second.ino && ino != entry.ino);
+}
+
+/// While a file is open, a change by it shows at once. When it is closed, others find the attributes in the memory.
+#[test]
+fn what_an_open_file_changes_is_told_when_it_is_closed() {
+    for access in [0, OpenFlags::RDWR] {
+        let served = served();
+        let (one, two) = (client(&served), client(&served));
+        let cx = context();
+        make_tree(&one, 1);
+        assert_eq!(size(&one, "dir/file-0"), Some(0));
+        let Resolved::Inode { ino, .. } = find(&one, "dir/file-0") else { panic!("no inode") };
+        let args = OpenArgs { flags: OpenFlags(access), ..OpenArgs::default() };
+        let opened = one.open(&cx, ino, args).unwrap();
+        let perm = |client: &Remote| {
+            let Resolved::Inode { attr, .. } = find(client, "dir/file-0") else { panic!("none") };
+            attr.perm
+        };
+        let change = |perm_now| {
+            let set = SetAttr { perm: Some(perm_now), ..SetAttr::default() };
+            one.setattr(&cx, ino, Some(opened.fh), &set).unwrap();
+        };
+        for perm_now in [0o600, 0o640, 0o601] {
+            change(perm_now);
+            assert_eq!((perm(&two), perm(&one)), (perm_now, perm_now));
+        }
+        let looks_of_next = || {
+            let looks = || count(&served, "LOOKUP") + count(&served, "IOCTL");
+            let before = looks();
+            let told = perm(&client(&served));
+            (told, looks() - before)
+        };
+        // It is told soon after the answer to a look, and a new client then asks for nothing.
+        let begun = Instant::now();
+        while looks_of_next().1 > 0 && begun.elapsed() < Duration::from_secs(20) {}
+        change(0o606);
+        let file = File { ino, fh: opened.fh };
+        one.release(&cx, file, ReleaseArgs { flags: args.flags, flock_owner: None }).unwrap();
+        let begun = Instant::now();
+        while count(&served, "RELEASE") == 0 && begun.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(looks_of_next(), (0o606, 0));
+    }
 }
 
 /// Attributes of a file that nobody has read since its last change hold for longer than a second, and end with its first read.

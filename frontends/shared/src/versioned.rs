@@ -6,7 +6,9 @@
 //! Deliberately absent: leases. A change waits for no client, however many know the name, and a client that is stopped or hostile
 //! holds nobody up. A lease would have to be recalled from each.
 
+use std::collections::HashSet;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use defuse_connection::{Credentials, ToldNames, VersionSource};
@@ -23,6 +25,8 @@ use crate::named::Boards;
 
 /// Locks of names. Two names may share one.
 const LOCKS: usize = 64;
+/// The most inodes of which clients are told later.
+const UNTOLD: usize = 4096;
 
 /// A file system whose changes show in versions.
 pub struct Versioned {
@@ -31,9 +35,45 @@ pub struct Versioned {
     boards: Boards,
     /// Inodes of which a read does not change the access time, for less than a day.
     settled: Marks,
+    /// Inodes of which clients are told when a file is closed by which they were changed.
+    untold: Untold,
     /// Changes of one name take turns, so that a removal knows the inode that it removes.
     names: [Mutex<()>; LOCKS],
     unseen: Option<Unseen>,
+}
+
+#[derive(Default)]
+struct Untold {
+    inodes: Mutex<HashSet<Ino>>,
+    /// The number of them, as most closes find none.
+    count: AtomicUsize,
+}
+
+impl Untold {
+    fn lock(&self) -> MutexGuard<'_, HashSet<Ino>> {
+        self.inodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an inode. Returns false if there are too many.
+    fn add(&self, ino: Ino) -> bool {
+        let mut inodes = self.lock();
+        let has_room = inodes.len() < UNTOLD || inodes.contains(&ino);
+        if has_room {
+            inodes.insert(ino);
+            self.count.store(inodes.len(), Ordering::Relaxed);
+        }
+        has_room
+    }
+
+    fn take(&self, ino: Ino) -> bool {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
+        let mut inodes = self.lock();
+        let was_there = inodes.remove(&ino);
+        self.count.store(inodes.len(), Ordering::Relaxed);
+        was_there
+    }
 }
 
 /// True for inodes that others may change without this layer.
@@ -61,8 +101,8 @@ impl Versioned {
         let versions = Versions::new().map_err(|error| log::warn!("no versions: {error}")).ok()?;
         let (versions, boards) = (Arc::new(versions), Boards::default());
         let names = std::array::from_fn(|_| Mutex::default());
-        let settled = Marks::default();
-        Some(Arc::new(Versioned { inner, versions, boards, settled, names, unseen }))
+        let (settled, untold) = (Marks::default(), Untold::default());
+        Some(Arc::new(Versioned { inner, versions, boards, settled, untold, names, unseen }))
     }
 
     /// Makes a change of `things`.
@@ -264,7 +304,11 @@ impl FileSystem for Versioned {
             Some(_) => self.change_rights(ino, |fs| fs.setattr(cx, ino, fh, set)),
             None => self.change_attributes(ino, |fs| fs.setattr(cx, ino, fh, set)),
         };
-        self.tell_attributes(cx, ino);
+        // Whoever changes an open file changes more of it, as tar does.
+        let later = fh.is_some() && (!self.boards.have(ino) || self.untold.add(ino));
+        if !later {
+            self.tell_attributes(cx, ino);
+        }
         outcome
     }
 
@@ -315,7 +359,7 @@ impl FileSystem for Versioned {
     /// A file that was written probably stays as it is.
     fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
         let outcome = self.inner.release(cx, file, args);
-        if args.flags.access() != AccessMode::Read {
+        if self.untold.take(file.ino) || args.flags.access() != AccessMode::Read {
             self.tell_attributes(cx, file.ino);
         }
         outcome
