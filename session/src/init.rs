@@ -8,7 +8,7 @@ use defuse_fs::{Caps, LockSupport};
 use crate::options::{IoUring, SessionOptions, ThreadPolicy};
 use defuse_wire::abi::*;
 use defuse_wire::request::DecodeOptions;
-use defuse_wire::vendor::{CALLER_GROUPS, COMPOUND, NO_BIRTH_TIMES};
+use defuse_wire::vendor::{CALLER_GROUPS, COMPOUND, DECIDES_ON_NAMES, NO_BIRTH_TIMES};
 
 /// The decision about one INIT capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +113,8 @@ pub fn negotiate(
     let decisions = decide(offered, caps, options);
     let times = if caps.birth_times { 0 } else { NO_BIRTH_TIMES };
     let groups = if caps.asks_for_groups { CALLER_GROUPS } else { 0 };
-    let vendor = offered & (times | groups | COMPOUND);
+    let names = if caps.decides_on_names { DECIDES_ON_NAMES } else { 0 };
+    let vendor = offered & (times | groups | names | COMPOUND);
     let flags = decisions.iter().filter(|d| d.used).fold(vendor, |all, d| all | d.bit);
     let max_write = options.max_write.clamp(PAGE, MAX_IO);
     let max_workers = max_workers(caps, options);

@@ -281,6 +281,46 @@ fn a_known_name_takes_no_request() {
     assert!(made < 50, "{made} requests");
 }
 
+/// The server finds out what a name is, so that whoever may remove it need not know it.
+#[test]
+fn a_file_is_removed_by_one_request_and_others_know_at_once() {
+    let served = served();
+    let (one, two) = (Program::new(&served), Program::new(&served));
+    one.client.mkdir(&one.task, At::Cwd, b"m:/dir", 0o755).unwrap();
+    for name in ["m:/dir/a", "m:/dir/b"] {
+        one.make(name);
+    }
+    one.client.link(&one.task, (At::Cwd, b"m:/dir/a"), (At::Cwd, b"m:/dir/c"), false).unwrap();
+    let opened = two.client.open(&two.task, At::Cwd, b"m:/dir/a", How::default()).unwrap();
+    let links = || two.client.fstat(&two.task, &opened).unwrap().attr.nlink;
+    assert_eq!((links(), two.stat("m:/dir/b").map(|attr| attr.size)), (2, Ok(0)));
+    let remove = |path: &str| {
+        let removed = two.client.unlink(&two.task, At::Cwd, path.as_bytes());
+        removed.map_err(|stop| stop.errno())
+    };
+    // The directory is known by then.
+    assert_eq!(remove("m:/dir/none"), Err(Errno::ENOENT));
+    let kinds = |names: &[&str]| {
+        let ops = served.server.snapshot().ops;
+        let ops = ops.iter().filter(|op| names.contains(&op.op.name()));
+        ops.map(|op| op.latency.count).sum::<u64>()
+    };
+    let looks = || kinds(&["LOOKUP", "IOCTL", "GETATTR", "STATX"]);
+    let before = (looks(), kinds(&["UNLINK"]) + 2);
+    assert_eq!((remove("m:/dir/a"), remove("m:/dir/b")), (Ok(()), Ok(())));
+    assert_eq!((looks(), kinds(&["UNLINK"])), before);
+    assert_eq!(links(), 1);
+    assert_eq!((one.stat("m:/dir/a"), two.stat("m:/dir/b")), (Err(2), Err(2)));
+    assert_eq!((remove("m:/dir/a"), remove("m:/dir")), (Err(Errno::ENOENT), Err(Errno::EISDIR)));
+    assert_eq!(remove("m:/dir/c/"), Err(Errno::ENOTDIR));
+    // Another program's mount is on it.
+    two.client.mkdir(&two.task, At::Cwd, b"m:/dir/sub", 0o755).unwrap();
+    two.client.mount(b"m:/dir/sub", memory(), &MountArgs::default()).unwrap();
+    assert_eq!(remove("m:/dir/sub"), Err(Errno::EISDIR));
+    assert_eq!(remove("m:/dir/c"), Ok(()));
+    assert_eq!(links(), 0);
+}
+
 /// Nobody but the server of a file system knows what it changes by itself.
 #[test]
 fn a_file_system_that_others_change_has_no_versions() {

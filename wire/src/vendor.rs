@@ -229,6 +229,9 @@ pub const NO_BIRTH_TIMES: u64 = 1 << 63;
 /// [`EXT_CALLER_GROUPS`] to requests for other users if the server agrees.
 pub const CALLER_GROUPS: u64 = 1 << 62;
 
+/// A flag of INIT: operations on names look at them by themselves (`Caps::decides_on_names`). Clients offer it.
+pub const DECIDES_ON_NAMES: u64 = 1 << 60;
+
 /// A flag of INIT: the server takes several requests in one message ([`chain`](crate::chain)). Clients offer it.
 pub const COMPOUND: u64 = 1 << 61;
 

@@ -250,6 +250,7 @@ impl FileSystem for Memory {
             locks: LockSupport::Either,
             security_labels: true,
             negative_valid_for: VALID_FOR,
+            decides_on_names: true,
             ..Caps::default()
         }
     }

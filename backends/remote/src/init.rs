@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 use super::RemoteError;
 use defuse_wire::abi::*;
 use defuse_wire::vendor::{
-    CALLER_GROUPS, COMPOUND, NO_BIRTH_TIMES, Names, SHARED_IO_MAX, SOCKET_IO_MAX,
+    CALLER_GROUPS, COMPOUND, DECIDES_ON_NAMES, NO_BIRTH_TIMES, Names, SHARED_IO_MAX, SOCKET_IO_MAX,
 };
 
 /// The oldest supported minor version. Since 7.12 no structure except INIT's own has changed its
@@ -47,7 +47,8 @@ const OFFERED: u64 = FUSE_ASYNC_READ
     | FUSE_NO_EXPORT_SUPPORT
     | NO_BIRTH_TIMES
     | CALLER_GROUPS
-    | COMPOUND;
+    | COMPOUND
+    | DECIDES_ON_NAMES;
 
 /// The INIT of the client.
 pub(super) fn init_in(names: Names) -> InitIn {
@@ -149,6 +150,7 @@ impl Agreement {
             time_granularity_ns: self.time_granularity_ns,
             birth_times: !self.uses(NO_BIRTH_TIMES),
             asks_for_groups: self.uses(CALLER_GROUPS),
+            decides_on_names: self.uses(DECIDES_ON_NAMES),
             // The server can report any mode, owner and device number.
             denied: Denied { suid: true, dev: true, exec: false },
             ..Caps::default()

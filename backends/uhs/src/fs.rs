@@ -291,6 +291,7 @@ impl FileSystem for Uhs {
             kill_suidgid: true,
             open_truncates: true,
             locks: LockSupport::Either,
+            decides_on_names: true,
             ..Caps::default()
         }
     }

@@ -287,7 +287,15 @@ impl Mount {
 
     /// True if a name need not be looked at before it is made or removed: the file system does so, and nothing is kept of it.
     pub(crate) fn decides_on_names(&self) -> bool {
-        self.caps.decides_on_names && !self.keeps_names()
+        self.caps.decides_on_names && !self.names.is_off() && !self.keeps_names()
+    }
+
+    /// True if a name need not be looked at before it is removed, because versions tell of the end of what is kept of it, or nothing
+    /// is.
+    pub(crate) fn removes_unseen(&self) -> bool {
+        let is_bare = self.covered.load(Ordering::Relaxed) == 0;
+        self.decides_on_names()
+            || self.caps.decides_on_names && self.core.fresh.is_versioned() && is_bare
     }
 
     /// True if something of a name may be kept, or another mount be on it.

@@ -348,7 +348,7 @@ fn renamed<'a>(
 /// True if `who` may remove any name from `dir`, and the file system itself decides what the name is. Where this is false, a look
 /// at the name tells the right error.
 fn may_remove_unseen(dir: &Here, who: &Credentials) -> bool {
-    if !dir.mount.decides_on_names() {
+    if !dir.mount.removes_unseen() {
         return false;
     }
     let told = match who.has(cap::FOWNER) {
