@@ -86,7 +86,7 @@ impl Client {
                 return Ok(file);
             }
         }
-        let mut walk = self.walk_within(task, &who, at, path, how.resolve)?;
+        let mut walk = self.walk_within(task, &who, (at, path), how.resolve)?;
         if flags & TMPFILE != 0 {
             let dir = walk.node(true)?;
             return opening.nameless(dir);

@@ -114,7 +114,7 @@ impl Client {
         at: At<'_>,
         path: &'a [u8],
     ) -> Result<Walk<'a>> {
-        self.walk_within(task, who, at, path, Resolve::default())
+        self.walk_within(task, who, (at, path), Resolve::default())
     }
 
     /// Begins a walk with restrictions, openat2(2).
@@ -122,12 +122,11 @@ impl Client {
         &'a self,
         task: &Task,
         who: &'a Credentials,
-        at: At<'_>,
-        path: &'a [u8],
+        path: (At<'_>, &'a [u8]),
         resolve: Resolve,
     ) -> Result<Walk<'a>> {
         let is_free = resolve == Resolve::default();
-        let walk = self.begin(task, who, at, path, is_free)?;
+        let walk = self.begin(task, who, path, is_free)?;
         if is_free { Ok(walk) } else { walk.restrict(resolve) }
     }
 
@@ -135,8 +134,7 @@ impl Client {
         &'a self,
         task: &Task,
         who: &'a Credentials,
-        at: At<'_>,
-        path: &'a [u8],
+        (at, path): (At<'_>, &'a [u8]),
         is_free: bool,
     ) -> Result<Walk<'a>> {
         if path.is_empty() && !matches!(at, At::Itself(_)) {
