@@ -7,6 +7,7 @@
 //! - [`mounted`]: mounts of the real program that are always removed again.
 //! - [`suites`]: third-party suites and real programs, run on such mounts and on native ext4.
 //! - [`gluster`] and [`cluster`] (of `defuse-measure`): servers of GlusterFS in name spaces of their own, on one host or three.
+//! - [`listing`]: the names in a directory of any file system.
 //! - [`agent`]: operations on files as lines of text, for programs on other mounts and in runs.
 //! - [`inside`]: third-party suites in programs under `defuse run`.
 //!
@@ -18,6 +19,7 @@
 
 pub mod agent;
 pub mod inside;
+pub mod listing;
 pub mod model;
 pub mod mounted;
 pub mod posix;

@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 
 use defuse_connection::{Connection, Credentials, Limits, Quotas, Service, VersionSource, Wanted};
 use defuse_fs::{
-    Attr, Caller, Context, DirBuf, DirItem, DirSink, Entry, Errno, File, FileKind, FileSystem, Ino,
-    NewNode, NoNotify, NormalPath, OpenArgs, OpenFlags, Origin, ReleaseArgs, RenameFlags, Resolved,
-    Result, SetAttr, SetTime, Timestamp,
+    Attr, Caller, Context, Errno, File, FileKind, FileSystem, Ino, NewNode, NoNotify, NormalPath,
+    OpenArgs, OpenFlags, Origin, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetTime,
+    Timestamp,
 };
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use defuse_shared::{LaneOffers, Versioned};
 use defuse_socket::ServerOptions;
+use defuse_testkit::listing;
 
 #[allow(dead_code, unused_imports)] // Not all of it is used here.
 mod served;
@@ -414,25 +415,6 @@ fn make_dir(fs: &Remote, parent: Ino, text: &str) -> Ino {
     dir
 }
 
-/// Names, and the position after them.
-#[derive(Default)]
-struct Names(Vec<String>, u64);
-
-impl DirSink for Names {
-    fn wants_entries(&self) -> bool {
-        false
-    }
-
-    fn fits(&self, _: usize) -> bool {
-        true
-    }
-
-    fn add(&mut self, item: DirItem<'_>, _: Option<&Entry>) {
-        self.0.push(String::from_utf8(item.name.to_vec()).unwrap());
-        self.1 = item.next;
-    }
-}
-
 fn inode(fs: &Remote, path: &str) -> Result<Ino> {
     match fs.resolve(&context(), Ino::ROOT, NormalPath::new(path.as_bytes()).unwrap())? {
         Resolved::Inode { ino, .. } => Ok(ino),
@@ -444,20 +426,8 @@ fn open_dir(fs: &Remote, ino: Ino) -> File {
     File { ino, fh: fs.opendir(&context(), ino, OpenFlags(OpenFlags::DIRECTORY)).unwrap().fh }
 }
 
-/// The names in an open directory, which is closed.
 fn list(fs: &Remote, dir: File) -> Vec<String> {
-    let mut names = Names::default();
-    loop {
-        let (count, from) = (names.0.len(), names.1);
-        fs.readdir(&context(), dir, from, &mut DirBuf::new(&mut names)).unwrap();
-        if names.0.len() == count {
-            break;
-        }
-    }
-    fs.releasedir(&context(), dir).unwrap();
-    names.0.retain(|name| name != "." && name != "..");
-    names.0.sort();
-    names.0
+    listing::list(fs, &context(), dir)
 }
 
 /// A tree with the directories `tree/dir-N`, and a client that has listed all of them once.

@@ -19,12 +19,12 @@ use std::time::Duration;
 use defuse_block::{Device, Ram, Sim};
 use defuse_connection::{PageSource, VersionSource};
 use defuse_fs::{
-    DirBuf, DirItem, DirSink, Entry, Errno, Fh, File, FileKind, FileSystem, Ino, NewNode, OpenArgs,
-    OpenFlags, ReleaseArgs, Result,
+    Errno, Fh, File, FileKind, FileSystem, Ino, NewNode, OpenArgs, OpenFlags, ReleaseArgs, Result,
 };
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use defuse_shared::{LaneOffers, Paged, PagedOptions, Versioned};
 use defuse_socket::ServerOptions;
+use defuse_testkit::listing;
 use defuse_uhs::{Options, Uhs, check};
 use served::{Served, context, name, read, write};
 
@@ -147,39 +147,22 @@ fn play(served: &Served, sim: &Sim, history: &History, seed: u64) {
     history.cut.fetch_add(1, Ordering::Relaxed);
 }
 
-/// All names of the root.
-#[derive(Default)]
-struct Names(Vec<String>);
-
-impl DirSink for Names {
-    fn wants_entries(&self) -> bool {
-        false
-    }
-    fn fits(&self, _: usize) -> bool {
-        true
-    }
-    fn add(&mut self, item: DirItem<'_>, _: Option<&Entry>) {
-        self.0.push(String::from_utf8(item.name.to_vec()).unwrap());
-    }
-}
-
 /// The names of files, and their content.
 fn files(fs: &Uhs) -> BTreeMap<String, Vec<u8>> {
-    let (cx, mut names) = (context(), Names::default());
+    let cx = context();
     let root =
         File { ino: Ino::ROOT, fh: fs.opendir(&cx, Ino::ROOT, OpenFlags::default()).unwrap().fh };
-    fs.readdir(&cx, root, 0, &mut DirBuf::new(&mut names)).unwrap();
-    fs.releasedir(&cx, root).unwrap();
-    let kept = names.0.into_iter().filter(|text| text != "." && text != "..");
-    kept.map(|text| {
-        let entry = fs.lookup(&cx, Ino::ROOT, name(&text)).unwrap();
-        let file = File { ino: entry.ino, fh: Fh(0) };
-        let bytes = read(fs, file, 0, entry.attr.size as usize + 1).unwrap();
-        assert_eq!(bytes.len() as u64, entry.attr.size);
-        fs.forget(entry.ino, 1);
-        (text, bytes)
-    })
-    .collect()
+    let names = listing::list(fs, &cx, root).into_iter();
+    names
+        .map(|text| {
+            let entry = fs.lookup(&cx, Ino::ROOT, name(&text)).unwrap();
+            let file = File { ino: entry.ino, fh: Fh(0) };
+            let bytes = read(fs, file, 0, entry.attr.size as usize + 1).unwrap();
+            assert_eq!(bytes.len() as u64, entry.attr.size);
+            fs.forget(entry.ino, 1);
+            (text, bytes)
+        })
+        .collect()
 }
 
 /// Judges a state of the device after so many of its events.

@@ -59,11 +59,11 @@ pub(super) struct ListedAhead {
 struct Next {
     /// The directories in the order in which they are probably opened, each with its parent and its name.
     dirs: VecDeque<(Ino, Ino, Box<[u8]>)>,
-    asked: Option<Asked>,
+    asked: Option<Coming>,
 }
 
-/// A directory that was asked for.
-struct Asked {
+/// A directory that was asked for, and whose answer comes.
+struct Coming {
     begun: Begun,
     ino: Ino,
     by: OpenBy,
@@ -185,7 +185,7 @@ impl Shared {
         by: OpenBy,
     ) -> Result<Option<(Listed, u64)>> {
         let ahead = &self.listed_ahead;
-        let is_this = |asked: &Asked| (asked.ino, asked.version, asked.by) == (ino, version, by);
+        let is_this = |asked: &Coming| (asked.ino, asked.version, asked.by) == (ino, version, by);
         let asked = ahead.with_next(|next| {
             next.opens(ino);
             // Nobody waits for another device.
@@ -224,7 +224,7 @@ impl Shared {
         };
         let mut request = self.chain_request((cx.caller, ino), &opening(cx, ino, by.flags));
         let Ok(Some(begun)) = self.connection.begin(request.finish(0), &[]) else { return };
-        let asked = Asked { begun, ino, by, version };
+        let asked = Coming { begun, ino, by, version };
         // Another thread may have asked meanwhile.
         self.close_asked(ahead.with_next(|next| next.asked.replace(asked)));
     }
@@ -233,12 +233,12 @@ impl Shared {
     pub(super) fn close_next(&self, is_due: impl Fn((Ino, u64)) -> bool) {
         let ahead = &self.listed_ahead;
         if ahead.has_asked.load(Ordering::Relaxed) {
-            let is_due = |asked: &mut Asked| is_due((asked.ino, asked.version));
+            let is_due = |asked: &mut Coming| is_due((asked.ino, asked.version));
             self.close_asked(ahead.with_next(|next| next.asked.take_if(is_due)));
         }
     }
 
-    fn close_asked(&self, asked: Option<Asked>) {
+    fn close_asked(&self, asked: Option<Coming>) {
         let Some(asked) = asked else { return };
         let (ino, cx) = (asked.ino, Context::new(asked.by.caller()));
         if let Ok((opened, _)) = self.take_listed(&cx, asked) {
@@ -248,7 +248,7 @@ impl Shared {
         }
     }
 
-    fn take_listed(&self, cx: &Context<'_>, asked: Asked) -> Result<Listed> {
+    fn take_listed(&self, cx: &Context<'_>, asked: Coming) -> Result<Listed> {
         self.connection.take_begun(asked.begun, cx, |body| decode_chain(body, 3, decoded))
     }
 
