@@ -107,8 +107,8 @@ impl Passthrough {
         let fd = self.open_without_atime(&inode, OFlags::DIRECTORY | self.added_flags())?;
         let fd = Arc::new(self.placed(fd));
         // It also serves what comes next: the attributes of the directory, and its names.
-        if !inode.is_pinned() && self.cache.get(&inode).is_none() {
-            self.cache.put(&inode, &fd, true);
+        if !inode.is_pinned() {
+            self.cache.lend(&inode, &fd);
         }
         let lower = self.is_inherited().then(|| Arc::clone(&fd));
         let fh = self.files.insert(OpenFile::directory(fd))?;

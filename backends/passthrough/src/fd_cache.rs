@@ -6,7 +6,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::inode::Inode;
 
@@ -17,9 +17,25 @@ pub(crate) struct FdCache {
     misses: AtomicUsize,
 }
 
+/// A descriptor, of the cache or only known to it.
+enum Kept {
+    Own(Arc<OwnedFd>),
+    /// It is closed by others: with an open file, the locks of which end then.
+    Lent(Weak<OwnedFd>),
+}
+
+impl Kept {
+    fn fd(&self) -> Option<Arc<OwnedFd>> {
+        match self {
+            Kept::Own(fd) => Some(Arc::clone(fd)),
+            Kept::Lent(fd) => fd.upgrade(),
+        }
+    }
+}
+
 #[derive(Default)]
 struct Slot {
-    kept: Option<(u64, Arc<OwnedFd>)>,
+    kept: Option<(u64, Kept)>,
     used: bool,
     /// A counter per slot: a global one would be written by every processor.
     hits: u64,
@@ -40,13 +56,16 @@ impl FdCache {
         let hint = inode.cache_slot.load(Ordering::Relaxed) as usize;
         if let Some(slot) = self.slots.get(hint) {
             let mut slot = lock(slot);
-            if let Some((number, fd)) = &slot.kept
+            if let Some((number, kept)) = &slot.kept
                 && *number == inode.number
             {
-                let fd = Arc::clone(fd);
-                slot.used = true;
-                slot.hits += 1;
-                return Some(fd);
+                if let Some(fd) = kept.fd() {
+                    slot.used = true;
+                    slot.hits += 1;
+                    return Some(fd);
+                }
+                slot.kept = None;
+                self.held.fetch_sub(1, Ordering::Relaxed);
             }
         }
         self.misses.fetch_add(1, Ordering::Relaxed);
@@ -55,6 +74,17 @@ impl FdCache {
 
     /// Caches `fd` for `inode`. If `hot` is set, it survives one round of the clock unused.
     pub(crate) fn put(&self, inode: &Inode, fd: &Arc<OwnedFd>, hot: bool) {
+        self.keep(inode, Kept::Own(Arc::clone(fd)), hot);
+    }
+
+    /// Lets others use `fd` for `inode` while it is open, unless they have a descriptor. It closes as without the cache.
+    pub(crate) fn lend(&self, inode: &Inode, fd: &Arc<OwnedFd>) {
+        if self.get(inode).is_none() {
+            self.keep(inode, Kept::Lent(Arc::downgrade(fd)), true);
+        }
+    }
+
+    fn keep(&self, inode: &Inode, kept: Kept, hot: bool) {
         // Two rounds clear every mark, so a third finds a victim unless all slots are locked.
         for _ in 0..self.slots.len() * 2 + 1 {
             let index = self.hand.fetch_add(1, Ordering::Relaxed) % self.slots.len();
@@ -62,7 +92,7 @@ impl FdCache {
             if std::mem::take(&mut slot.used) {
                 continue;
             }
-            let victim = slot.kept.replace((inode.number, Arc::clone(fd)));
+            let victim = slot.kept.replace((inode.number, kept));
             slot.used = hot;
             inode.cache_slot.store(index as u32, Ordering::Relaxed);
             drop(slot);

@@ -73,6 +73,34 @@ fn locks_can_be_awaited_and_interrupted_and_others_see_them() {
     });
 }
 
+/// What else the file system does with its descriptor: the lock goes with the open directory.
+#[test]
+fn a_lock_of_a_directory_ends_when_it_is_closed() {
+    for locks in [Locks::FileSystem, Locks::Inherited] {
+        let options = Options { locks, ..Options::default() };
+        everywhere(&options, |served| {
+            let dir = served.mkdir(Ino::ROOT, "d");
+            let opened = served.fs.opendir(&me(), dir.ino, OpenFlags::default()).unwrap();
+            let open = File { ino: dir.ino, fh: opened.fh };
+            // Its attributes and its names are looked at meanwhile.
+            assert_eq!(
+                served.fs.getattr(&me(), dir.ino, None).map(|attr| attr.kind),
+                Ok(dir.attr.kind)
+            );
+            let none = served.fs.lookup(&me(), dir.ino, name("none"));
+            assert_eq!(none.map(|entry| entry.ino), Err(Errno::ENOENT));
+            drop(opened);
+            let other = std::fs::File::open(served.path("d")).unwrap();
+            let lock = || other.try_lock().is_ok();
+            let request = request(LockKind::Flock, 1, LockType::Write);
+            assert_eq!(served.fs.setlk(&me(), open, &request), Ok(()));
+            assert!(!lock(), "it is locked");
+            assert_eq!(served.fs.releasedir(&me(), open), Ok(()));
+            assert!(lock(), "it is free");
+        });
+    }
+}
+
 #[test]
 fn without_forwarding_the_frontend_keeps_locks() {
     let served = Served::new(&bases()[0], Options::default());
