@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::layout::{
-    ARENA, AT_NOTICES, AT_SLEEPERS, AT_USED, ENTRIES, ENTRY, LARGE, PAGE, SHORTEST, is_large, lane,
-    lane_at, number_in,
+    ARENA, AT_NOTICES, AT_SLEEPERS, AT_USED, ENTRIES, ENTRY, LARGE, PAGE, SHORTEST, is_full,
+    is_large, lane, lane_at, number_in,
 };
 use crate::{Shared, Violation};
 
@@ -149,12 +149,8 @@ impl Lane {
         reply: Place,
     ) -> Result<bool, Violation> {
         let at = lane_at(self.index);
-        // To read what the other side writes takes as long as a look into a table, and an old value is enough most often.
-        if self.submitted.wrapping_sub(self.taken) >= ENTRIES {
-            self.taken = memory.load(at + lane::TAKEN);
-            if self.submitted.wrapping_sub(self.taken) >= ENTRIES {
-                return Err(Violation("submissions are not taken"));
-            }
+        if is_full(self.submitted, &mut self.taken, || memory.load(at + lane::TAKEN)) {
+            return Err(Violation("submissions are not taken"));
         }
         let mut to = at + lane::ARENA + place;
         for part in parts {

@@ -68,6 +68,16 @@ pub(crate) mod lane {
 /// Bytes of a submission and of a completion.
 pub(crate) const ENTRY: usize = 16;
 
+/// True if the other side has not taken [`ENTRIES`] of `put` entries of a ring. `taken` is its counter as it was seen last. To
+/// read it anew takes as long as a miss of the cache, and the old value is enough most often.
+pub(crate) fn is_full(put: u32, taken: &mut u32, look: impl FnOnce() -> u32) -> bool {
+    let left = |taken: u32| put.wrapping_sub(taken);
+    if left(*taken) >= ENTRIES {
+        *taken = look();
+    }
+    left(*taken) >= ENTRIES
+}
+
 /// The first byte of a lane.
 pub(crate) const fn lane_at(lane: usize) -> usize {
     let (block, place) = (lane / LANES_OF_BLOCK, lane % LANES_OF_BLOCK);

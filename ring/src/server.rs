@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::layout::{
     AT_NOTICES, AT_SLEEPERS, AT_USED, ENTRIES, ENTRY, LANES, LANES_OF_BLOCK, SHORTEST, arena_of,
-    lane, lane_at,
+    is_full, lane, lane_at,
 };
 use crate::{Memory, Shared, Violation};
 
@@ -284,12 +284,9 @@ impl<M: Shared> Desk<M> {
         let Some(place) = state.open.iter().position(|open| open.number == number) else {
             return Ok(false);
         };
-        // As for the client's submissions.
-        if state.completed.wrapping_sub(state.seen) >= ENTRIES {
-            state.seen = self.memory.load(at + lane::SEEN);
-            if state.completed.wrapping_sub(state.seen) >= ENTRIES {
-                return Err(Violation("completions are not taken"));
-            }
+        let completed = state.completed;
+        if is_full(completed, &mut state.seen, || self.memory.load(at + lane::SEEN)) {
+            return Err(Violation("completions are not taken"));
         }
         let open = state.open.swap_remove(place);
         let len = parts.iter().map(|part| part.len()).sum::<usize>() + placed;

@@ -140,8 +140,8 @@ impl Passed {
 
     /// Begins a walk in the directory `parent`, if its end may be [kept](Passed::keep_path).
     pub(crate) fn begin(&self, parent: Ino) -> Option<Begin> {
-        let (_, counter) = self.holds?;
-        Some(Begin { parent, changes: counter.load(Ordering::Acquire), until: u64::MAX })
+        let begin = || Begin { parent, changes: self.changes(), until: u64::MAX };
+        self.holds.is_some().then(begin)
     }
 
     /// Keeps a directory that was looked up just now, possibly in the place of another one. `changes` is the count before
