@@ -73,7 +73,7 @@ fn locks_can_be_awaited_and_interrupted_and_others_see_them() {
     });
 }
 
-/// What else the file system does with its descriptor: the lock goes with the open directory.
+/// The descriptor serves other calls meanwhile, and the lock goes with the open directory all the same.
 #[test]
 fn a_lock_of_a_directory_ends_when_it_is_closed() {
     for locks in [Locks::FileSystem, Locks::Inherited] {
