@@ -1,6 +1,7 @@
 //! `cargo xtask test`: the steps that decide whether a change lands.
 
 mod limit;
+mod space;
 pub mod steps;
 
 use std::process::ExitCode;
@@ -51,6 +52,7 @@ pub fn run(args: &TestArgs) -> Result<ExitCode> {
     }
     let chosen = choose(args)?;
     let mut parts = Parts::default();
+    space::warn(space::RUN);
     prepare(&chosen, &mut parts);
     let reports: Vec<Report> = chosen.into_iter().map(|step| perform(step, &mut parts)).collect();
     say_failures(parts.failures());
@@ -58,6 +60,9 @@ pub fn run(args: &TestArgs) -> Result<ExitCode> {
     let strict = is_strict(std::env::var("CI").ok().as_deref());
     say_left_out(&parts, strict);
     let passes = passes(reports.iter().map(|report| &report.outcome), &parts, strict);
+    if !passes {
+        space::warn(space::REST);
+    }
     Ok(if passes { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
