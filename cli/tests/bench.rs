@@ -161,9 +161,10 @@ fn errors_are_reported_before_anything_starts() {
     drop(place);
 }
 
-/// Every program is measured on every target, natively and within a run.
+/// Every program is measured on every target: natively, within a run, and on a mount.
 #[test]
-fn programs_are_measured_on_tmpfs_and_within_a_run() {
+fn programs_are_measured_on_tmpfs_within_a_run_and_on_mounts() {
+    let Some(_place) = Place::to_mount() else { return };
     let work = tempfile::tempdir().unwrap();
     let mut command = Command::new(PROGRAM);
     command.args(["bench", "run", "--scale", "tiny", "--rounds", "1", "--json", "--work"]);
@@ -174,8 +175,8 @@ fn programs_are_measured_on_tmpfs_and_within_a_run() {
     }
     assert!(output.status.success(), "{text}");
     let results: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(results["schema"], "defuse-bench-run/1");
-    for target in ["native", "memory", "passthrough"] {
+    assert_eq!(results["schema"], "defuse-bench-run/2");
+    for target in ["native", "memory", "passthrough", "memory-mount", "passthrough-mount"] {
         let cells = results["cells"].as_array().unwrap();
         let of_target: Vec<_> = cells.iter().filter(|cell| cell["target"] == target).collect();
         assert_eq!(of_target.len(), 6, "{target}");

@@ -1,19 +1,22 @@
 //! Unmodified programs on many small files: `git status`, `find` and `cat`, Python, `make`, `tar` and `rm` on tmpfs, and
-//! the same within a run of `defuse run`.
+//! the same within a run of `defuse run`, and on a mount of the kernel.
 //!
 //! Each round makes a tree of files on every target and runs the programs there, target after target ([`run()`]). A
-//! ratio is taken within a round, so that it is valid on a busy machine. If `strace` is installed, one more round counts
-//! the system calls of each program, which no load changes.
+//! ratio is taken within a round, so that it is valid on a busy machine. The processor time is that of the whole machine,
+//! because servers and daemons work for the programs. If `strace` is installed, one more round counts the system calls of
+//! each program, which no load changes.
 
 mod script;
 mod table;
 mod tree;
 
 use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
+use defuse_measure::command;
 use serde::Serialize;
 
 use crate::interrupt::Interrupt;
@@ -60,12 +63,14 @@ pub struct Options {
     pub program: PathBuf,
     /// Another build of this program, whose runs are measured in the same rounds.
     pub before: Option<PathBuf>,
+    /// Measure mounts of the kernel, too, which only root and members of its group may make.
+    pub mounts: bool,
 }
 
 /// The results.
 #[derive(Debug, Clone, Serialize)]
 pub struct Results {
-    /// The schema of this structure, `defuse-bench-run/1`.
+    /// The schema of this structure, `defuse-bench-run/2`.
     pub schema: &'static str,
     /// Number of small files.
     pub files: usize,
@@ -92,6 +97,8 @@ pub struct Cell {
     pub round: u32,
     /// The duration in nanoseconds.
     pub ns: u64,
+    /// The processor time of the whole machine in nanoseconds, in steps of 10 ms.
+    pub cpu_ns: u64,
 }
 
 /// The name of the target that all others are compared with.
@@ -100,8 +107,18 @@ pub const NATIVE: &str = "native";
 /// A place for the tree, and the way to it.
 struct Target<'a> {
     name: &'static str,
-    /// The source of the mount, and the program that runs it; `None` for the native directory.
-    run: Option<(&'static str, &'a Path)>,
+    way: Way<'a>,
+}
+
+/// The way from the programs to the tree.
+#[derive(Clone, Copy)]
+enum Way<'a> {
+    /// The directory itself.
+    Native,
+    /// A run of this build, on this source.
+    Run(&'a Path, &'static str),
+    /// A mount of the kernel by this build, of this source.
+    Mount(&'a Path, &'static str),
 }
 
 /// Measures. `progress` takes one line of text for each round.
@@ -117,7 +134,7 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Results>
     tree::prepare(&place, &options.scale)?;
     let targets = targets(options);
     let mut results = Results {
-        schema: "defuse-bench-run/1",
+        schema: "defuse-bench-run/2",
         files: options.scale.files,
         rounds: 0,
         targets: targets.iter().map(|target| target.name).collect(),
@@ -134,7 +151,10 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Results>
                 results.interrupted = true;
                 return Ok(results);
             }
-            let of_round = |(program, ns)| Cell { program, target: target.name, round, ns };
+            let of_round = |script::Took { program, ns, cpu_ns }| {
+                let target = target.name;
+                Cell { program, target, round, ns, cpu_ns }
+            };
             cells.extend(once(target, &place, None)?.into_iter().map(of_round));
         }
         results.cells.append(&mut cells);
@@ -152,38 +172,81 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Results>
 }
 
 fn targets(options: &Options) -> Vec<Target<'_>> {
+    const MEMORY: &str = "memory:";
+    const PASSTHROUGH: &str = "passthrough:";
+    let own = options.program.as_path();
     let mut all = vec![
-        Target { name: NATIVE, run: None },
-        Target { name: "memory", run: Some(("memory:", &options.program)) },
-        Target { name: "passthrough", run: Some(("passthrough:", &options.program)) },
+        Target { name: NATIVE, way: Way::Native },
+        Target { name: "memory", way: Way::Run(own, MEMORY) },
+        Target { name: "passthrough", way: Way::Run(own, PASSTHROUGH) },
     ];
     if let Some(before) = &options.before {
-        all.push(Target { name: "memory-before", run: Some(("memory:", before)) });
-        all.push(Target { name: "passthrough-before", run: Some(("passthrough:", before)) });
+        all.push(Target { name: "memory-before", way: Way::Run(before, MEMORY) });
+        all.push(Target { name: "passthrough-before", way: Way::Run(before, PASSTHROUGH) });
+    }
+    if options.mounts {
+        all.push(Target { name: "memory-mount", way: Way::Mount(own, MEMORY) });
+        all.push(Target { name: "passthrough-mount", way: Way::Mount(own, PASSTHROUGH) });
     }
     all
 }
 
-/// Runs all programs once on a new tree. Returns the duration of each in nanoseconds.
+/// A mount of the kernel. Dropping it unmounts.
+struct Mounted<'a> {
+    program: &'a Path,
+    /// Until it is unmounted.
+    at: Option<PathBuf>,
+}
+
+impl<'a> Mounted<'a> {
+    fn new(program: &'a Path, source: &OsStr, at: PathBuf) -> Result<Self> {
+        let words = ["mount".as_ref(), source, at.as_os_str()];
+        command::output(&program.to_string_lossy(), &words)?;
+        Ok(Mounted { program, at: Some(at) })
+    }
+
+    fn unmount(&mut self) -> Result<()> {
+        let Some(at) = self.at.take() else { return Ok(()) };
+        let words = ["umount".as_ref(), at.as_os_str()];
+        command::output(&self.program.to_string_lossy(), &words).map(drop)
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        // Another error is on its way already.
+        let _ = self.unmount();
+    }
+}
+
+/// Runs all programs once on a new tree.
 fn once(
     target: &Target<'_>,
     place: &tree::Place,
     counts: Option<&Path>,
-) -> Result<Vec<(String, u64)>> {
+) -> Result<Vec<script::Took>> {
     let lower = place.fresh()?;
-    let (mut command, dir) = match target.run {
-        None => (Command::new("bash"), lower.clone()),
-        Some((source, program)) => {
-            let mounted = place.mounted();
-            let mut mount = mounted.clone().into_os_string();
-            mount.push("=");
-            mount.push(source);
-            if source == "passthrough:" {
-                mount.push(&lower);
-            }
+    let source = |kind: &'static str| {
+        let mut source = OsString::from(kind);
+        if kind == "passthrough:" {
+            source.push(&lower);
+        }
+        source
+    };
+    let mut mount = None;
+    let (mut command, dir) = match target.way {
+        Way::Native => (Command::new("bash"), lower.clone()),
+        Way::Run(program, kind) => {
+            let mut words = place.mounted().into_os_string();
+            words.push("=");
+            words.push(source(kind));
             let mut command = Command::new(program);
-            command.args(["run", "--mount"]).arg(mount).args(["--", "bash"]);
-            (command, mounted)
+            command.args(["run", "--mount"]).arg(words).args(["--", "bash"]);
+            (command, place.mounted())
+        }
+        Way::Mount(program, kind) => {
+            mount = Some(Mounted::new(program, &source(kind), place.mounted())?);
+            (Command::new("bash"), place.mounted())
         }
     };
     command.arg(place.script()).arg(&dir).arg(place.archive());
@@ -198,6 +261,9 @@ fn once(
         let end: Vec<&str> = text.lines().rev().take(5).collect();
         let end: Vec<&str> = end.into_iter().rev().collect();
         bail!("the programs failed on {}: {}: {}", target.name, output.status, end.join("; "));
+    }
+    if let Some(mut mount) = mount {
+        mount.unmount()?;
     }
     script::durations(&String::from_utf8_lossy(&output.stdout))
 }

@@ -8,21 +8,29 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 
 /// The script. Arguments: the directory of the tree, the archive, and a directory for counts of system calls. It writes
-/// a line `NAME MICROSECONDS` for each program.
+/// a line `NAME MICROSECONDS TICKS` for each program; the ticks are those that the processors worked, 100 a second.
 ///
 /// git compares the times of files with its index, so that a first `git status` brings the index up to date.
 pub const TEXT: &str = r#"set -eu
 export LC_ALL=C PYTHONDONTWRITEBYTECODE=1 GIT_OPTIONAL_LOCKS=1
 dir=$1 archive=$2 counts=${3:-}
 export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
+ticks() {
+    local word user nice system idle iowait irq softirq rest
+    read -r word user nice system idle iowait irq softirq rest </proc/stat
+    worked=$((user + nice + system + irq + softirq))
+}
 timed() {
-    local name=$1 begin end
+    local name=$1 begin end before
     shift
+    ticks
+    before=$worked
     if [ -n "$counts" ]; then set -- strace -f -c -o "$counts/$name" "$@"; fi
     begin=$EPOCHREALTIME
     "$@" >/dev/null
     end=$EPOCHREALTIME
-    echo "$name $((${end/./} - ${begin/./}))"
+    ticks
+    echo "$name $((${end/./} - ${begin/./})) $((worked - before))"
 }
 # A python3 in PATH may be a script of a version manager, which starts a dozen programs.
 python=$(python3 -c 'import sys; print(sys.executable)')
@@ -61,18 +69,30 @@ fn is_installed(name: &str) -> bool {
     find.status().is_ok_and(|status| status.success())
 }
 
-/// The durations in nanoseconds in the output of the script.
-pub fn durations(output: &str) -> Result<Vec<(String, u64)>> {
+/// The times of one program.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Took {
+    /// The program.
+    pub program: String,
+    /// The duration in nanoseconds.
+    pub ns: u64,
+    /// The processor time of the machine in nanoseconds.
+    pub cpu_ns: u64,
+}
+
+/// The times in the output of the script.
+pub fn durations(output: &str) -> Result<Vec<Took>> {
     let all: Option<Vec<_>> = output.lines().map(duration).collect();
     let all = all.with_context(|| format!("the script of the programs wrote: {output}"))?;
-    let names: Vec<&str> = all.iter().map(|(name, _)| name.as_str()).collect();
+    let names: Vec<&str> = all.iter().map(|took| took.program.as_str()).collect();
     ensure!(names == NAMES, "the script of the programs measured {names:?}, not {NAMES:?}");
     Ok(all)
 }
 
-fn duration(line: &str) -> Option<(String, u64)> {
-    let (name, us) = line.split_once(' ')?;
-    Some((name.to_owned(), us.parse::<u64>().ok()? * 1000))
+fn duration(line: &str) -> Option<Took> {
+    let [name, us, ticks] = line.split(' ').collect::<Vec<_>>().try_into().ok()?;
+    let [us, ticks] = [us.parse::<u64>().ok()?, ticks.parse::<u64>().ok()?];
+    Some(Took { program: name.to_owned(), ns: us * 1000, cpu_ns: ticks * 10_000_000 })
 }
 
 /// The system calls of each program, from the tables that strace wrote to `counts`.
@@ -99,12 +119,13 @@ mod tests {
 
     #[test]
     fn output_is_complete_or_an_error() {
-        let line = |name: &&str| format!("{name} 1500\n");
+        let line = |name: &&str| format!("{name} 1500 2\n");
         let all: String = NAMES.iter().map(line).collect();
-        assert_eq!(durations(&all).unwrap()[5], ("rm-r".to_owned(), 1_500_000));
+        let rm = Took { program: "rm-r".into(), ns: 1_500_000, cpu_ns: 20_000_000 };
+        assert_eq!(durations(&all).unwrap()[5], rm);
         let all: String = NAMES[..5].iter().map(line).collect();
         assert!(durations(&all).is_err());
-        assert!(durations("git-status x\n").is_err());
+        assert!(durations("git-status 1\n").is_err());
     }
 
     #[test]

@@ -1,51 +1,74 @@
-//! The table of ratios.
+//! The tables of ratios: durations, and processor time.
 
 use std::fmt::Write;
 
 use super::script::NAMES;
-use super::{NATIVE, Results};
+use super::{Cell, NATIVE, Results};
 
-/// The results as a table in Markdown: native durations, and ratios to them with quartiles.
+/// The results as tables in Markdown: native figures, and ratios to them with quartiles.
 pub fn table(results: &Results) -> String {
-    let others = &results.targets[1..];
+    let rounds = format!("{} files, {} rounds.", results.files, results.rounds);
+    let of_others = "relative to native: the median of the rounds, and the quartiles.";
     let mut text = format!(
-        "{} files, {} rounds. Times relative to {NATIVE}: the median of the rounds, and the quartiles. After the slash: \
-         system calls that the kernel executed.\n\n| program | {NATIVE} |",
-        results.files, results.rounds
+        "{rounds} Times {of_others} After the slash: system calls that the kernel executed.\n\n"
     );
-    let rule = "|---".repeat(others.len() + 2);
-    others.iter().for_each(|target| text += &format!(" {target} |"));
-    let _ = writeln!(text, "\n{rule}|");
-    for program in NAMES {
-        let mut native = durations(results, program, NATIVE);
-        native.sort_by(f64::total_cmp);
-        let calls = calls(results, program, NATIVE);
-        let _ = write!(text, "| {program} | {:.0} ms{calls} |", quantile(&native, 0.5) / 1e6);
-        for target in others {
-            let ratios = ratios(results, program, target);
-            let [low, middle, high] = [0.25, 0.5, 0.75].map(|at| quantile(&ratios, at));
-            let calls = self::calls(results, program, target);
-            let _ = write!(text, " {middle:.2} ({low:.2}-{high:.2}){calls} |");
-        }
-        text += "\n";
-    }
+    let show = |program: &str, target: &str| calls(results, program, target);
+    write_table(&mut text, results, |cell| cell.ns as f64, show);
+    text += &format!("\n{rounds} Processor time of the machine {of_others}\n\n");
+    write_table(&mut text, results, |cell| cell.cpu_ns as f64, |_, _| String::new());
     text
 }
 
-/// The durations by round, in nanoseconds.
-fn durations(results: &Results, program: &str, target: &str) -> Vec<f64> {
-    let cells = results.cells.iter();
-    let fits = cells.filter(|cell| cell.program == program && cell.target == target);
-    let mut all: Vec<_> = fits.map(|cell| (cell.round, cell.ns as f64)).collect();
-    all.sort_by_key(|(round, _)| *round);
-    all.into_iter().map(|(_, ns)| ns).collect()
+/// Writes a table of one `figure` of the cells, with what `more` says of a program on a target.
+fn write_table(
+    text: &mut String,
+    results: &Results,
+    figure: impl Fn(&Cell) -> f64 + Copy,
+    more: impl Fn(&str, &str) -> String,
+) {
+    let others = &results.targets[1..];
+    let _ = write!(text, "| program | {NATIVE} |");
+    others.iter().for_each(|target| *text += &format!(" {target} |"));
+    let _ = writeln!(text, "\n{}|", "|---".repeat(others.len() + 2));
+    for program in NAMES {
+        let mut native = figures(results, (program, NATIVE), figure);
+        native.sort_by(f64::total_cmp);
+        let middle = quantile(&native, 0.5) / 1e6;
+        let _ = write!(text, "| {program} | {middle:.0} ms{} |", more(program, NATIVE));
+        for target in others {
+            let ratios = ratios(results, (program, target), figure);
+            let [low, middle, high] = [0.25, 0.5, 0.75].map(|at| quantile(&ratios, at));
+            let more = more(program, target);
+            let _ = write!(text, " {middle:.2} ({low:.2}-{high:.2}){more} |");
+        }
+        *text += "\n";
+    }
 }
 
-/// The ratios to the native target, each within a round, in order of size.
-fn ratios(results: &Results, program: &str, target: &str) -> Vec<f64> {
-    let native = durations(results, program, NATIVE);
-    let own = durations(results, program, target);
-    let mut all: Vec<f64> = own.iter().zip(&native).map(|(own, native)| own / native).collect();
+/// A figure of one program on one target, by round.
+fn figures(
+    results: &Results,
+    (program, target): (&str, &str),
+    figure: impl Fn(&Cell) -> f64,
+) -> Vec<f64> {
+    let cells = results.cells.iter();
+    let fits = cells.filter(|cell| cell.program == program && cell.target == target);
+    let mut all: Vec<_> = fits.map(|cell| (cell.round, figure(cell))).collect();
+    all.sort_by_key(|(round, _)| *round);
+    all.into_iter().map(|(_, figure)| figure).collect()
+}
+
+/// The ratios to the native target, each within a round, in order of size. Rounds are left out where the native figure is
+/// too short for the clock.
+fn ratios(
+    results: &Results,
+    (program, target): (&str, &str),
+    figure: impl Fn(&Cell) -> f64 + Copy,
+) -> Vec<f64> {
+    let native = figures(results, (program, NATIVE), figure);
+    let own = figures(results, (program, target), figure);
+    let pairs = own.iter().zip(&native).filter(|(_, native)| **native > 0.0);
+    let mut all: Vec<f64> = pairs.map(|(own, native)| own / native).collect();
     all.sort_by(f64::total_cmp);
     all
 }
@@ -64,12 +87,17 @@ fn calls(results: &Results, program: &str, target: &str) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::super::Cell;
     use super::*;
 
     #[test]
     fn ratios_are_taken_within_rounds() {
-        let cell = |target, round, ns| Cell { program: "make".into(), target, round, ns };
+        let cell = |target, round, ns| Cell {
+            program: "make".into(),
+            target,
+            round,
+            ns,
+            cpu_ns: 2 * ns * u64::from(round),
+        };
         let results = Results {
             schema: "",
             files: 1,
@@ -86,7 +114,10 @@ mod tests {
             system_calls: BTreeMap::from([("memory".into(), BTreeMap::from([("make".into(), 7)]))]),
             interrupted: false,
         };
-        assert_eq!(ratios(&results, "make", "memory"), [2.0, 3.0, 5.0]);
+        let place = ("make", "memory");
+        assert_eq!(ratios(&results, place, |cell| cell.ns as f64), [2.0, 3.0, 5.0]);
+        // The first round took no tick natively.
+        assert_eq!(ratios(&results, place, |cell| cell.cpu_ns as f64), [2.0, 5.0]);
         assert!(table(&results).contains("3.00 (3.00-5.00) / 7 |"), "{}", table(&results));
     }
 }
