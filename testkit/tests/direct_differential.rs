@@ -5,16 +5,20 @@
 
 #[path = "direct/kernel.rs"]
 mod kernel;
+mod offers;
 #[path = "direct/ops.rs"]
 mod ops;
 #[path = "direct/ours.rs"]
 mod ours;
+#[allow(dead_code, unused_imports)] // Not all of it is used here.
+mod served;
 
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use defuse_direct::Credentials;
+use defuse_fs::FileSystem;
 use defuse_memory::Memory;
 use defuse_passthrough::{Options, Passthrough};
 use ops::{EXTRA, GROUP, ITEMS, Op, USER, What, sequence};
@@ -55,6 +59,14 @@ enum Served {
     Memory,
     /// A directory of the first is a mount of the second; natively a tmpfs.
     Both,
+    /// Memory, by shared memory.
+    Shared,
+}
+
+impl Served {
+    fn has_passthrough(self) -> bool {
+        matches!(self, Served::Passthrough | Served::Both)
+    }
 }
 
 /// A tmpfs of the kernel, unmounted when dropped.
@@ -78,7 +90,7 @@ impl Drop for Tmpfs {
 /// Runs `ops` on both sides as `who`, in directories below `base`.
 fn compare(base: &Path, served: Served, who: &Credentials, ops: &[Op]) -> Result<(), String> {
     let (real, source) = (tempfile::tempdir_in(base).unwrap(), tempfile::tempdir_in(base).unwrap());
-    let is_passthrough = served != Served::Memory;
+    let is_passthrough = served.has_passthrough();
     // Links of the tree may lead to the parent directory, so there must be one.
     for above in [real.path(), source.path()] {
         std::fs::set_permissions(above, PermissionsExt::from_mode(0o755)).unwrap();
@@ -103,7 +115,11 @@ fn compare(base: &Path, served: Served, who: &Credentials, ops: &[Op]) -> Result
         }
     } else {
         let options = defuse_memory::Options { root_perm: 0o755, ..Default::default() };
-        let fs = Arc::new(Memory::new(options));
+        let fs: Arc<dyn FileSystem> = Arc::new(Memory::new(options));
+        let fs = match served {
+            Served::Shared => Arc::new(offers::serve(fs).with_client()),
+            _ => fs,
+        };
         mounts.push(Mounted { target: "t:", fs, is_empty: true });
     }
     let ops: Vec<_> = ops.iter().map(|op| comparable(op, served, who)).collect();
@@ -135,13 +151,13 @@ fn comparable(op: &Op, served: Served, who: &Credentials) -> Op {
         // A passthrough that restores credentials (`Credentials::Restore`) creates files without
         // the supplementary groups of a user other than the process. A new file with set-group-id
         // in a directory of such a group would lose the bit.
-        Op::Open { path, flags, mode } if who.uid != 0 && served != Served::Memory => {
+        Op::Open { path, flags, mode } if who.uid != 0 && served.has_passthrough() => {
             Op::Open { path, flags, mode: mode & !0o2000 }
         }
-        Op::OpenIn { dir, path, flags, mode } if who.uid != 0 && served != Served::Memory => {
+        Op::OpenIn { dir, path, flags, mode } if who.uid != 0 && served.has_passthrough() => {
             Op::OpenIn { dir, path, flags, mode: mode & !0o2000 }
         }
-        Op::Mknod { path, mode } if who.uid != 0 && served != Served::Memory => {
+        Op::Mknod { path, mode } if who.uid != 0 && served.has_passthrough() => {
             Op::Mknod { path, mode: mode & !0o2000 }
         }
         // Memory supports operations on holes that tmpfs lacks.
@@ -208,4 +224,14 @@ fn root_gets_the_answers_of_the_kernel_across_mounts() {
 #[test]
 fn a_user_gets_the_answers_of_the_kernel_across_mounts() {
     check(Served::Both, &user());
+}
+
+#[test]
+fn root_gets_the_answers_of_tmpfs_from_memory_by_shared_memory() {
+    check(Served::Shared, &root());
+}
+
+#[test]
+fn a_user_gets_the_answers_of_tmpfs_from_memory_by_shared_memory() {
+    check(Served::Shared, &user());
 }

@@ -1,40 +1,24 @@
 //! Several clients of one server at once: each operation of the model by one of them at random, while the others look at
 //! names, attributes and data. Whatever a client keeps, it must answer as if there were one client.
 
+mod offers;
 mod served;
 mod spread;
 
 use std::sync::{Arc, Barrier};
 
 use defuse_block::Ram;
-use defuse_connection::VersionSource;
 use defuse_fs::{Errno, File, FileKind, FileSystem, Ino, NewNode, OpenArgs, OpenFlags};
 use defuse_memory::Memory;
 use defuse_passthrough::Passthrough;
-use defuse_remote::{LaneUse, RemoteOptions};
-use defuse_shared::{LaneOffers, Paged, PagedOptions, Versioned};
-use defuse_socket::ServerOptions;
 use defuse_testkit::model::{Missing, check_some};
 use defuse_uhs::Uhs;
-use served::{Served, context, create, name, read, write};
+use offers::serve;
+use served::{context, create, name, read, write};
 use spread::Spread;
 
 /// Random sequences for each number of clients.
 const SEQUENCES: u32 = 20;
-
-/// A server of `fs` with all that `defuse serve --shared` offers.
-fn serve(fs: Arc<dyn FileSystem>) -> Served {
-    let lines = Some(Arc::new(LaneOffers::default()) as _);
-    let versioned = Versioned::over(Arc::clone(&fs));
-    let fs = versioned.clone().map_or(fs, |versioned| versioned as _);
-    let paged = Paged::over(Arc::clone(&fs), PagedOptions::default());
-    let fs = paged.clone().map_or(fs, |paged| paged as _);
-    let pages = paged.map(|paged| paged as _);
-    let versions = versioned.map(|versioned| versioned as Arc<dyn VersionSource>);
-    let options = ServerOptions { lines, pages, versions, ..ServerOptions::default() };
-    let clients = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
-    Served::new(fs, options, clients)
-}
 
 fn one_two_and_eight_clients(missing: Missing, keep: bool, make: impl Fn() -> Arc<dyn FileSystem>) {
     // With one client, so that a difference with several of them comes from the others.

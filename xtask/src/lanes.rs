@@ -22,6 +22,7 @@ const WAITING: &[&str] = &[
     "mounted_posix",
     "permissions",
     "run_suites",
+    "several_clients",
 ];
 
 /// Runs them, and then the examples of the documentation.

@@ -1,4 +1,4 @@
-//! The POSIX suites and the exercisers on programs without a mount (`defuse run`).
+//! The POSIX suites and the exercisers on programs without a mount (`defuse run`), and by several clients at once.
 
 use anyhow::Result;
 
@@ -10,17 +10,25 @@ const SUITES: &[&str] = &["posix", "pjdfstest", "file", "tree"];
 
 /// Runs them, but not those that need servers of GlusterFS.
 pub fn test(parts: &mut Parts) -> Result<()> {
-    run(parts, "run-passthrough*,run-memory,run-uhs,run-shared-*", SUITES)
+    run(parts, "run-passthrough*,run-memory,run-uhs,run-shared-*", (1, SUITES))
 }
 
 /// Runs them on volumes of GlusterFS.
 pub fn gluster(parts: &mut Parts) -> Result<()> {
-    run(parts, "run-gluster-*", &[SUITES, &["fsx"]].concat())
+    run(parts, "run-gluster-*", (1, &[SUITES, &["fsx"]].concat()))
+}
+
+/// Runs the suites of others by two and by eight clients of one server at once, on mounts and within runs.
+pub fn clients(parts: &mut Parts) -> Result<()> {
+    for clients in [2, 8] {
+        run(parts, "shared-*,run-shared-*", (clients, &["posix", "pjdfstest", "fsx"]))?;
+    }
+    Ok(())
 }
 
 /// Runs them on these configurations. The runner is a release build, because the numbers of its system calls can be read
 /// only then. The program under test is that of the other tests.
-fn run(parts: &mut Parts, configs: &str, suites: &[&str]) -> Result<()> {
+fn run(parts: &mut Parts, configs: &str, (clients, suites): (usize, &[&str])) -> Result<()> {
     if !command::is_root() {
         parts.skip("only root can create the ext4 below, and change users");
         return Ok(());
@@ -33,6 +41,7 @@ fn run(parts: &mut Parts, configs: &str, suites: &[&str]) -> Result<()> {
     let runner = ["run", "--release", "--package", "defuse-testkit", "--bin", "conformance", "--"];
     let suites = suites.iter().flat_map(|suite| ["--suite", suite]);
     let mut run = command::cargo();
-    run.args(runner).arg("--quick").args(suites).args(["--configs", configs]);
+    run.args(runner).args(["--quick", "--clients", &clients.to_string()]);
+    run.args(suites).args(["--configs", configs]);
     command::run(run.env("DEFUSE_PROGRAM", program))
 }

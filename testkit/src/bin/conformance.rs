@@ -1,6 +1,7 @@
 //! Runs suites on mounts of the program and on native ext4, and prints a table.
 //!
-//! `conformance [--quick] [--suite NAME]... [--configs NAME,NAME*...]`. Exits with 0 if all
+//! `conformance [--quick] [--clients N] [--suite NAME]... [--configs NAME,NAME*...]`. With several clients, each runs the
+//! suites at once with the others, in a directory of its own of one server. Exits with 0 if all
 //! failures also occur on native ext4 or are in the table of exclusions, 1 otherwise, and 2 for a
 //! wrong command line or if mounting is not possible.
 
@@ -9,15 +10,16 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use defuse_testkit::suites::{
-    CONFIGS, Config, HEAD, RUNS, Row, SERVED, Suite, VOLUMES, exercise, posix_cases, run,
+    CONFIGS, Config, HEAD, RUNS, Row, SERVED, Suite, VOLUMES, exercise, posix_cases, run_by_clients,
 };
 use defuse_testkit::{gluster, mounted};
 
-const USAGE: &str = "usage: conformance [--quick] [--suite pjdfstest|fsx|posix|programs|file|tree]... \
+const USAGE: &str = "usage: conformance [--quick] [--clients N] [--suite pjdfstest|fsx|posix|programs|file|tree]... \
                      [--configs NAME,NAME*...]";
 
 struct Wanted {
     quick: bool,
+    clients: usize,
     suites: Vec<Suite>,
     configs: Vec<&'static Config>,
 }
@@ -66,11 +68,18 @@ fn main() -> ExitCode {
 }
 
 fn parse(mut args: impl Iterator<Item = String>) -> Result<Wanted> {
-    let (mut quick, mut suites, mut patterns) = (false, Vec::new(), Vec::new());
+    let (mut quick, mut clients, mut suites, mut patterns) = (false, 1, Vec::new(), Vec::new());
     while let Some(arg) = args.next() {
         let mut value = || args.next().with_context(|| format!("{arg} needs a value"));
         match arg.as_str() {
             "--quick" => quick = true,
+            "--clients" => {
+                clients = value()?
+                    .parse()
+                    .ok()
+                    .filter(|&clients| clients > 0)
+                    .context("--clients needs a number from 1 on")?;
+            }
             "--suite" => {
                 let name = value()?;
                 let found = Suite::ALL.iter().find(|(known, _)| *known == name);
@@ -83,7 +92,12 @@ fn parse(mut args: impl Iterator<Item = String>) -> Result<Wanted> {
     if suites.is_empty() {
         suites.extend(Suite::ALL.map(|(_, suite)| suite));
     }
-    Ok(Wanted { quick, suites, configs: configs(&patterns)? })
+    let configs = configs(&patterns)?;
+    let alone = configs.iter().find(|config| clients > 1 && !config.is_shared());
+    if let Some(config) = alone {
+        bail!("{} has one client: name configurations that are shared", config.name);
+    }
+    Ok(Wanted { quick, clients, suites, configs })
 }
 
 fn configs(patterns: &[String]) -> Result<Vec<&'static Config>> {
@@ -115,7 +129,12 @@ fn run_all(wanted: &Wanted) -> Result<bool> {
         suite.install()?;
         let fits = |config: &&&Config| suite.runs_on(config);
         let configs: Vec<_> = wanted.configs.iter().filter(fits).copied().collect();
-        table.extend(run(*suite, &configs, wanted.quick, &mut report)?);
+        table.extend(run_by_clients(
+            *suite,
+            &configs,
+            (wanted.clients, wanted.quick),
+            &mut report,
+        )?);
     }
     println!("\n{HEAD}");
     for row in &table {

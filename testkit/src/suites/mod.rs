@@ -14,7 +14,7 @@ use std::fmt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 
 use crate::mounted::has_rings;
 use stage::Backend;
@@ -85,7 +85,7 @@ impl Suite {
         match self {
             Suite::Pjdfstest => pjdfstest::run(stage),
             Suite::Fsx => fsx::run(stage, quick),
-            Suite::Posix if stage.is_in_process() => posix_in_process(stage),
+            Suite::Posix if stage.is_in_process() || stage.is_one_of_many() => posix_apart(stage),
             Suite::Posix => Ok(posix(stage)),
             Suite::Programs => programs::run(stage, quick),
             Suite::File => exercise::files(stage, quick),
@@ -131,6 +131,8 @@ pub struct Row {
     pub config: &'static str,
     /// The suite.
     pub suite: Suite,
+    /// Number of clients that ran it at once.
+    pub clients: usize,
     /// The results.
     pub tally: Tally,
     /// The failures that occur neither on native ext4 nor in the table of exclusions.
@@ -142,11 +144,14 @@ pub struct Row {
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (suite, tally) = (self.suite.name(), &self.tally);
+        let config = match self.clients {
+            1 => self.config.to_owned(),
+            clients => format!("{} x {clients}", self.config),
+        };
         let known = tally.failed.len() - self.unexpected.len();
         write!(
             f,
-            "{suite:10} {:26} {:>6} {:>6} {:>7} {known:>6} {:>6.1}s",
-            self.config,
+            "{suite:10} {config:26} {:>6} {:>6} {:>7} {known:>6} {:>6.1}s",
             tally.passed,
             self.unexpected.len(),
             tally.skipped.len(),
@@ -170,6 +175,20 @@ pub fn run(
     quick: bool,
     seen: &mut dyn FnMut(&Row),
 ) -> Result<Vec<Row>> {
+    run_by_clients(suite, configs, (1, quick), seen)
+}
+
+/// Like [`run`], by `clients` clients of one server at once, each in a directory of its own. Native ext4 has one.
+///
+/// # Errors
+///
+/// Fails like [`run`], and for several clients of a configuration without a server.
+pub fn run_by_clients(
+    suite: Suite,
+    configs: &[&'static Config],
+    (clients, quick): (usize, bool),
+    seen: &mut dyn FnMut(&Row),
+) -> Result<Vec<Row>> {
     let mut rows: Vec<Row> = Vec::new();
     let others = configs.iter().filter(|config| config.name != NATIVE.name);
     for config in std::iter::once(&&NATIVE).chain(others) {
@@ -179,19 +198,41 @@ pub fn run(
             continue;
         }
         let begun = Instant::now();
-        let mut stage = Stage::new(config)?;
-        let mut tally = suite.run_on(&mut stage, quick)?;
-        if let Some(checked) = stage.check_image() {
+        let clients = if config.name == NATIVE.name { 1 } else { clients };
+        let mut stages = match clients {
+            1 => vec![Stage::new(config)?],
+            clients => Stage::crowd(config, clients)?,
+        };
+        let mut tally = run_on_each(suite, &mut stages, quick)?;
+        stages.drain(..clients - 1);
+        if let Some(checked) = stages[0].check_image() {
             tally.add("fsck of the image", checked);
         }
         let native = rows.first().map(|row| &row.tally);
         let unexpected = unexpected(suite, config, &tally, native);
-        drop(stage);
-        let row = Row { config: config.name, suite, tally, unexpected, took: begun.elapsed() };
+        drop(stages);
+        let (config, took) = (config.name, begun.elapsed());
+        let row = Row { config, suite, clients, tally, unexpected, took };
         seen(&row);
         rows.push(row);
     }
     Ok(rows)
+}
+
+/// Runs `suite` on all stages at once. Returns the cases of all.
+fn run_on_each(suite: Suite, stages: &mut [Stage], quick: bool) -> Result<Tally> {
+    std::thread::scope(|scope| {
+        let run = |stage| scope.spawn(move || suite.run_on(stage, quick));
+        let running: Vec<_> = stages.iter_mut().map(run).collect();
+        let mut all = Tally::default();
+        for of_one in running {
+            let of_one = of_one.join().map_err(|_| anyhow!("a thread of {suite:?} panicked"))??;
+            all.passed += of_one.passed;
+            all.skipped.extend(of_one.skipped);
+            all.failed.extend(of_one.failed);
+        }
+        Ok(all)
+    })
 }
 
 fn unexpected(
@@ -216,9 +257,9 @@ pub fn posix_cases(dir: &Path, config: &str) {
     crate::posix::run_except(dir, "", &|case| exclusions::hangs(Suite::Posix, config, case));
 }
 
-/// Runs them in such a process. It must be this program in a release build: in a debug build of
+/// Runs them in such a process. For a run it must be this program in a release build: in a debug build of
 /// `rustix`, the numbers of system calls cannot be read, so that none is served.
-fn posix_in_process(stage: &Stage) -> Result<Tally> {
+fn posix_apart(stage: &Stage) -> Result<Tally> {
     let mut command = stage.command(&std::env::current_exe()?)?;
     command.arg("--cases").arg(stage.path()).arg(stage.config().name);
     let output = command.output()?;

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use defuse_measure::server::Server;
 use tempfile::TempDir;
 
@@ -55,6 +55,11 @@ impl Config {
             Run(source) => source.starts_with("gluster:"),
             _ => false,
         }
+    }
+
+    /// True if a server has the files, so that it may have several clients.
+    pub fn is_shared(&self) -> bool {
+        self.source().is_some_and(|(_, is_shared)| is_shared)
     }
 
     /// The source, with `SOURCE` and `IMAGE`, and if a server has it; `None` for ext4 itself.
@@ -157,6 +162,8 @@ pub struct Stage {
     image: Option<PathBuf>,
     /// The servers of a volume.
     servers: Option<Servers>,
+    /// The directory of one of several clients.
+    own: Option<PathBuf>,
     // Dropped last, because the others are in it.
     place: TempDir,
 }
@@ -173,6 +180,7 @@ impl Stage {
             lower: None,
             image: None,
             servers: None,
+            own: None,
             place,
         };
         if config.needs_servers() {
@@ -205,6 +213,42 @@ impl Stage {
             stage.mount = Some(stage.new_mount()?);
         }
         Ok(stage)
+    }
+
+    /// `count` clients of one server of `config`, each with a directory of its own. The last of them has the server, so that
+    /// it must be dropped after the others.
+    ///
+    /// # Errors
+    ///
+    /// Like [`Stage::new`].
+    pub fn crowd(config: &'static Config, count: usize) -> Result<Vec<Stage>> {
+        ensure!(config.is_shared(), "{}: has no server for several clients", config.name);
+        let owner = Stage::new(config)?;
+        let another = |_| {
+            let mut stage = Stage {
+                config,
+                text: owner.text.clone(),
+                mount: None,
+                server: None,
+                lower: None,
+                image: None,
+                servers: None,
+                own: None,
+                place: scratch()?,
+            };
+            if !stage.is_in_process() {
+                stage.mount = Some(stage.new_mount()?);
+            }
+            Ok(stage)
+        };
+        let mut stages: Vec<Stage> = (1..count).map(another).collect::<Result<_>>()?;
+        stages.push(owner);
+        for (number, stage) in stages.iter_mut().enumerate() {
+            let own = stage.path().join(format!("client-{number}"));
+            succeed(stage.command(Path::new("mkdir"))?.arg(&own))?;
+            stage.own = Some(own);
+        }
+        Ok(stages)
     }
 
     fn new_ext4(&self) -> Result<Ext4> {
@@ -272,9 +316,15 @@ impl Stage {
         self.config
     }
 
-    /// The root of the file system under test.
+    /// True if it is one of several clients, and has only a directory.
+    pub fn is_one_of_many(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// The root of the file system under test, or the directory of one of several clients.
     pub fn path(&self) -> &Path {
         match (&self.mount, &self.lower) {
+            _ if self.own.is_some() => self.own.as_deref().unwrap_or(Path::new("")),
             _ if self.is_in_process() => Path::new(TARGET),
             (Some(mount), _) => mount.path(),
             (None, Some(lower)) => lower.path(),

@@ -276,6 +276,12 @@ pub const STEPS: &[Step] = &[
         )
     },
     full(
+        "clients",
+        "the POSIX suites by two and eight clients of one server at once",
+        TEST_TOOLS,
+        runs::clients,
+    ),
+    full(
         "gluster-run",
         "the POSIX suites and the exercisers on programs without a mount, on GlusterFS",
         VOLUME_TOOLS,
