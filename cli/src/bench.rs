@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Subcommand;
+use defuse_bench_cache::live::{self, LiveOptions};
 use defuse_bench_uhs::{Part, Scale as UhsScale};
 use defuse_compose::Settings;
 use defuse_direct::{At, Client, Description, How, MountArgs, Task};
@@ -70,17 +71,41 @@ pub struct UhsArgs {
 /// Replays generated traces of one and of eight processes at five sizes of the cache: LRU, LFU, ARC, S3-FIFO, the
 /// formula E of the paper on UHSFS, and E as `defuse serve --shared` uses it. Hits count after the first fifth of a trace.
 /// The tables are in Markdown. Everything follows from the seed: no file is read, and no time is measured.
+///
+/// With --live, the same policies serve: for each trace, policy and size there is a `defuse serve --shared` of an image of uhs,
+/// and a process for each one of the trace. The processes read in turns, in the order of the trace. Reads of the device are
+/// the misses, and the rates of the simulation with as much memory stand beside them. Takes about ten minutes.
 #[derive(clap::Args)]
 pub struct EvictionArgs {
-    /// Uses in each trace, about
-    #[arg(long, value_name = "N", default_value_t = 400_000, value_parser = clap::value_parser!(u32).range(1000..=100_000_000))]
-    uses: u32,
+    /// Uses in each trace, about [default: 400000; with --live 40000]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1000..=100_000_000))]
+    uses: Option<u32>,
     /// The seed of the traces
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
+    /// Measure on servers with client processes, too
+    #[arg(long)]
+    live: bool,
+    /// With --live: the sizes of the memory for pages, in percent of the bytes of the trace
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_values_t = [25, 50, 75], requires = "live",
+        value_parser = clap::value_parser!(u64).range(1..=400))]
+    sizes: Vec<u64>,
+    /// With --live: only traces with one of these texts in their names
+    #[arg(long, value_name = "TEXT", value_delimiter = ',', requires = "live")]
+    only: Vec<String>,
+    /// With --live: the directory for the image
+    #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir(), requires = "live")]
+    work: PathBuf,
     /// Print the results as JSON instead of the tables
     #[arg(long)]
     json: bool,
+}
+
+/// Read in turns for `defuse bench eviction --live`
+#[derive(clap::Args)]
+pub struct ReaderArgs {
+    /// The socket of the server
+    socket: PathBuf,
 }
 
 /// Measure the gain of bypassing the kernel: the tables of "Direct-FUSE"
@@ -172,14 +197,33 @@ pub fn run(args: &BenchArgs) -> Result {
 }
 
 fn run_eviction(args: &EvictionArgs) -> Result {
-    let uses = args.uses as usize;
-    let results = defuse_bench_cache::run(uses, args.seed, &mut |line| warn(&line));
+    let uses = args.uses.unwrap_or(if args.live { 40_000 } else { 400_000 }) as usize;
+    let (table, results, goals) = if args.live {
+        let options = LiveOptions {
+            uses,
+            seed: args.seed,
+            sizes: args.sizes.iter().map(|percent| percent * 10).collect(),
+            only: args.only.clone(),
+            work: args.work.clone(),
+            program: this_program()?,
+        };
+        let results = live::run(&options, &mut |line| warn(&line)).map_err(failed)?;
+        (results.table(), serde_json::to_value(&results), results.goals())
+    } else {
+        let results = defuse_bench_cache::run(uses, args.seed, &mut |line| warn(&line));
+        (results.table(), serde_json::to_value(&results), results.goals())
+    };
     if !args.json {
-        return print(&results.table());
+        return print(&table);
     }
-    let mut value = serde_json::to_value(&results).map_err(Failure::failed)?;
-    value["goals"] = serde_json::to_value(results.goals()).map_err(Failure::failed)?;
+    let mut value = results.map_err(Failure::failed)?;
+    value["goals"] = serde_json::to_value(goals).map_err(Failure::failed)?;
     print(&format!("{value}\n"))
+}
+
+/// Reads until the standard input ends.
+pub fn run_reader(args: &ReaderArgs) -> Result {
+    live::work(&args.socket).map_err(failed)
 }
 
 fn run_uhs(args: &UhsArgs) -> Result {

@@ -101,6 +101,8 @@ enum Command {
     BenchGluster(bench_gluster::InsideArgs),
     #[command(hide = true)]
     BenchNames(bench_gluster::NamesArgs),
+    #[command(hide = true)]
+    BenchReader(bench::ReaderArgs),
     Workload(workload::WorkloadArgs),
     Top(top::TopArgs),
     Trace(trace::TraceArgs),
@@ -187,6 +189,7 @@ fn run(command: Command) -> Result {
         Command::BenchWorker(args) => bench::run_worker(&args),
         Command::BenchGluster(args) => bench_gluster::run_inside(&args),
         Command::BenchNames(args) => bench_gluster::run_names(&args),
+        Command::BenchReader(args) => bench::run_reader(&args),
         Command::Workload(args) => workload::run(&args),
         Command::Top(args) => top::run(&args),
         Command::Trace(args) => trace::run(&args),

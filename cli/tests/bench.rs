@@ -209,3 +209,45 @@ fn several_processes_are_measured_by_every_way_and_a_shared_file_is_read_once() 
     assert_eq!(row("look for a new name", "ns").as_object().unwrap().len(), 3);
     assert_eq!(fs::read_dir(place.path("src")).unwrap().count(), 0, "nothing is left");
 }
+
+/// The policies of `defuse bench eviction`.
+const POLICIES: [&str; 6] = ["lru", "lfu", "arc", "s3-fifo", "plain-e", "e"];
+
+#[test]
+fn policies_are_measured_on_servers_and_a_cache_of_everything_reads_each_extent_once() {
+    let work = tempfile::tempdir().unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(["bench", "eviction", "--live", "--json", "--uses", "1000", "--sizes", "25,400"]);
+    command.args(["--only", "Zipf 1.0,and scans,50 % in common", "--work"]);
+    let output = command.arg(work.path()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let results: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let cells = results["cells"].as_array().unwrap();
+    assert_eq!(cells.len(), 3 * 2 * POLICIES.len());
+    for (at, cell) in cells.iter().enumerate() {
+        assert_eq!(cell["policy"], POLICIES[at % POLICIES.len()], "{cell}");
+        let figure = |name: &str| number(cell, &format!("/live/{name}"));
+        let (uses, reads) = (figure("uses"), figure("reads"));
+        assert!(reads <= uses && figure("all_uses") >= 1000, "{cell}");
+        assert_eq!(uses, number(cell, "/simulated/uses"), "{cell}");
+        assert!(figure("all_reads") >= figure("extents"), "{cell}");
+        if cell["thousandths"] == 4000 {
+            assert_eq!(figure("all_reads"), figure("extents"), "{cell}");
+            // Scans do not fit into the memory of a simulation, which closes no files.
+            assert!(uses - reads >= number(cell, "/simulated/hits"), "{cell}");
+        }
+    }
+    assert_eq!(results["goals"].as_array().unwrap().len(), 3);
+    assert_eq!(fs::read_dir(work.path()).unwrap().count(), 0, "nothing is left");
+}
+
+#[test]
+fn a_trace_that_does_not_exist_is_an_error_that_names_it() {
+    let work = tempfile::tempdir().unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(["bench", "eviction", "--live", "--only", "no such trace", "--work"]);
+    let output = command.arg(work.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("no such trace"), "{said}");
+    assert_eq!(fs::read_dir(work.path()).unwrap().count(), 0, "nothing is left");
+}

@@ -189,6 +189,12 @@ impl Pages {
         self.memory.load64(head_at(page, self.frames) + 8) == page + 1
     }
 
+    /// Copies bytes of a page that [is there](Pages::has), from `within` on.
+    pub fn get(&self, page: u64, within: usize, out: &mut [u8]) {
+        assert!(within + out.len() <= PAGE, "the bytes are those of one page");
+        self.memory.read(frame_at(page, self.frames) + within, out);
+    }
+
     /// Drops the pages of these bytes of the file.
     pub fn forget(&mut self, range: Range<u64>) {
         let (first, end) = (range.start / PAGE as u64, range.end.div_ceil(PAGE as u64));

@@ -1,9 +1,12 @@
-//! Hit rates of the policies of `cache/` on generated traces, at five sizes of the cache.
+//! Hit rates of the policies of `cache/` on generated traces: in a simulation, at five sizes of the cache, and on servers
+//! with client processes ([`live`]).
 //!
-//! Everything follows from a seed. No file system takes part, and no time is measured.
+//! The traces follow from a seed, and so does everything in the simulation, in which no file system takes part. No time is
+//! measured.
 
 #![forbid(unsafe_code)]
 
+pub mod live;
 mod random;
 mod replay;
 mod results;

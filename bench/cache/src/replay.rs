@@ -3,6 +3,7 @@
 use defuse_cache::PolicyKind;
 use serde::Serialize;
 
+use crate::results::in_percent;
 use crate::traces::{Step, Trace};
 
 /// The outcome.
@@ -17,15 +18,20 @@ pub struct Replayed {
 impl Replayed {
     /// Hits in percent of the uses.
     pub fn percent(&self) -> f64 {
-        self.hits as f64 * 100.0 / self.uses.max(1) as f64
+        in_percent(self.hits, self.uses)
     }
+}
+
+/// The number of the first events, in which the cache fills, of so many.
+pub(crate) fn warm(events: usize) -> usize {
+    events / 5
 }
 
 /// Replays a trace with a cache of so many bytes.
 pub fn replay(trace: &Trace, kind: PolicyKind, capacity: u64, seed: u64) -> Replayed {
     let mut policy = kind.make(capacity, seed);
     let (mut replayed, mut evicted) = (Replayed::default(), Vec::new());
-    let warm = trace.steps.len() / 5;
+    let warm = warm(trace.steps.len());
     for (number, step) in trace.steps.iter().enumerate() {
         match *step {
             Step::Use(extent) => {

@@ -57,6 +57,44 @@ pub struct Goal {
     pub is_met: bool,
 }
 
+/// A part in percent.
+pub(crate) fn in_percent(part: u64, all: u64) -> f64 {
+    part as f64 * 100.0 / all.max(1) as f64
+}
+
+impl Goal {
+    /// The goal for a trace whose hit rate at a size with a policy is `rate`.
+    pub(crate) fn of(
+        (trace, overlap): (&'static str, Overlap),
+        sizes: &[u64],
+        rate: &dyn Fn(u64, &str) -> f64,
+    ) -> Goal {
+        // Relative to the best, so that a low rate cannot hide a large loss.
+        let against_best = |&size: &u64| {
+            let best = OTHERS.iter().map(|other| rate(size, other)).fold(0.0, f64::max);
+            if best == 0.0 { 0.0 } else { (rate(size, E) / best - 1.0) * 100.0 }
+        };
+        let ratios: Vec<f64> = sizes.iter().map(against_best).collect();
+        let worst = ratios.iter().copied().fold(f64::MAX, f64::min);
+        let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
+        let is_met = worst >= -BELOW && (overlap == Overlap::None || mean > 0.0);
+        Goal { trace, overlap, worst, mean, is_met }
+    }
+
+    /// The table of goals, in Markdown.
+    pub(crate) fn table(goals: &[Goal]) -> String {
+        let mut text = String::from(
+            "\n| trace | E against the best of the others: least | mean | goal |\n|---|---|---|---|\n",
+        );
+        for goal in goals {
+            let met = if goal.is_met { "met" } else { "not met" };
+            let Goal { trace, worst, mean, .. } = goal;
+            let _ = writeln!(text, "| {trace} | {worst:+.1} % | {mean:+.1} % | {met} |");
+        }
+        text
+    }
+}
+
 impl Results {
     /// The hit rates of one trace at one size, in percent, by policy.
     fn row(&self, trace: &str, thousandths: u64) -> impl Fn(&str) -> f64 {
@@ -77,19 +115,8 @@ impl Results {
     /// The goals, by trace.
     pub fn goals(&self) -> Vec<Goal> {
         let goal = |(trace, overlap)| {
-            // Relative to the best, so that a low rate cannot hide a large loss.
-            let ratios: Vec<f64> = crate::SIZES
-                .iter()
-                .map(|&size| {
-                    let rate = self.row(trace, size);
-                    let best = OTHERS.iter().map(|other| rate(other)).fold(0.0, f64::max);
-                    if best == 0.0 { 0.0 } else { (rate(E) / best - 1.0) * 100.0 }
-                })
-                .collect();
-            let worst = ratios.iter().copied().fold(f64::MAX, f64::min);
-            let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
-            let is_met = worst >= -BELOW && (overlap == Overlap::None || mean > 0.0);
-            Goal { trace, overlap, worst, mean, is_met }
+            let rate = |size, policy: &str| self.row(trace, size)(policy);
+            Goal::of((trace, overlap), &crate::SIZES, &rate)
         };
         self.traces().into_iter().map(goal).collect()
     }
@@ -109,12 +136,6 @@ impl Results {
                 let _ = writeln!(text, "| {trace} | {size} % | {} |", rates.join(" | "));
             }
         }
-        text.push_str("\n| trace | E against the best of the others: least | mean | goal |\n|---|---|---|---|\n");
-        for goal in self.goals() {
-            let met = if goal.is_met { "met" } else { "not met" };
-            let Goal { trace, worst, mean, .. } = goal;
-            let _ = writeln!(text, "| {trace} | {worst:+.1} % | {mean:+.1} % | {met} |");
-        }
-        text
+        text + &Goal::table(&self.goals())
     }
 }

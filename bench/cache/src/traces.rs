@@ -8,7 +8,7 @@ use fastrand::Rng;
 use serde::Serialize;
 
 /// An extent of files that are larger.
-const EXTENT: u64 = 64 << 10;
+pub(crate) const EXTENT: u64 = 64 << 10;
 /// Processes of the traces with several.
 const USERS: u32 = 8;
 

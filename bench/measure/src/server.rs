@@ -23,8 +23,22 @@ impl Server {
     ///
     /// Fails if the program cannot be run, or does not serve.
     pub fn start(program: &Path, source: &OsStr, socket: &Path) -> Result<Server> {
+        Server::start_with(program, &[], source, socket)
+    }
+
+    /// As [`start`](Server::start), with further options of `defuse serve`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`start`](Server::start).
+    pub fn start_with(
+        program: &Path,
+        options: &[String],
+        source: &OsStr,
+        socket: &Path,
+    ) -> Result<Server> {
         let mut serve = Command::new(program);
-        serve.args(["serve", "--foreground", "--shared"]).arg(source).arg(socket);
+        serve.args(["serve", "--foreground", "--shared"]).args(options).arg(source).arg(socket);
         let child = serve.stdin(Stdio::null()).stderr(Stdio::null()).spawn();
         let mut server = Server(child.context("defuse cannot be run")?);
         let begun = Instant::now();

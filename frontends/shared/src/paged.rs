@@ -83,12 +83,23 @@ struct Entries {
     epoch: u64,
     /// Somebody has mapped the file: no pages until its last close.
     stopped: bool,
+    /// The file system has read the file since its last change: it has set the time of the last access.
+    is_read: bool,
     pages: Option<Charged>,
 }
 
 struct Charged {
     pages: Pages,
     uid: u32,
+}
+
+/// The pages of a read.
+enum Found {
+    /// The file system has to read.
+    Nothing,
+    Missing(Missing),
+    /// The bytes of pages that were hidden.
+    Bytes(Vec<u8>),
 }
 
 /// Pages that a read is going to fill.
@@ -169,6 +180,7 @@ impl Table {
 impl Entries {
     fn forget(&mut self, range: Range<u64>, resizes: bool) {
         self.epoch += 1;
+        self.is_read = false;
         if let Some(Charged { pages, .. }) = &mut self.pages {
             if resizes {
                 pages.close();
@@ -236,12 +248,17 @@ impl Paged {
         change()
     }
 
-    /// The pages that a read is going to fill; `None` if all of them are there, or none may be filled now.
-    fn missing(&self, by: Caller, ino: Ino, pages: Range<u64>) -> Option<Missing> {
+    /// Looks for the pages of a read of `len` bytes, and tells the policy of it.
+    fn find(&self, by: Caller, ino: Ino, args: ReadArgs, len: usize) -> Found {
+        let end = args.offset.saturating_add(len as u64);
+        let pages = args.offset / PAGE as u64..end.div_ceil(PAGE as u64);
+        if pages.end - pages.start > MOST_FILLED {
+            return Found::Nothing;
+        }
         let State { files, bound } = &mut *self.table.lock();
-        let entry = files.get_mut(&ino)?;
-        let epoch = entry.epoch;
-        let of_file = entry.fillable()?;
+        let Some(entry) = files.get_mut(&ino) else { return Found::Nothing };
+        let (epoch, is_read) = (entry.epoch, entry.is_read);
+        let Some(of_file) = entry.fillable() else { return Found::Nothing };
         let is_closed = of_file.is_closed();
         let size = if is_closed { u64::MAX } else { of_file.size() };
         // Behind the end of the file there are no pages, which would take the place of others.
@@ -249,10 +266,20 @@ impl Paged {
         bound.counts.of(ino).requests += 1;
         let mut groups: Vec<u64> = pages.clone().map(|page| of_file.group_of(page)).collect();
         groups.dedup();
-        groups.into_iter().for_each(|group| bound.used(files, ino, group, by));
-        let of_file = files.pages(ino)?;
-        let is_missing = is_closed || pages.clone().any(|page| !of_file.has(page));
-        (is_missing && !pages.is_empty()).then_some(Missing { epoch, is_closed, pages })
+        let used = groups.into_iter().map(|group| bound.used(files, ino, group, by));
+        let were_hidden = used.filter(|was_hidden| *was_hidden).count() > 0;
+        let Some(of_file) = files.pages(ino) else { return Found::Nothing };
+        if pages.is_empty() {
+            return Found::Nothing;
+        }
+        if is_closed || pages.clone().any(|page| !of_file.has(page)) {
+            return Found::Missing(Missing { epoch, is_closed, pages });
+        }
+        // A client would have read them without a request, were they not hidden.
+        match were_hidden && is_read {
+            true => Found::Bytes(copy(of_file, args.offset..end.min(size))),
+            false => Found::Nothing,
+        }
     }
 
     /// Reads by pages, which it fills.
@@ -282,7 +309,9 @@ impl Paged {
         out.put(bytes.get(from..end).unwrap_or_default())?;
         let State { files, bound } = &mut *self.table.lock();
         let entry = files.get_mut(&file.ino).filter(|entry| entry.epoch == epoch);
-        let Some(of_file) = entry.and_then(Entries::fillable) else { return Ok(()) };
+        let Some(entry) = entry else { return Ok(()) };
+        entry.is_read |= !args.flags.has(OpenFlags::NOATIME);
+        let Some(of_file) = entry.fillable() else { return Ok(()) };
         for (page, bytes) in pages.zip(bytes.as_chunks().0).take(filled.div_ceil(PAGE)) {
             // Its group may have left meanwhile.
             if !of_file.has(page) && bound.holds(file.ino, of_file.group_of(page)) {
@@ -300,6 +329,20 @@ impl Paged {
         self.table.opened(ino);
         opened
     }
+}
+
+/// Bytes of a file that are in its pages, which are all there.
+fn copy(pages: &Pages, range: Range<u64>) -> Vec<u8> {
+    let mut bytes = vec![0; range.end.saturating_sub(range.start) as usize];
+    let (mut at, mut rest) = (range.start, bytes.as_mut_slice());
+    while !rest.is_empty() {
+        let within = (at % PAGE as u64) as usize;
+        let (part, others) = rest.split_at_mut(rest.len().min(PAGE - within));
+        pages.get(at / PAGE as u64, within, part);
+        at += part.len() as u64;
+        rest = others;
+    }
+    bytes
 }
 
 fn errno(error: rustix::io::Errno) -> Errno {
@@ -423,13 +466,10 @@ impl FileSystem for Paged {
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
-        let end = args.offset.saturating_add(out.remaining() as u64).div_ceil(PAGE as u64);
-        let pages = args.offset / PAGE as u64..end;
-        let fits = pages.end - pages.start <= MOST_FILLED;
-        let missing = fits.then(|| self.missing(cx.caller, file.ino, pages)).flatten();
-        match missing {
-            Some(missing) => self.read_and_fill(cx, file, args, out, missing),
-            None => self.inner.read(cx, file, args, out),
+        match self.find(cx.caller, file.ino, args, out.remaining()) {
+            Found::Nothing => self.inner.read(cx, file, args, out),
+            Found::Missing(missing) => self.read_and_fill(cx, file, args, out, missing),
+            Found::Bytes(bytes) => out.put(&bytes).map(drop),
         }
     }
 
@@ -449,7 +489,13 @@ impl FileSystem for Paged {
     fn setattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>, set: &SetAttr) -> Result<Attr> {
         match set.size {
             Some(_) => self.change(ino, (ALL, true), || self.inner.setattr(cx, ino, fh, set)),
-            None => self.inner.setattr(cx, ino, fh, set),
+            None => {
+                let set = self.inner.setattr(cx, ino, fh, set);
+                if let Some(entry) = self.table.lock().files.get_mut(&ino) {
+                    entry.is_read = false;
+                }
+                set
+            }
         }
     }
 
