@@ -146,7 +146,7 @@ impl Gluster {
     /// A text that names the object and the next step: a wrong form, a missing library, servers that cannot
     /// be reached, a volume or a directory that is not there.
     pub fn connect(address: &str, options: &Options) -> Result<Gluster, String> {
-        connect::open(&Address::parse(address)?, options)
+        connect::open(&Address::with_options(address, options)?, options)
     }
 
     pub(crate) fn new(
