@@ -22,6 +22,7 @@ const WAITING: &[&str] = &[
     "mounted_posix",
     "permissions",
     "run_suites",
+    "volumes",
 ];
 
 /// Runs them, and then the examples of the documentation.
