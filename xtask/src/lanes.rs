@@ -19,6 +19,7 @@ const WAITING: &[&str] = &[
     "gluster",
     "gluster_clients",
     "gluster_faults",
+    "gluster_frontends",
     "mounted_posix",
     "permissions",
     "run_suites",
