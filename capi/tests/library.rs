@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use defuse_measure::gluster::{self, Servers};
 use defuse_memory::Memory;
 use defuse_socket::{Server, ServerOptions};
 
@@ -293,6 +294,22 @@ fn a_program_in_c_has_a_device_and_others_reach_it_at_its_path() {
     assert_eq!(shown("/one/second"), "second", "the manager has taken it over");
     drop(manager);
     run(Command::new(&defuse).arg("fsck").arg(path("one")));
+}
+
+#[test]
+fn a_program_in_c_writes_and_reads_files_of_a_volume() {
+    if let Some(reason) = gluster::why_not() {
+        println!("skipped: {reason}");
+        return;
+    }
+    let Some((_dir, program)) = program("tests/c/volume.c", &["-D_GNU_SOURCE"]) else { return };
+    let servers = Servers::start().unwrap();
+    for volume in gluster::VOLUMES {
+        let mut inside = servers.command(Path::new(program.get_program()));
+        inside.args(program.get_args());
+        inside.arg(format!("gluster://{}/{volume}", gluster::HOST));
+        assert_eq!(run(&mut inside), "passed\n", "{volume}");
+    }
 }
 
 #[test]

@@ -21,7 +21,8 @@ pub fn text(connection: &FuseConnection, snapshot: &Snapshot) -> String {
         escaped(&mount.unwrap_or_default())
     );
     let mut text = requests(&common, snapshot);
-    figures(&mut text, &[(common, &snapshot.figures)]);
+    figures(&mut text, &[(common.clone(), &snapshot.figures)]);
+    notes(&mut text, &[(common, &snapshot.notes)]);
     text
 }
 
@@ -30,10 +31,14 @@ pub fn of_server(socket: &str, served: &Served) -> String {
     let common = format!("socket=\"{}\"", escaped(socket));
     let mut text = requests(&common, &served.snapshot);
     let mut all = vec![(common.clone(), &*served.snapshot.figures)];
-    for DeviceFigures { device, figures, .. } in &served.devices {
-        all.push((format!("{common},device=\"{}\"", escaped(&device.path)), figures));
+    let mut all_notes = vec![(common.clone(), &*served.snapshot.notes)];
+    for DeviceFigures { device, figures, notes, .. } in &served.devices {
+        let labels = format!("{common},device=\"{}\"", escaped(&device.path));
+        all.push((labels.clone(), figures));
+        all_notes.push((labels, notes));
     }
     figures(&mut text, &all);
+    notes(&mut text, &all_notes);
     for (name, kind, help, value) in OF_CLIENTS {
         let name = format!("defuse_client_{name}");
         head(&mut text, &name, kind, help);
@@ -131,6 +136,20 @@ fn figures(text: &mut String, all: &[(String, &[FigureStats])]) {
     }
 }
 
+/// Notes of file systems: 1 for each that is there, with its text as a label.
+fn notes(text: &mut String, all: &[(String, &[String])]) {
+    if all.iter().all(|(_, notes)| notes.is_empty()) {
+        return;
+    }
+    let name = "defuse_fs_note_info";
+    head(text, name, "gauge", "A note about the file system; see docs/statistics.md.");
+    for (labels, notes) in all {
+        for note in *notes {
+            let _ = writeln!(text, "{name}{{{labels},note=\"{}\"}} 1", escaped(note));
+        }
+    }
+}
+
 /// Name, kind and value of a figure. As Prometheus has it, names say the base unit, and that of counters `total`.
 fn sample(figure: &FigureStats) -> (String, &'static str, String) {
     let FigureStats { name, value, unit, total } = figure;
@@ -201,6 +220,7 @@ mod tests {
         ]
         .map(FigureStats::from)
         .into();
+        snapshot.notes.push("a \\ \"b\"".to_owned());
         let mount = FuseMount {
             connection: 43,
             mount_point: "/mnt/a \"b\\\nc".into(),
@@ -298,6 +318,7 @@ mod tests {
             r#"defuse_fs_groups_total{socket="/run/s",device="/fast"} 12"#,
             r#"defuse_fs_groups_total{socket="/run/s",device="/a \"b\""} 3"#,
             r#"defuse_fs_pages_limit_bytes{socket="/run/s"} 1048576"#,
+            r#"defuse_fs_note_info{socket="/run/s",device="/a \"b\"",note="nobody tells:\n\"why\""} 1"#,
             r#"defuse_client_requests_total{socket="/run/s",client="7",uid="1000",pid="4711"} 5"#,
             r#"defuse_client_age_seconds{socket="/run/s",client="7",uid="1000",pid="4711"} 65"#,
             r#"defuse_client_lanes{socket="/run/s",client="8",uid="0",pid=""} 0"#,

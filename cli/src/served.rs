@@ -85,6 +85,9 @@ pub struct DeviceFigures {
     pub holder: Option<Holder>,
     /// Those of its file system, and then those of its cached pages.
     pub figures: Vec<FigureStats>,
+    /// See [`Snapshot::notes`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// The parts of a server that are looked at. It keeps none of them alive.
@@ -113,10 +116,11 @@ impl Look {
         let holder = |path: &str| Some(binder.as_ref()?.device(path)?.holder());
         let each = self.devices.iter().zip(tree.members()).enumerate();
         let figures = each.map(|(number, (device, member))| {
-            let mut figures = Snapshot::default().with_figures(&*member.fs).figures;
+            let own = Snapshot::default().with_figures(&*member.fs);
+            let (mut figures, notes) = (own.figures, own.notes);
             let pages = paged.as_ref().map(|paged| paged.figures_of(number));
             figures.extend(pages.into_iter().flatten().map(FigureStats::from));
-            DeviceFigures { device: device.clone(), holder: holder(&device.path), figures }
+            DeviceFigures { device: device.clone(), holder: holder(&device.path), figures, notes }
         });
         figures.collect()
     }
@@ -172,7 +176,7 @@ impl Served {
             let before = earlier.devices.iter().find(same);
             let before = before.map_or(&[][..], |before| &before.figures);
             let figures = FigureStats::since(&now.figures, before);
-            DeviceFigures { device: now.device.clone(), holder: now.holder.clone(), figures }
+            DeviceFigures { figures, ..now.clone() }
         });
         Served {
             snapshot: self.snapshot.since(&earlier.snapshot),
@@ -243,7 +247,7 @@ impl fmt::Display for Served {
             writeln!(f)?;
         }
         write!(f, "{}", clients(&self.clients, self.clients_left_out))?;
-        for DeviceFigures { device, holder, figures } in &self.devices {
+        for DeviceFigures { device, holder, figures, notes } in &self.devices {
             let (path, source) =
                 (terminal::foreign(&device.path), terminal::foreign(&device.source));
             writeln!(f, "\n{path}  {source}")?;
@@ -251,6 +255,7 @@ impl fmt::Display for Served {
                 writeln!(f, "{}", terminal::foreign(&holder.to_string()))?;
             }
             figures.iter().try_for_each(|figure| writeln!(f, "{figure}"))?;
+            notes.iter().try_for_each(|note| writeln!(f, "note: {}", terminal::foreign(note)))?;
         }
         Ok(())
     }
@@ -306,6 +311,7 @@ pub mod tests {
                 Figure::count("groups", groups).since_start().into(),
                 Figure::bytes("pages_used", 65536).into(),
             ],
+            notes: Vec::from_iter((groups == 3).then(|| "nobody tells:\n\"why\"".to_owned())),
         };
         let client = ClientRow {
             client: 7,
@@ -363,6 +369,7 @@ pages_used                         64.0 KiB
 /a \"b\"  uhs:/srv/a \"b\"
 groups                                    3
 pages_used                         64.0 KiB
+note: nobody tells:\\n\"why\"
 ";
         assert_eq!(&text[end..], expected);
         let alone = Served { clients: Vec::new(), clients_left_out: 0, ..example() };

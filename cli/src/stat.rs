@@ -152,8 +152,6 @@ struct Shown<'a> {
     #[serde(flatten)]
     snapshot: &'a Snapshot,
     connection: u32,
-    #[serde(skip_serializing_if = "<[String]>::is_empty")]
-    notes: &'a [String],
 }
 
 impl Watched for Source<'_> {
@@ -173,13 +171,9 @@ impl Watched for Source<'_> {
             return print(&prometheus::text(connection, snapshot));
         }
         if args.json {
-            return print_json(&Shown { snapshot, connection: connection.id, notes: &self.notes });
+            return print_json(&Shown { snapshot, connection: connection.id });
         }
-        let mut text = snapshot.to_string();
-        for note in &self.notes {
-            let _ = writeln!(text, "\nnote: {note}");
-        }
-        print(&text)
+        print(&snapshot.to_string())
     }
 
     fn is_there(&self) -> bool {
@@ -230,22 +224,20 @@ struct Source<'a> {
     collector: Option<Collector>,
     /// The statistics of the daemon when tracing of the kernel began.
     before: Option<Snapshot>,
-    notes: Vec<String>,
 }
 
 impl<'a> Source<'a> {
     fn open(target: &'a Target, kernel: Option<&KernelArgs>) -> Result<Self> {
         let Some(kernel) = kernel else {
-            return Ok(Source { target, collector: None, before: None, notes: Vec::new() });
+            return Ok(Source { target, collector: None, before: None });
         };
         let wanted = Wanted { connection: Some(target.connection.id), ..Wanted::default() };
         let collector = kernel.start(wanted)?;
-        let notes = collector.notes().to_vec();
         let before = match &target.ours {
             Some(found) => Some(control::stat(found)?),
             None => None,
         };
-        Ok(Source { target, collector: Some(collector), before, notes })
+        Ok(Source { target, collector: Some(collector), before })
     }
 
     /// The present counts, of the daemon and the kernel over the same time.
@@ -258,17 +250,18 @@ impl<'a> Source<'a> {
         collector.refresh().map_err(Failure::failed)?;
         let mut snapshot = collector.snapshot(id).map_err(Failure::failed)?;
         let losses = collector.losses().map_err(Failure::failed)?;
-        self.notes = collector.notes().to_vec();
-        self.notes.extend(losses.describe());
+        snapshot.notes = collector.notes().to_vec();
+        snapshot.notes.extend(losses.describe());
         if let (Some(found), Some(before)) = (&self.target.ours, &self.before) {
             let user = control::stat(found)?.since(before);
             snapshot.ops.extend(user.ops);
             snapshot.ops.sort_by_key(|stats| (stats.stage, stats.op));
             snapshot.gauges = user.gauges;
             snapshot.figures = user.figures;
+            snapshot.notes.extend(user.notes);
         }
         if snapshot.ops.iter().all(|stats| stats.stage != Stage::Total) {
-            self.notes.push("no request ended during this time".to_owned());
+            snapshot.notes.push("no request ended during this time".to_owned());
         }
         Ok(snapshot)
     }

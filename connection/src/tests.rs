@@ -92,6 +92,7 @@ impl FileSystem for Giving {
         Ok(())
     }
     fn figures(&self) -> Vec<Figure> { vec![Figure::count("secrets", 1)] }
+    fn notes(&self) -> Vec<String> { vec!["a secret".to_owned()] }
     fn forget(&self, _: Ino, lookups: u64) { self.lookups.fetch_sub(lookups as i64, Ordering::Relaxed); }
     fn release(&self, _: &Context<'_>, _: File, _: ReleaseArgs) -> Result<()> {
         self.opens.fetch_sub(1, Ordering::Relaxed);
@@ -244,11 +245,12 @@ fn reached(fs: &Giving) -> BTreeSet<&'static str> {
 
 /// They tell of what other users do.
 #[test]
-fn no_client_sees_the_figures_of_the_file_system() {
+fn no_client_sees_the_figures_and_notes_of_the_file_system() {
     let fs = Arc::new(Giving::default());
-    assert_eq!(fs.figures().len(), 1);
+    assert_eq!((fs.figures().len(), fs.notes().len()), (1, 1));
     for uid in [0, 5] {
-        assert_eq!(connection(&fs, uid).figures(), []);
+        let connection = connection(&fs, uid);
+        assert_eq!((connection.figures(), connection.notes()), (Vec::new(), Vec::new()));
     }
 }
 
@@ -405,6 +407,7 @@ fn each_method_of_the_contract_is_written_and_checked() {
         "attached",
         "detached",
         "figures",
+        "notes",
         "failure_domain",
         "lifecycle",
         "statfs",

@@ -92,6 +92,13 @@ pub trait FileSystem: Send + Sync {
         Vec::new()
     }
 
+    /// Sentences for the operator about what the file system does not do at this moment, and why: one line each, and few of
+    /// them. None if there is nothing to say. A frontend shows them after the [`figures`](FileSystem::figures), at the same times,
+    /// and to the same people.
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     // ---- names ----------------------------------------------------------------------------
 
     /// Looks up `name` in the directory `parent`, which adds a lookup. Fails with `ENOENT` if there

@@ -139,6 +139,7 @@ impl Recorder {
             ops,
             gauges: Default::default(),
             figures: Vec::new(),
+            notes: Vec::new(),
         }
     }
 }

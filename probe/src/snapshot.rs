@@ -25,7 +25,13 @@ pub struct Snapshot {
     /// Figures of the file system about itself, in its order.
     #[serde(default)]
     pub figures: Vec<FigureStats>,
+    /// Sentences of the file system about what it does not do, and limitations of the measurement.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
+
+/// The most notes of a file system, and the most characters of each.
+const NOTES: (usize, usize) = (16, 400);
 
 /// A figure of a file system; see [`defuse_fs::Figure`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,11 +109,14 @@ pub struct OpStats {
 }
 
 impl Snapshot {
-    /// Adds the figures of a file system; none after a panic.
+    /// Adds the figures and the notes of a file system; none after a panic.
     #[must_use]
     pub fn with_figures(mut self, fs: &dyn FileSystem) -> Self {
-        let figures = catch_unwind(AssertUnwindSafe(|| fs.figures())).unwrap_or_default();
+        let ask = AssertUnwindSafe(|| (fs.figures(), fs.notes()));
+        let (figures, notes) = catch_unwind(ask).unwrap_or_default();
         self.figures.extend(figures.into_iter().map(FigureStats::from));
+        let bounded = |note: String| note.chars().take(NOTES.1).collect();
+        self.notes.extend(notes.into_iter().take(NOTES.0).map(bounded));
         self
     }
 
@@ -144,11 +153,12 @@ impl Snapshot {
             ops: ops.collect(),
             gauges: self.gauges.clone(),
             figures: FigureStats::since(&self.figures, &earlier.figures),
+            notes: self.notes.clone(),
         }
     }
 
-    /// Adds the measurements of another session. Gauges and figures are added, and the duration is the
-    /// longer one.
+    /// Adds the measurements of another session. Gauges and figures are added, the duration is the longer one, and each note
+    /// is there once.
     pub fn merge(&mut self, other: &Snapshot) {
         self.started_unix_ms = match self.started_unix_ms {
             0 => other.started_unix_ms,
@@ -172,6 +182,11 @@ impl Snapshot {
             match self.figures.iter_mut().find(|own| own.name == figure.name) {
                 Some(own) => own.value = own.value.saturating_add(figure.value),
                 None => self.figures.push(figure.clone()),
+            }
+        }
+        for note in &other.notes {
+            if !self.notes.contains(note) {
+                self.notes.push(note.clone());
             }
         }
     }
@@ -213,8 +228,14 @@ impl fmt::Display for Snapshot {
         if !self.figures.is_empty() {
             writeln!(f)?;
         }
-        self.figures.iter().try_for_each(|figure| writeln!(f, "{figure}"))
+        self.figures.iter().try_for_each(|figure| writeln!(f, "{figure}"))?;
+        self.notes.iter().try_for_each(|note| writeln!(f, "\nnote: {}", one_line(note)))
     }
+}
+
+/// A note may come from another process, and must not look like several lines.
+fn one_line(note: &str) -> String {
+    note.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 
 fn write_row(f: &mut fmt::Formatter<'_>, stats: &OpStats, total_ns: u64) -> fmt::Result {
@@ -268,6 +289,8 @@ impl fmt::Display for Bytes {
 
 #[cfg(test)]
 mod tests {
+    use defuse_fs::{Attr, Context, DirBuf, Entry, Errno, Fh, File, Ino, Name, Result};
+
     use super::*;
     use crate::Recorder;
 
@@ -323,6 +346,34 @@ mod tests {
     }
 
     #[test]
+    fn notes_of_a_file_system_are_bounded_and_each_is_shown_once() {
+        struct Talkative;
+        impl FileSystem for Talkative {
+            fn notes(&self) -> Vec<String> {
+                (0..100).map(|number| format!("{number} {}", "x".repeat(1000))).collect()
+            }
+            fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
+                Err(Errno::ENOENT)
+            }
+            fn getattr(&self, _: &Context<'_>, _: Ino, _: Option<Fh>) -> Result<Attr> {
+                Err(Errno::ENOENT)
+            }
+            fn readdir(&self, _: &Context<'_>, _: File, _: u64, _: &mut DirBuf<'_>) -> Result<()> {
+                Ok(())
+            }
+        }
+        let noted = Snapshot::default().with_figures(&Talkative);
+        assert_eq!(noted.notes.len(), NOTES.0);
+        assert!(noted.notes.iter().all(|note| note.chars().count() == NOTES.1));
+        assert_eq!(noted.since(&Snapshot::default()).notes, noted.notes);
+        let mut both = noted.clone();
+        both.merge(&noted);
+        assert_eq!(both.notes, noted.notes);
+        let json = serde_json::to_string(&Snapshot::default()).unwrap();
+        assert!(!json.contains("notes"), "{json}");
+    }
+
+    #[test]
     fn the_table_has_the_expected_text() {
         let mut snapshot = Snapshot { span_ns: 12_340_000_000, ..Snapshot::default() };
         let mut latency = Histogram::default();
@@ -334,6 +385,7 @@ mod tests {
         snapshot.figures.push(Figure::count("groups", 12).since_start().into());
         snapshot.figures.push(Figure::bytes("dirty", 0).into());
         snapshot.figures.push(Figure::bytes("device_written", 8192).since_start().into());
+        snapshot.notes.push("no messages:\n\u{1b}[2Jwhy".to_owned());
         let expected = "\
 12.34 s measured
 
@@ -345,6 +397,8 @@ workers                     2
 groups                                   12
 dirty                                     -
 device_written                      8.0 KiB
+
+note: no messages:\u{fffd}\u{fffd}[2Jwhy
 ";
         assert_eq!(snapshot.to_string(), expected);
     }

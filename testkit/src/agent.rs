@@ -10,6 +10,8 @@ use std::os::unix::fs::{
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::posix::sys::{self, LockCommand, LockKind};
+
 /// Open files by the names that the caller gave them.
 #[derive(Debug, Default)]
 pub struct Agent {
@@ -61,6 +63,14 @@ impl Agent {
             ["mkdir", path] => said(DirBuilder::new().mode(0o700).create(path)),
             ["hold", id, path] => {
                 let file = File::open(path)?;
+                let inode = inode(&file)?;
+                self.held().insert((*id).to_owned(), Arc::new(file));
+                Ok(inode)
+            }
+            ["lock", id, path] => {
+                let file = OpenOptions::new().read(true).write(true).open(path)?;
+                // By the C library, because a run does not replace system calls of programs that are executed later.
+                sys::lock(&file, LockCommand::Set, LockKind::Write, 0, 0)?;
                 let inode = inode(&file)?;
                 self.held().insert((*id).to_owned(), Arc::new(file));
                 Ok(inode)

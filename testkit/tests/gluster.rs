@@ -43,13 +43,14 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
             _ => timed("sqlite3", || sqlite_commits(mount.path())),
         }
         timed("exercisers", || random_operations_match_their_model(mount.path(), volume));
-        timed("last write and unmount", || the_last_write_survives_an_unmount(mount));
+        timed("last write", || the_last_write_survives_an_unmount(mount));
         let mount = self::mount(&servers, volume, place.path());
         the_last_write_is_there(mount.path());
         timed("kill", || {
             a_killed_daemon_frees_its_locks_and_keeps_synced_data(&servers, mount, volume)
         });
     }
+    timed("unmount", || an_unmount_takes_a_fraction_of_the_end_of_libgfapi(&servers));
     timed("two clients", || two_clients_see_each_other(&servers));
     timed("set-user-id", || a_write_for_another_user_drops_set_user_id(&servers));
     timed("refused", || a_change_of_names_that_a_kernel_refuses_leaves_them_alone(&servers));
@@ -186,11 +187,38 @@ fn sqlite_commits(dir: &Path) {
 fn the_last_write_survives_an_unmount(mount: Mount) {
     let bytes = vec![7; 16 << 20];
     fs::write(mount.path().join("last"), &bytes).unwrap();
-    let begun = Instant::now();
     mount.end().unwrap();
-    let took = begun.elapsed();
-    // The promise is one second, but other work shares the machine.
-    assert!(took < Duration::from_secs(30), "the unmount took {took:?}");
+}
+
+/// The promise is a second after the last write. Other work shares the machine, so that the measure is libgfapi's own end, which
+/// runs meanwhile in this process and takes nine seconds: a daemon that waited for it would take as long.
+fn an_unmount_takes_a_fraction_of_the_end_of_libgfapi(servers: &Servers) {
+    servers.enter().unwrap();
+    let options = defuse_gluster::Options { in_application: true, ..Default::default() };
+    let fs = defuse_gluster::Gluster::connect(&format!("//{HOST}/dist"), &options).unwrap();
+    let is_ending = || {
+        let threads = fs::read_dir("/proc/self/task").unwrap();
+        let mut names =
+            threads.filter_map(|it| fs::read_to_string(it.unwrap().path().join("comm")).ok());
+        names.any(|name| name.trim_end() == "gluster-end")
+    };
+    assert!(!is_ending(), "another volume ends");
+    let own = Instant::now();
+    drop(fs);
+    let unmount = |_| {
+        let place = mounted::scratch().unwrap();
+        let mount = mount(servers, "dist", place.path());
+        fs::write(mount.path().join("last"), vec![7; 1 << 20]).unwrap();
+        let begun = Instant::now();
+        mount.end().unwrap();
+        begun.elapsed()
+    };
+    let all = [0, 1, 2].map(unmount);
+    let shortest = all.iter().min().unwrap();
+    until("the own end of libgfapi", || !is_ending());
+    let own = own.elapsed();
+    println!("unmounts after a write: {all:?}; the own end of libgfapi: {own:?}");
+    assert!(*shortest < own / 9, "unmounts take {all:?}, the own end of libgfapi {own:?}");
 }
 
 fn the_last_write_is_there(dir: &Path) {

@@ -463,8 +463,8 @@ fn new_options_take_no_more_memory_than_in_the_native_client(cluster: &Cluster) 
     println!("  20 new graphs: {grown} KiB, GlusterFS's own client {native_grown} KiB");
     all_went_on(&ours, here.path());
     all_went_on(&theirs, native.path());
-    // A graph takes about a megabyte and a half.
-    assert!(grown < 2 * native_grown + 20 * 1536, "{grown} KiB beside {native_grown} KiB");
+    // A graph that leaks twice as much is noticed. Memory that is not given back yet differs by a few megabytes.
+    assert!(grown < native_grown * 3 / 2 + 4096, "{grown} KiB beside {native_grown} KiB");
     drop(native);
     here.end().unwrap();
 }

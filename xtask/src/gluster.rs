@@ -1,8 +1,9 @@
 //! Volumes of GlusterFS on this machine, for tests and to try them.
 
 use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::command;
 use crate::packages::{Tool, provide};
@@ -49,5 +50,6 @@ pub fn run(args: &GlusterArgs) -> Result<()> {
         Task::Down => volumes.arg("down"),
         Task::Run { command } => volumes.arg("run").args(command),
     };
-    command::run(&mut volumes)
+    // In place of this process, so that whoever kills it kills the one whose end is the end of the servers.
+    Err(volumes.exec()).with_context(|| format!("cannot start {}", command::line(&volumes)))
 }

@@ -19,10 +19,12 @@ const WAITING: &[&str] = &[
     "gluster",
     "gluster_clients",
     "gluster_faults",
+    "gluster_frontends",
     "mounted_posix",
     "permissions",
     "run_suites",
     "several_clients",
+    "volumes",
 ];
 
 /// Runs them, and then the examples of the documentation.

@@ -3,6 +3,8 @@
 use std::ffi::CString;
 use std::path::Path;
 
+use crate::Options;
+
 /// The parts of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
@@ -44,14 +46,23 @@ impl Address {
         if !volume.bytes().all(fits) {
             return Err(wrong("the volume has other characters than letters, digits, - and _"));
         }
-        let directory = parts
-            .map(|part| match part {
-                "." | ".." => Err(wrong("the directory has . or ..")),
-                part if part.len() > defuse_fs::NAME_MAX => Err(wrong("a name is too long")),
-                part => CString::new(part).map_err(|_| wrong("the directory has a NUL")),
-            })
-            .collect::<Result<_, _>>()?;
+        let directory = names(parts).map_err(wrong)?;
         Ok(Address { hosts, volume: volume.to_owned(), directory, volfile: None })
+    }
+
+    /// Parses the text after `gluster:` with the option `sub-directory`, which excludes a directory in the text.
+    pub fn with_options(rest: &str, options: &Options) -> Result<Address, String> {
+        let mut address = Address::parse(rest)?;
+        let Some(path) = &options.sub_directory else { return Ok(address) };
+        if !address.directory.is_empty() {
+            return Err(format!(
+                "source gluster:{rest}: its directory and sub-directory={path} exclude each other: leave one of \
+                 them out"
+            ));
+        }
+        let parts = path.split('/').filter(|part| !part.is_empty());
+        address.directory = names(parts).map_err(|why| format!("sub-directory={path}: {why}"))?;
+        Ok(address)
     }
 
     /// The volume that a file describes. Its name is that of the file.
@@ -65,6 +76,16 @@ impl Address {
             volfile: Some(CString::new(path).map_err(|_| wrong("it has a NUL"))?),
         })
     }
+}
+
+/// The names on the way to a directory, or the reason why they cannot be.
+fn names<'a>(parts: impl Iterator<Item = &'a str>) -> Result<Vec<CString>, &'static str> {
+    let name = |part: &str| match part {
+        "." | ".." => Err("the directory has . or .."),
+        part if part.len() > defuse_fs::NAME_MAX => Err("a name is too long"),
+        part => CString::new(part).map_err(|_| "the directory has a NUL"),
+    };
+    parts.map(name).collect()
 }
 
 /// True for a host name and for an address of IPv4 or IPv6.
@@ -87,6 +108,24 @@ mod tests {
         let address = Address::parse("/etc/own volume.vol").unwrap();
         assert_eq!(address.volume, "own volume");
         assert_eq!(address.volfile, Some(c"/etc/own volume.vol".to_owned()));
+    }
+
+    #[test]
+    fn a_directory_is_named_once() {
+        let with = |rest: &str, path: &str| {
+            let sub_directory = Some(path.to_owned());
+            Address::with_options(rest, &Options { sub_directory, ..Options::default() })
+        };
+        let expected = Address::parse("//h/v/x/y z");
+        assert_eq!(with("//h/v", "/x//y z/"), expected);
+        assert_eq!(with("//h/v/", "x/y z"), expected);
+        let twice = with("//h/v/x", "y").unwrap_err();
+        assert!(twice.contains("sub-directory=y exclude each other"), "{twice}");
+        for path in ["..", "x/../..", "./x", &"x".repeat(256)] {
+            let error = with("//h/v", path).unwrap_err();
+            assert!(error.starts_with(&format!("sub-directory={path}: ")), "{error}");
+        }
+        assert_eq!(with("/own.vol", "x").unwrap().directory, [c"x".to_owned()]);
     }
 
     #[test]

@@ -51,8 +51,9 @@ pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
         None => servers(address, options)?,
     };
     let asks = match &address.volfile {
-        // Nobody knows the servers, if there are some.
-        Some(_) => None,
+        Some(_) => {
+            Err("a volume file does not say who knows whether servers tell of changes".to_owned())
+        }
         None => {
             reach(&servers, options.transport)?;
             asks(address, &servers, options)
@@ -67,7 +68,7 @@ pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
             .map(|(server, port)| Ok((text(server)?, *port)))
             .collect::<Result<_, String>>()?,
         log_level: options.log_level,
-        translators: translators(&address.volume, options, asks.is_some())?,
+        translators: translators(&address.volume, options, asks.is_ok())?,
         ends: options.in_application,
     };
     let known = match &address.volfile {
@@ -91,30 +92,28 @@ pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
         takes_turns: options.keeps_here || options.in_application,
     };
     let watch = Watch::new(options.valid_for, options.keeps_here);
+    let asks = asks.map_err(|reason| watch.note_reason(reason)).ok();
     let gluster = Gluster::new(volume, root, settings, (watch, asks));
     Ok(if options.keeps_here { gluster.keeping_answers() } else { gluster })
 }
 
 /// The questions to the servers whether they tell of changes by other clients, and the time for which frontends
-/// may keep what they know; `None` if frontends may not.
+/// may keep what they know, or the reason why they may not.
 fn asks(
     address: &Address,
     servers: &[(String, u16)],
     options: &Options,
-) -> Option<(Asks, Duration)> {
+) -> Result<(Asks, Duration), String> {
     let asks = Asks {
         servers: servers.to_vec(),
         transport: options.transport,
         volume: address.volume.clone(),
         at_most: options.told_for,
     };
-    match asks.long() {
-        Ok(long) => Some((asks, long)),
-        Err(reason) => {
-            log::info!("names and attributes are kept for {:?}: {reason}", options.valid_for);
-            None
-        }
-    }
+    let long = asks.long().inspect_err(|reason| {
+        log::info!("names and attributes are kept for {:?}: {reason}", options.valid_for);
+    })?;
+    Ok((asks, long))
 }
 
 /// The options of the translators of GlusterFS's client, which differ from those of the volume.

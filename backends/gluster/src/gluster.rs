@@ -146,7 +146,7 @@ impl Gluster {
     /// A text that names the object and the next step: a wrong form, a missing library, servers that cannot
     /// be reached, a volume or a directory that is not there.
     pub fn connect(address: &str, options: &Options) -> Result<Gluster, String> {
-        connect::open(&Address::parse(address)?, options)
+        connect::open(&Address::with_options(address, options)?, options)
     }
 
     pub(crate) fn new(
@@ -210,21 +210,27 @@ impl Gluster {
     pub(crate) fn start_telling(&self) {
         let Some((asks, long)) = self.asks.clone() else { return };
         if let Err(errno) = upcalls::take(&self.volume, &self.watch.inbox) {
-            log::warn!("names and attributes are kept for a short time: no upcalls: {errno}");
+            self.cannot_tell(&format!("no upcalls: {errno}"));
             return;
         }
         let (volume, inbox) = (Arc::clone(&self.volume), Arc::clone(&self.watch.inbox));
         let thread = std::thread::Builder::new().name("gluster-inbox".to_owned());
         if let Err(error) = thread.spawn(move || upcalls::receive(&volume, &inbox)) {
-            log::warn!("names and attributes are kept for a short time: no thread: {error}");
+            self.cannot_tell(&format!("no thread: {error}"));
             return;
         }
         let (watch, nodes) = (Arc::clone(&self.watch), Arc::clone(&self.nodes));
-        let teller = Teller { watch, nodes, volume: Arc::clone(&self.volume), asks, long };
+        let (volume, refusal) = (Arc::clone(&self.volume), None);
+        let teller = Teller { watch, nodes, volume, asks, long, refusal };
         let thread = std::thread::Builder::new().name("gluster-upcalls".to_owned());
         if let Err(error) = thread.spawn(move || teller.run()) {
-            log::warn!("names and attributes are kept for a short time: no thread: {error}");
+            self.cannot_tell(&format!("no thread: {error}"));
         }
+    }
+
+    fn cannot_tell(&self, why: &str) {
+        log::warn!("names and attributes are kept for a short time: {why}");
+        self.watch.note_reason(why);
     }
 
     /// The supplementary groups of the caller; none where nobody knows them.
@@ -435,6 +441,17 @@ impl Gluster {
             let Ok(stat) = self.look_at(dir, asked) else { return false };
             is_past(stat.st_ctime, SystemTime::now())
         })
+    }
+
+    /// The reason why names and attributes are kept for a short time, if they are.
+    pub(crate) fn short_times(&self) -> Vec<String> {
+        let here = self.answers.as_ref().map_or(Duration::ZERO, |_| self.settings.untold_for);
+        let time = self.watch.short().max(here);
+        let note = |why| match time.is_zero() {
+            true => format!("names and attributes are not kept: {why}"),
+            false => format!("names and attributes are kept for {time:?}: {why}"),
+        };
+        self.watch.why_short().map(note).into_iter().collect()
     }
 
     /// Numbers of answers that are kept here.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_fs::FileSystem;
-use defuse_fs::source::Value::{Choice, Number, Seconds};
+use defuse_fs::source::Value::{Choice, Number, Seconds, Text};
 use defuse_fs::source::{
     About, Description, Error, Files, Frontend, Locks, Opt, Rest, Result, Sharing, Threads,
 };
@@ -52,6 +52,12 @@ const OPTIONS: &[Opt<Options>] = &[
         "port of the servers (default 24007)"),
     Opt::new("volfile-server-port", Number(1, 65535, |o, n| o.port = n as u16),
         "the same as port, as GlusterFS's own client has it"),
+    Opt::new("sub-directory", Text("PATH", "a directory of the volume",
+            |o, path| {
+                o.sub_directory = Some(path.to_owned());
+                (!path.is_empty()).then_some(())
+            }),
+        "the same as a directory after VOLUME, as GlusterFS's own client has it"),
     Opt::new("valid", Seconds(|o, time| (o.valid_for, o.untold_for) = (time, Duration::ZERO)),
         "changes of other clients are seen after at most this time (default 1)"),
     Opt::new("upcalls", Seconds(|o, time| o.told_for = time),
@@ -83,7 +89,7 @@ fn open(rest: &OsStr, options: Options) -> Result<Arc<dyn FileSystem>> {
     let text = rest.to_str().ok_or_else(|| {
         Error::Usage(format!("source gluster:{} is not valid UTF-8", rest.display()))
     })?;
-    let address = Address::parse(text).map_err(Error::Usage)?;
+    let address = Address::with_options(text, &options).map_err(Error::Usage)?;
     Ok(Arc::new(connect::open(&address, &options).map_err(Error::Failed)?))
 }
 
@@ -107,6 +113,9 @@ mod tests {
         };
         assert_eq!(set, expected);
         assert_eq!(with(&["volfile-server-port=7"]).map(|set| set.port), Ok(7));
+        let below = with(&["sub-directory=/a/b"]).map(|set| set.sub_directory);
+        assert_eq!(below, Ok(Some("/a/b".to_owned())));
+        assert!(with(&["sub-directory="]).unwrap_err().to_string().contains("a directory"));
         let of = |frontend: Frontend| KIND.settings(&frontend, &[] as &[&str]).unwrap();
         let server = Frontend { locks: Locks::FileSystem, ..Frontend::default() };
         let of_server = of(server.clone());

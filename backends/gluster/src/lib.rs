@@ -57,8 +57,10 @@ impl Transport {
 }
 
 /// Options of a volume.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
+    /// The directory that is served as the root, in place of one in the address.
+    pub sub_directory: Option<String>,
     /// Amount that libgfapi writes to the standard error: 0 (nothing) to 9 (everything).
     pub log_level: u8,
     /// The transport.
@@ -85,6 +87,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Options {
+            sub_directory: None,
             log_level: 3,
             transport: Transport::Tcp,
             port: 0,

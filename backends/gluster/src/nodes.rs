@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::collections::HashMap;
+use std::num::NonZeroU64;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,8 @@ use crate::volume::Gfid;
 #[derive(Debug)]
 pub struct Nodes {
     inner: Mutex<Inner>,
+    /// The time before which this client has made nothing.
+    begun: Instant,
 }
 
 #[derive(Debug)]
@@ -44,26 +47,36 @@ struct Kept {
     told: bool,
 }
 
+/// A known inode. There may be millions of them, so that it is small.
 #[derive(Debug)]
 struct Node {
     gfid: Gfid,
     lookups: u64,
-    /// The directory in which it was found last.
-    parent: Option<Gfid>,
+    /// The directory in which it was found last; [`NOWHERE`] if none is known.
+    parent: Gfid,
+    /// Fields that few inodes need.
+    more: Option<Box<More>>,
+    /// The time when this client made it, without attributes since, in nanoseconds from a moment before the first one.
+    made: Option<NonZeroU64>,
+}
+
+const _: () = assert!(size_of::<(u64, Node)>() <= 64);
+
+/// The identity of no inode.
+const NOWHERE: Gfid = [0; 16];
+
+#[derive(Debug, Default)]
+struct More {
     /// A frontend keeps its attributes, or names in it, for long.
     kept: Option<Kept>,
     /// Its open files, by which it is reached after its last name was removed.
     open: Vec<Fh>,
-    /// The time when this client made it, without attributes since.
-    made: Option<Instant>,
 }
 
 impl Nodes {
     /// Only the root is known.
     pub fn new(root: Gfid) -> Nodes {
-        let node =
-            Node { gfid: root, lookups: 0, parent: None, kept: None, open: Vec::new(), made: None };
-        let by_number = HashMap::from([(Ino::ROOT.0, node)]);
+        let by_number = HashMap::from([(Ino::ROOT.0, Node::new(root))]);
         let by_gfid = HashMap::from([(root, Ino::ROOT.0)]);
         Nodes {
             inner: Mutex::new(Inner {
@@ -73,6 +86,7 @@ impl Nodes {
                 kept: 0,
                 searched: None,
             }),
+            begun: Instant::now(),
         }
     }
 
@@ -84,11 +98,10 @@ impl Nodes {
         if number == next {
             inner.next += 1;
         }
-        let new = Node { gfid, lookups: 0, parent: None, kept: None, open: Vec::new(), made: None };
-        let node = inner.by_number.entry(number).or_insert(new);
+        let node = inner.by_number.entry(number).or_insert_with(|| Node::new(gfid));
         if number != Ino::ROOT.0 {
             node.lookups += 1;
-            node.parent = parent.or(node.parent);
+            node.parent = parent.unwrap_or(node.parent);
         }
         Ino(number)
     }
@@ -100,9 +113,10 @@ impl Nodes {
         node.lookups = node.lookups.saturating_sub(lookups);
         if node.lookups == 0 && ino != Ino::ROOT {
             let gfid = node.gfid;
-            let removed = inner.by_number.remove(&ino.0);
+            let mut removed = inner.by_number.remove(&ino.0);
             inner.by_gfid.remove(&gfid);
-            inner.kept -= usize::from(removed.as_ref().is_some_and(|node| node.kept.is_some()));
+            let is_kept = removed.as_mut().is_some_and(|node| node.kept().is_some());
+            inner.kept -= usize::from(is_kept);
             drop(inner);
             // Outside of the lock, because it calls libgfapi.
             drop(removed);
@@ -121,7 +135,7 @@ impl Nodes {
 
     /// The directory in which an inode was found last, as far as it is known.
     pub fn parent(&self, ino: Ino) -> Result<Option<Gfid>> {
-        self.with(ino, |node| node.parent)
+        self.with(ino, |node| (node.parent != NOWHERE).then_some(node.parent))
     }
 
     /// An inode was moved to `parent`.
@@ -130,7 +144,7 @@ impl Nodes {
         if let Some(number) = inner.by_gfid.get(&gfid).copied()
             && let Some(node) = inner.by_number.get_mut(&number)
         {
-            node.parent = Some(parent);
+            node.parent = parent;
         }
     }
 
@@ -152,7 +166,7 @@ impl Nodes {
         let Some(reference) = refer() else { return false };
         let mut inner = self.lock();
         let Some(node) = inner.by_number.get_mut(&ino.0) else { return false };
-        let old = node.kept.replace(Kept { _reference: reference, asked, told: false });
+        let old = node.more().kept.replace(Kept { _reference: reference, asked, told: false });
         inner.kept += usize::from(old.is_none());
         drop(inner);
         true
@@ -160,20 +174,21 @@ impl Nodes {
 
     /// True if a frontend keeps an inode for long.
     pub fn is_kept(&self, ino: Ino) -> bool {
-        self.with(ino, |node| node.kept.as_ref().is_some_and(|kept| !kept.told)).unwrap_or(false)
+        self.with(ino, |node| node.kept().is_some_and(|kept| !kept.told)).unwrap_or(false)
     }
 
     /// True if a frontend keeps attributes of an inode for long, which it shall do no longer. Messages about its name still
     /// arrive: without a reference, libgfapi forgot the inode, and the message about its next renaming was lost.
     pub fn take_attributes(&self, ino: Ino) -> bool {
         let take = |kept: &mut Kept| !std::mem::replace(&mut kept.told, true);
-        self.with(ino, |node| node.kept.as_mut().is_some_and(take)).unwrap_or(false)
+        self.with(ino, |node| node.kept().is_some_and(take)).unwrap_or(false)
     }
 
     /// True if a frontend keeps an inode for long, with its name, which it shall do no longer.
     pub fn take_kept(&self, ino: Ino) -> bool {
         let mut inner = self.lock();
-        let taken = inner.by_number.get_mut(&ino.0).and_then(|node| node.kept.take());
+        let node = inner.by_number.get_mut(&ino.0);
+        let taken = node.and_then(|node| node.take_kept(|_| true));
         inner.kept -= usize::from(taken.is_some());
         drop(inner);
         taken.is_some()
@@ -199,7 +214,8 @@ impl Nodes {
 
     /// This client has made an inode at `now`.
     pub fn made(&self, ino: Ino, now: Instant) {
-        let _ = self.with(ino, |node| node.made = Some(now));
+        let at = self.moment(now);
+        let _ = self.with(ino, |node| node.made = Some(at));
     }
 
     /// This client may have given an inode extended attributes.
@@ -209,34 +225,47 @@ impl Nodes {
 
     /// True if this client has made an inode less than `time` before `now`, and has given it no extended attributes.
     pub fn is_new(&self, ino: Ino, time: Duration, now: Instant) -> bool {
-        let is_early = |made: Instant| now.saturating_duration_since(made) < time;
+        let now = self.moment(now).get();
+        let is_early =
+            |made: NonZeroU64| u128::from(now.saturating_sub(made.get())) < time.as_nanos();
         self.with(ino, |node| node.made.is_some_and(is_early)).unwrap_or(false)
     }
 
     /// Notes an open file.
     pub fn opened(&self, ino: Ino, fh: Fh) {
-        let _ = self.with(ino, |node| node.open.push(fh));
+        let _ = self.with(ino, |node| node.more().open.push(fh));
     }
 
     /// An open file was released.
     pub fn released(&self, ino: Ino, fh: Fh) {
-        let _ = self.with(ino, |node| node.open.retain(|&open| open != fh));
+        let _ = self.with(ino, |node| {
+            if let Some(more) = &mut node.more {
+                more.open.retain(|&open| open != fh);
+            }
+            node.shrink();
+        });
     }
 
     /// The open files of an inode.
     pub fn open_files(&self, ino: Ino) -> Vec<Fh> {
-        self.with(ino, |node| node.open.clone()).unwrap_or_default()
+        let open = |node: &mut Node| node.more.as_ref().map(|more| more.open.clone());
+        self.with(ino, open).ok().flatten().unwrap_or_default()
     }
 
     /// An open file of the inode.
     pub fn any_open(&self, ino: Ino) -> Option<Fh> {
-        self.with(ino, |node| node.open.last().copied()).ok().flatten()
+        self.with(ino, |node| node.more.as_ref()?.open.last().copied()).ok().flatten()
     }
 
     /// Number of known inodes, with the root.
     #[cfg(test)]
     pub fn count(&self) -> usize {
         self.lock().by_number.len()
+    }
+
+    fn moment(&self, at: Instant) -> NonZeroU64 {
+        let since = at.saturating_duration_since(self.begun).as_nanos() as u64;
+        NonZeroU64::MIN.saturating_add(since)
     }
 
     fn with<T>(&self, ino: Ino, run: impl FnOnce(&mut Node) -> T) -> Result<T> {
@@ -252,9 +281,7 @@ impl Inner {
     fn take_kept(&mut self, is_wanted: impl Fn(&Kept) -> bool) -> Vec<(Ino, Kept)> {
         let nodes = self.by_number.iter_mut();
         let taken: Vec<_> = nodes
-            .filter_map(|(&number, node)| {
-                Some((Ino(number), node.kept.take_if(|it| is_wanted(it))?))
-            })
+            .filter_map(|(&number, node)| Some((Ino(number), node.take_kept(&is_wanted)?)))
             .collect();
         self.kept -= taken.len();
         taken
@@ -262,9 +289,32 @@ impl Inner {
 }
 
 impl Node {
+    fn new(gfid: Gfid) -> Node {
+        Node { gfid, lookups: 0, parent: NOWHERE, more: None, made: None }
+    }
+
+    fn more(&mut self) -> &mut More {
+        self.more.get_or_insert_default()
+    }
+
+    fn kept(&mut self) -> Option<&mut Kept> {
+        self.more.as_mut()?.kept.as_mut()
+    }
+
+    fn take_kept(&mut self, is_wanted: impl Fn(&Kept) -> bool) -> Option<Kept> {
+        let taken = self.more.as_mut()?.kept.take_if(|kept| is_wanted(kept));
+        self.shrink();
+        taken
+    }
+
+    /// Frees what it does not need any more.
+    fn shrink(&mut self) {
+        self.more.take_if(|more| more.kept.is_none() && more.open.is_empty());
+    }
+
     /// True if it is kept; it was asked for again.
     fn asked(&mut self, now: Instant) -> bool {
-        self.kept.as_mut().is_some_and(|kept| {
+        self.kept().is_some_and(|kept| {
             (kept.asked, kept.told) = (now, false);
             true
         })
@@ -343,6 +393,20 @@ mod tests {
         assert!(nodes.keep(ino, Duration::from_secs(9), || panic!("it has one")));
         assert!(nodes.is_kept(ino) && nodes.take_kept(ino) && !is_held());
         assert!(!nodes.is_kept(ino) && !nodes.take_attributes(ino));
+    }
+
+    #[test]
+    fn an_inode_is_small_again_after_its_files_are_closed_and_nothing_of_it_is_kept() {
+        let nodes = Nodes::new([1; 16]);
+        let ino = nodes.look_up([2; 16], None);
+        let is_small = || nodes.with(ino, |node| node.more.is_none()).unwrap();
+        assert!(is_small());
+        nodes.opened(ino, Fh(1));
+        assert!(nodes.keep(ino, Duration::from_secs(9), || Some(Box::new(()))));
+        assert_eq!((nodes.open_files(ino), nodes.any_open(ino)), (vec![Fh(1)], Some(Fh(1))));
+        nodes.released(ino, Fh(1));
+        assert!(!is_small() && nodes.take_kept(ino) && is_small());
+        assert_eq!((nodes.open_files(ino), nodes.any_open(ino)), (Vec::new(), None));
     }
 
     #[test]

@@ -9,7 +9,7 @@
 /// * `delegate!(to inner)` calls `self.inner`.
 /// * `delegate!(around inner)` passes each method that has a caller through the layer's own
 ///   `fn around<T>(&self, method: Method, cx: &Context<'_>, call: impl FnOnce(&F) -> Result<T>)
-///   -> Result<T>`. The others (`caps`, `negative_valid_for`, `attached`, `detached`, `figures`, `forget`,
+///   -> Result<T>`. The others (`caps`, `negative_valid_for`, `attached`, `detached`, `figures`, `notes`, `forget`,
 ///   `failure_domain`, `lifecycle`, `submit`,
 ///   `setlkw`) call `self.inner` directly, and bypass `around`.
 /// * `delegate!(map inner)` passes every argument but the context through the layer's own `fn
@@ -48,6 +48,7 @@ macro_rules! delegate {
         $crate::delegate! { @bare $how $skip
             detached(origin: $crate::Origin) -> $crate::Result<()> }
         $crate::delegate! { @bare $how $skip figures() -> ::std::vec::Vec<$crate::Figure> }
+        $crate::delegate! { @bare $how $skip notes() -> ::std::vec::Vec<::std::string::String> }
         $crate::delegate! { @bare $how $skip forget(ino: $crate::Ino, lookups: u64) -> () }
         $crate::delegate! { @bare $how $skip failure_domain(ino: $crate::Ino)
             -> ::std::option::Option<$crate::FailureDomain> }
@@ -153,6 +154,7 @@ macro_rules! delegate {
     (@bare $how:tt [attached $($s:ident)*] attached $($sig:tt)*) => {};
     (@bare $how:tt [detached $($s:ident)*] detached $($sig:tt)*) => {};
     (@bare $how:tt [figures $($s:ident)*] figures $($sig:tt)*) => {};
+    (@bare $how:tt [notes $($s:ident)*] notes $($sig:tt)*) => {};
     (@bare $how:tt [forget $($s:ident)*] forget $($sig:tt)*) => {};
     (@bare $how:tt [failure_domain $($s:ident)*] failure_domain $($sig:tt)*) => {};
     (@bare $how:tt [lifecycle $($s:ident)*] lifecycle $($sig:tt)*) => {};
@@ -275,6 +277,6 @@ mod tests {
             assert!(forwarded.iter().any(|text| table.contains(text)), "{name}");
             count += 1;
         }
-        assert_eq!(count, crate::layer::Method::ALL.len() + 10);
+        assert_eq!(count, crate::layer::Method::ALL.len() + 11);
     }
 }

@@ -77,7 +77,10 @@ fn down() -> Result<()> {
 /// Runs a program in the network of new volumes.
 fn run(program: &str, arguments: &[&str]) -> Result<ExitCode> {
     let servers = start()?;
-    let status = servers.command(Path::new(program)).args(arguments).status()?;
+    // The program ends with this one, also after SIGKILL: there is nothing left to work on.
+    let mut command = servers.command(Path::new("setpriv"));
+    command.args(["--pdeathsig", "KILL", "--", program]);
+    let status = command.args(arguments).status()?;
     Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
 }
 

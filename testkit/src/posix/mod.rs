@@ -17,7 +17,7 @@ mod names;
 mod permissions;
 mod rename;
 mod special;
-mod sys;
+pub(crate) mod sys;
 mod xattrs;
 
 pub use dir::{Dir, Skip};

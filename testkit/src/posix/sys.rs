@@ -7,7 +7,7 @@ use std::ptr;
 
 /// The lock commands of fcntl(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LockCommand {
+pub(crate) enum LockCommand {
     Set,
     SetWait,
     OfdSet,
@@ -15,7 +15,7 @@ pub(super) enum LockCommand {
 
 /// Type of a lock: `F_RDLCK`, `F_WRLCK`, `F_UNLCK`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LockKind {
+pub(crate) enum LockKind {
     Read,
     Write,
     Unlock,
@@ -37,7 +37,7 @@ fn flock(kind: LockKind, start: i64, len: i64) -> libc::flock {
 }
 
 /// Locks `len` bytes from `start`, where 0 means to the end, fcntl(2).
-pub(super) fn lock(
+pub(crate) fn lock(
     fd: impl AsFd,
     command: LockCommand,
     kind: LockKind,

@@ -219,6 +219,26 @@ pub const STEPS: &[Step] = &[
         when: When::Full,
         env: &[("DEFUSE_FULL", "1")],
         ..cargo(
+            "gluster-suites",
+            "pjdfstest, fsx, git, sqlite3, tar, rsync, make and all POSIX cases on mounts of volumes of GlusterFS",
+            TEST_TOOLS,
+            // The POSIX cases must be alone in their process.
+            &[
+                "test",
+                "--package",
+                "defuse-testkit",
+                "--test",
+                "gluster",
+                "--",
+                "--test-threads=1",
+                "--nocapture",
+            ],
+        )
+    },
+    Step {
+        when: When::Full,
+        env: &[("DEFUSE_FULL", "1")],
+        ..cargo(
             "gluster-faults",
             "faults of the servers of GlusterFS, also the long ones",
             TEST_TOOLS,

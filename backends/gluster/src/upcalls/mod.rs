@@ -41,6 +41,8 @@ pub(crate) struct Watch {
     /// Frontends keep nothing for long, and are not told: the answers are kept here.
     keeps_here: bool,
     attached: AtomicBool,
+    /// The reason why everything is kept for a short time, while it is.
+    why_short: Mutex<String>,
     /// A translator of the client acknowledges writes before the servers have them, or may do so as far as is known.
     holds_writes: AtomicBool,
 }
@@ -67,6 +69,7 @@ impl Watch {
             frontends: Mutex::default(),
             keeps_here,
             attached: AtomicBool::new(false),
+            why_short: Mutex::new("its servers were not asked yet".to_owned()),
             holds_writes: AtomicBool::new(true),
         }
     }
@@ -80,6 +83,8 @@ impl Watch {
         let mut frontends = lock(&self.frontends);
         frontends.push(notify);
         if frontends.len() == 2 {
+            // Before what was kept is taken back.
+            self.long_ms.store(0, Ordering::SeqCst);
             self.inbox.put_all();
         }
         frontends.len() == 1
@@ -87,9 +92,27 @@ impl Watch {
 
     /// Servers tell of changes for twice this time after they were asked; zero for those that do not.
     pub fn keep_for(&self, long: Duration) {
-        let single = lock(&self.frontends).len() <= 1;
-        let long = if single && long > self.short { long.as_millis() as u64 } else { 0 };
+        // A second frontend does not come in between.
+        let frontends = lock(&self.frontends);
+        let is_longer = frontends.len() <= 1 && long > self.short;
+        let long = if is_longer { long.as_millis() as u64 } else { 0 };
         self.long_ms.store(long, Ordering::SeqCst);
+    }
+
+    /// The reason why everything is kept for a short time, for as long as it is.
+    pub fn note_reason(&self, reason: impl Into<String>) {
+        *lock(&self.why_short) = reason.into();
+    }
+
+    /// The reason why everything is kept for a short time; `None` if it is not.
+    pub fn why_short(&self) -> Option<String> {
+        if self.is_on() {
+            return None;
+        }
+        match lock(&self.frontends).len() {
+            0 | 1 => Some(lock(&self.why_short).clone()),
+            count => Some(format!("{count} frontends share the volume")),
+        }
     }
 
     /// The configuration says if a translator of the client may acknowledge writes before the servers have them.
@@ -315,6 +338,19 @@ mod tests {
     }
 
     #[test]
+    fn the_reason_for_short_times_is_known_as_long_as_there_is_one() {
+        let (watch, ..) = watch();
+        assert_eq!(watch.why_short(), None);
+        watch.note_reason("the option is off");
+        watch.keep_for(Duration::ZERO);
+        assert_eq!(watch.why_short().unwrap(), "the option is off");
+        watch.keep_for(LONG);
+        assert_eq!(watch.why_short(), None);
+        watch.keep_for(SHORT);
+        assert!(watch.why_short().is_some());
+    }
+
+    #[test]
     fn directories_and_files_with_several_names_are_kept_for_a_short_time() {
         let (watch, _, ino) = watch();
         assert_eq!(watch.directory(D, (1, 1), watch.inbox.now()), SHORT);
@@ -325,8 +361,10 @@ mod tests {
     #[test]
     fn two_frontends_keep_everything_for_a_short_time() {
         let (watch, nodes, ino) = watch();
-        assert!(watch.attach(Arc::new(NoNotify)) && !watch.attach(Arc::new(NoNotify)));
+        assert!(watch.attach(Arc::new(NoNotify)) && watch.is_on());
+        assert!(!watch.attach(Arc::new(NoNotify)) && !watch.is_on());
         watch.keep_for(LONG);
+        assert_eq!(watch.why_short().unwrap(), "2 frontends share the volume");
         assert_eq!(watch.attributes(F, watch.inbox.now()), SHORT);
         assert!(!watch.listen(&nodes, ino, || Some(Box::new(()))));
     }

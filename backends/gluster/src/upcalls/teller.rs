@@ -109,6 +109,8 @@ pub(crate) struct Teller {
     pub asks: Asks,
     /// The time that the configuration allows.
     pub long: Duration,
+    /// The reason why it allows none.
+    pub refusal: Option<String>,
 }
 
 /// The state of the connections, as last seen.
@@ -223,11 +225,24 @@ impl Teller {
         let text = String::from_utf8_lossy(&seen.text);
         self.watch.note_writes(!seen.are_up || volfile::holds_writes(&text));
         // In this order: what is asked for from now on is told of.
-        self.watch.keep_for(if seen.are_up { self.long } else { Duration::ZERO });
+        self.keep(seen);
         if had_some {
             log::info!("a server of GlusterFS was away, or the volume has new options");
             self.watch.inbox.put_all();
         }
+    }
+
+    /// Frontends keep what they know for as long as configuration and connections allow.
+    fn keep(&self, seen: &Connections) {
+        if !seen.are_up {
+            self.watch.note_reason("not all of its servers are connected");
+        } else if let Some(reason) = &self.refusal {
+            self.watch.note_reason(reason.as_str());
+        } else {
+            // If it is no longer than the short time.
+            self.watch.note_reason(format!("its servers tell of changes for {:?}", 2 * self.long));
+        }
+        self.watch.keep_for(if seen.are_up { self.long } else { Duration::ZERO });
     }
 
     fn connections(&self, seen: &Connections) -> Connections {
@@ -251,19 +266,18 @@ impl Teller {
 
     /// Asks whether the option is still on, or on again.
     fn ask(&mut self, seen: &Connections) {
-        let long = self.asks.long();
-        if let Err(reason) = &long
+        let asked = self.asks.long();
+        if let Err(reason) = &asked
             && !self.long.is_zero()
         {
             log::info!("names and attributes are kept for a short time: {reason}");
         }
-        let long = long.unwrap_or_default();
-        if long == self.long {
-            return;
+        let (long, before) = (asked.as_ref().copied().unwrap_or_default(), self.long);
+        (self.long, self.refusal) = (long, asked.err());
+        if long != before {
+            self.keep(seen);
+            self.watch.inbox.put_all();
         }
-        self.long = long;
-        self.watch.keep_for(if seen.are_up { long } else { Duration::ZERO });
-        self.watch.inbox.put_all();
     }
 }
 

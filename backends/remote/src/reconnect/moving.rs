@@ -111,7 +111,7 @@ impl std::fmt::Debug for Moving {
 }
 
 impl FileSystem for Moving {
-    delegate!(to inner, except attached, detached, figures, negative_valid_for, failure_domain, getattr, statfs);
+    delegate!(to inner, except attached, detached, figures, notes, negative_valid_for, failure_domain, getattr, statfs);
 
     /// For the root directory, which every path leads through, a server that does not answer holds up few calls.
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> Result<Attr> {
@@ -148,5 +148,10 @@ impl FileSystem for Moving {
     fn figures(&self) -> Vec<Figure> {
         let present = self.inner.link.present();
         if present.is_dead() { Vec::new() } else { present.fs().figures() }
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let present = self.inner.link.present();
+        if present.is_dead() { Vec::new() } else { present.fs().notes() }
     }
 }
