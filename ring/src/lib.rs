@@ -2,7 +2,7 @@
 //! of completions and an arena for messages (`ring/SPEC.md`).
 //!
 //! [`pages`] are cached pages of a file, [`names`] are names with their attributes, and [`versions`] tell what has changed. The server
-//! alone writes them.
+//! alone writes them, through [`published`], behind which a test can put memory of its own.
 //!
 //! Neither side trusts the other one. A side copies each word and each message once, and checks the copy:
 //! whatever the other process writes meanwhile, the result is a message of its choice, or a [`Violation`].
@@ -16,6 +16,7 @@ mod marks;
 mod memory;
 pub mod names;
 pub mod pages;
+pub mod published;
 mod server;
 pub mod versions;
 

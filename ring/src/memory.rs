@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
@@ -177,26 +177,13 @@ impl Memory {
     }
 
     /// Bytes of the memory.
+    #[inline]
     pub(crate) fn len(&self) -> usize {
         self.len.load(Ordering::Acquire)
     }
 
-    /// The number of 64 bits at `at`, and everything that its writer wrote before it.
-    pub(crate) fn load64(&self, at: usize) -> u64 {
-        self.word64(at).load(Ordering::Acquire)
-    }
-
-    /// Writes the number of 64 bits at `at` after everything before it.
-    pub(crate) fn store64(&self, at: usize, value: u64) {
-        self.word64(at).store(value, Ordering::Release);
-    }
-
-    /// Adds to the number of 64 bits at `at`, modulo 2^64.
-    pub(crate) fn add64(&self, at: usize, value: u64) {
-        self.word64(at).fetch_add(value, Ordering::SeqCst);
-    }
-
-    fn word64(&self, at: usize) -> &AtomicU64 {
+    #[inline]
+    pub(crate) fn word64(&self, at: usize) -> &AtomicU64 {
         let len = self.len();
         assert!(at.is_multiple_of(8) && at < len && len - at >= 8, "a number at {at}");
         // SAFETY: as for `word`, with eight aligned bytes.
@@ -235,7 +222,8 @@ impl Memory {
         Ok(at)
     }
 
-    fn word(&self, at: usize) -> &AtomicU32 {
+    #[inline]
+    pub(crate) fn word(&self, at: usize) -> &AtomicU32 {
         let len = self.len();
         assert!(at.is_multiple_of(4) && at < len && len - at >= 4, "a word at {at}");
         // SAFETY: four aligned bytes within the mapping, which lives as long as `self`. This process reaches
@@ -243,6 +231,7 @@ impl Memory {
         unsafe { AtomicU32::from_ptr(self.start.add(at).cast()) }
     }
 
+    #[inline]
     fn range(&self, at: usize, len: usize) -> *mut u8 {
         let all = self.len();
         assert!(at <= all && all - at >= len, "{len} bytes at {at}");
@@ -278,6 +267,7 @@ impl Shared for Memory {
         fence(Ordering::SeqCst);
     }
 
+    #[inline]
     fn read(&self, at: usize, out: &mut [u8]) {
         let from = self.range(at, out.len());
         // SAFETY: the range lies within the mapping, and `out` elsewhere: no reference into the mapping to
@@ -331,12 +321,6 @@ fn counted(count: isize) -> Result<usize> {
     usize::try_from(count).map_err(|_| {
         Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
     })
-}
-
-/// A descriptor to read the memory of `fd`. A mapping through it cannot be made writable.
-pub(crate) fn reader_of(fd: &OwnedFd) -> Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
 }
 
 #[cfg(test)]

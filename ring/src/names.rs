@@ -7,18 +7,17 @@
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use rustix::fs::Mode;
 use rustix::io::{Errno, Result};
 use rustix::time::{ClockId, clock_gettime};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::memory::reader_of;
+use crate::Memory;
+use crate::published::{Published, Readable, Writable};
 use crate::versions::{hash, hash_of_dir};
-use crate::{Memory, Shared};
 
 /// The first word of the memory: "defuseN1".
 const MAGIC: u64 = u64::from_le_bytes(*b"defuseN1");
@@ -124,15 +123,14 @@ pub struct Found {
 pub type Place = u32;
 
 /// The server's side.
-pub struct Names {
-    memory: Memory,
-    fd: OwnedFd,
+pub struct Names<M: Writable = Published> {
+    memory: M,
     /// Each for sets of its own.
     locks: [Mutex<()>; LOCKS],
 }
 
 /// A client's side.
-pub struct NameReader(Memory);
+pub struct NameReader<M = Memory>(M);
 
 /// The places for a name.
 struct Sets {
@@ -155,9 +153,9 @@ impl Sets {
     }
 
     /// The slots that may have a name with this tag.
-    fn tagged(&self, memory: &Memory, tag: u32) -> impl Iterator<Item = usize> {
+    fn tagged(&self, memory: &impl Readable, tag: u32) -> impl Iterator<Item = usize> {
         let slots = self.all.into_iter().flat_map(slots_of);
-        slots.filter(move |slot| memory.load(tag_at(*slot)) == tag)
+        slots.filter(move |slot| memory.load32(tag_at(*slot)) == tag)
     }
 
     /// A slot of another name, where all are full.
@@ -178,9 +176,9 @@ fn slot_at(slot: usize) -> usize {
     AT_SLOTS + slot * size_of::<Slot>()
 }
 
-fn read(memory: &Memory, slot: usize) -> Slot {
+fn read(memory: &impl Readable, slot: usize) -> Slot {
     let mut bytes = [0; size_of::<Slot>()];
-    memory.read(slot_at(slot), &mut bytes);
+    memory.copy(slot_at(slot), &mut bytes);
     zerocopy::transmute!(bytes)
 }
 
@@ -191,11 +189,7 @@ impl Names {
     ///
     /// Those of memfd_create(2), ftruncate(2) and mmap(2).
     pub fn new() -> Result<Names> {
-        let (memory, fd) = Memory::sealed(BYTES)?;
-        // No other user can open it again for writing, through /proc.
-        rustix::fs::fchmod(&fd, Mode::RUSR)?;
-        memory.write(0, &MAGIC.to_ne_bytes());
-        Ok(Names { memory, fd, locks: std::array::from_fn(|_| Mutex::default()) })
+        Published::new(BYTES, MAGIC).map(Names::over)
     }
 
     /// A descriptor to read the memory, for [`NameReader::of`].
@@ -204,7 +198,14 @@ impl Names {
     ///
     /// Those of open(2) in /proc.
     pub fn reader(&self) -> Result<OwnedFd> {
-        reader_of(&self.fd)
+        self.memory.reader()
+    }
+}
+
+impl<M: Writable> Names<M> {
+    /// Names in this memory of [`BYTES`], all zero.
+    pub fn over(memory: M) -> Names<M> {
+        Names { memory, locks: std::array::from_fn(|_| Mutex::default()) }
     }
 
     fn lock(&self, of: usize) -> MutexGuard<'_, ()> {
@@ -242,7 +243,7 @@ impl Names {
         };
         let former = memory.load64(slot_at(slot) + AT_INO);
         self.write(slot, AT_DIR, &told.as_bytes()[AT_DIR..]);
-        memory.store(tag_at(slot), tag);
+        memory.store32(tag_at(slot), tag);
         (slot as Place, former)
     }
 
@@ -271,8 +272,8 @@ impl Names {
         let sequence = self.memory.load64(at);
         self.memory.store64(at, sequence + 1);
         // The odd number is there before anything of the change is.
-        fence(Ordering::Release);
-        self.memory.write(at + from, bytes);
+        self.memory.fence(Ordering::Release);
+        self.memory.put(at + from, bytes);
         self.memory.store64(at, sequence + 2);
     }
 }
@@ -294,6 +295,13 @@ impl NameReader {
         let is_known = memory.len() == BYTES && memory.load64(0) == MAGIC;
         if is_known { Ok(NameReader(memory)) } else { Err(Errno::INVAL) }
     }
+}
+
+impl<M: Readable> NameReader<M> {
+    /// The names in this memory.
+    pub fn over(memory: M) -> NameReader<M> {
+        NameReader(memory)
+    }
 
     /// Finds a name in `dir` as it was told last. `None` if it was not, or if that changes just now.
     pub fn find(&self, dir: u64, name: &[u8]) -> Option<Found> {
@@ -302,7 +310,7 @@ impl NameReader {
             let sequence = self.0.load64(slot_at(place));
             let slot = read(&self.0, place);
             // The copy is there before the number is looked at again.
-            fence(Ordering::Acquire);
+            self.0.fence(Ordering::Acquire);
             let is_whole = sequence.is_multiple_of(2) && self.0.load64(slot_at(place)) == sequence;
             (is_whole && slot.is_of(dir, name)).then_some(slot)
         });

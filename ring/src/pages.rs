@@ -7,13 +7,12 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
-use rustix::fs::{FallocateFlags, Mode};
 use rustix::io::{Errno, Result};
 
-use crate::memory::reader_of;
-use crate::{Memory, Shared};
+use crate::Memory;
+use crate::published::{Published, Readable, Writable};
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
@@ -38,17 +37,16 @@ const AT_HEADS: usize = PAGE;
 const HEAD: usize = 16;
 
 /// The server's side. Its memory is at first closed: nothing may be read.
-pub struct Pages {
-    memory: Memory,
-    fd: OwnedFd,
+pub struct Pages<M: Writable = Published> {
+    memory: M,
     frames: u32,
     /// The page numbers + 1 of groups that are hidden.
     hidden: HashMap<u64, [u64; GROUP as usize]>,
 }
 
 /// A client's side.
-pub struct PageReader {
-    memory: Memory,
+pub struct PageReader<M = Memory> {
+    memory: M,
     frames: u32,
 }
 
@@ -78,13 +76,9 @@ impl Pages {
     pub fn new(size: u64) -> Result<Pages> {
         let wanted = size.div_ceil(PAGE as u64).clamp(16, MOST_FRAMES.into()) as u32;
         let frames = wanted.next_power_of_two();
-        let (memory, fd) = Memory::sealed(bytes_of(frames))?;
-        // No other user can open it again for writing, through /proc.
-        rustix::fs::fchmod(&fd, Mode::RUSR)?;
-        memory.write(AT_FRAMES, &frames.to_ne_bytes());
-        memory.write(0, &MAGIC.to_ne_bytes());
-        memory.store64(AT_STATE, 1);
-        Ok(Pages { memory, fd, frames, hidden: HashMap::new() })
+        let memory = Published::new(bytes_of(frames), MAGIC)?;
+        memory.store32(AT_FRAMES, frames);
+        Ok(Pages::over(memory, frames))
     }
 
     /// A descriptor to read the memory, for [`PageReader::of`].
@@ -93,7 +87,24 @@ impl Pages {
     ///
     /// Those of open(2) in /proc.
     pub fn reader(&self) -> Result<OwnedFd> {
-        reader_of(&self.fd)
+        self.memory.reader()
+    }
+
+    /// Bytes of memory that are in use now, by the kernel's count.
+    ///
+    /// # Errors
+    ///
+    /// Those of fstat(2).
+    pub fn bytes_in_use(&self) -> Result<u64> {
+        self.memory.bytes_in_use()
+    }
+}
+
+impl<M: Writable> Pages<M> {
+    /// Pages in this memory of [`bytes_of`] so many frames, a power of two.
+    pub fn over(memory: M, frames: u32) -> Pages<M> {
+        memory.store64(AT_STATE, 1);
+        Pages { memory, frames, hidden: HashMap::new() }
     }
 
     /// Bytes of the memory.
@@ -104,15 +115,6 @@ impl Pages {
     /// Bytes of the memory without its frames, which are in use for as long as it is there.
     pub fn bytes_of_heads(&self) -> u64 {
         first_frame(self.frames) as u64
-    }
-
-    /// Bytes of memory that are in use now, by the kernel's count.
-    ///
-    /// # Errors
-    ///
-    /// Those of fstat(2).
-    pub fn bytes_in_use(&self) -> Result<u64> {
-        Ok(rustix::fs::fstat(&self.fd)?.st_blocks as u64 * 512)
     }
 
     /// The number of groups.
@@ -148,12 +150,8 @@ impl Pages {
         self.hidden.remove(&group);
         (group * GROUP..).take(GROUP as usize).for_each(|frame| self.change(frame, |_, _| 0));
         // A reader that copies now meets other versions in the end.
-        fence(Ordering::SeqCst);
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let from = frame_at(group * GROUP, self.frames) as u64;
-        if let Err(error) = rustix::fs::fallocate(&self.fd, flags, from, GROUP_BYTES) {
-            log::warn!("shared memory is not given back: {error}");
-        }
+        self.memory.fence(Ordering::SeqCst);
+        self.memory.give_back(frame_at(group * GROUP, self.frames), GROUP_BYTES as usize);
     }
 
     /// The length of the file when it was opened last, in bytes.
@@ -171,7 +169,7 @@ impl Pages {
         let state = self.memory.load64(AT_STATE);
         if state.is_multiple_of(2) {
             self.memory.store64(AT_STATE, state + 1);
-            fence(Ordering::SeqCst);
+            self.memory.fence(Ordering::SeqCst);
         }
     }
 
@@ -207,7 +205,7 @@ impl Pages {
                 self.change(page, |_, _| 0);
             }
         }
-        fence(Ordering::SeqCst);
+        self.memory.fence(Ordering::SeqCst);
     }
 
     fn forget_hidden(&mut self, pages: Range<u64>) {
@@ -218,33 +216,29 @@ impl Pages {
     /// Puts a page into its frame, in place of the one that is there. Its group is not hidden.
     pub fn put(&mut self, page: u64, bytes: &[u8; PAGE]) {
         self.change(page, |memory, frame| {
-            memory.write(frame, bytes);
+            memory.put(frame, bytes);
             page + 1
         });
     }
 
     /// Changes the frame of `page` under its version. `change` returns the new page number + 1.
-    fn change(&mut self, page: u64, change: impl FnOnce(&Memory, usize) -> u64) {
+    fn change(&mut self, page: u64, change: impl FnOnce(&M, usize) -> u64) {
         let head = head_at(page, self.frames);
         let version = self.memory.load64(head);
         self.memory.store64(head, version + 1);
         // The odd version is there before anything of the change is.
-        fence(Ordering::SeqCst);
+        self.memory.fence(Ordering::SeqCst);
         let held = change(&self.memory, frame_at(page, self.frames));
         self.memory.store64(head + 8, held);
         self.memory.store64(head, version + 2);
     }
 }
 
-impl Drop for Pages {
+impl<M: Writable> Drop for Pages<M> {
     fn drop(&mut self) {
         // A client may keep the memory for as long as it lives: nothing is there from now on.
         self.close();
-        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let (from, len) = (AT_HEADS as u64, self.bytes() - AT_HEADS as u64);
-        if let Err(error) = rustix::fs::fallocate(&self.fd, flags, from, len) {
-            log::warn!("shared memory is not given back: {error}");
-        }
+        self.memory.give_back(AT_HEADS, bytes_of(self.frames) - AT_HEADS);
     }
 }
 
@@ -257,13 +251,20 @@ impl PageReader {
     pub fn of(fd: OwnedFd) -> Result<PageReader> {
         let memory = Memory::to_read(fd, bytes_of(MOST_FRAMES))?;
         let mut head = [0; 12];
-        memory.read(0, &mut head);
+        memory.copy(0, &mut head);
         let frames = u32::from_ne_bytes([head[8], head[9], head[10], head[11]]);
         let is_known = head[..8] == MAGIC.to_ne_bytes() && frames.is_power_of_two();
         if !is_known || frames > MOST_FRAMES || memory.len() != bytes_of(frames) {
             return Err(Errno::INVAL);
         }
-        Ok(PageReader { memory, frames })
+        Ok(PageReader::over(memory, frames))
+    }
+}
+
+impl<M: Readable> PageReader<M> {
+    /// The pages in this memory of so many frames.
+    pub fn over(memory: M, frames: u32) -> PageReader<M> {
+        PageReader { memory, frames }
     }
 
     /// Copies bytes of the file from `offset` on into `out`, up to the end of the file, and returns how many.
@@ -283,14 +284,14 @@ impl PageReader {
             self.copy(page, within, &mut out[done..end])?;
             done = end;
         }
-        fence(Ordering::Acquire);
+        self.memory.fence(Ordering::Acquire);
         (self.memory.load64(AT_STATE) == state).then_some(len)
     }
 
     /// Reads a byte of every frame, whether it holds a page or not, as a client may do that wants to take memory.
     pub fn touch(&self) {
         for frame in 0..u64::from(self.frames) {
-            self.memory.read(frame_at(frame, self.frames), &mut [0]);
+            self.memory.copy(frame_at(frame, self.frames), &mut [0]);
         }
     }
 
@@ -300,9 +301,9 @@ impl PageReader {
         if version % 2 == 1 || self.memory.load64(head + 8) != page + 1 {
             return None;
         }
-        self.memory.read(frame_at(page, self.frames) + within, out);
+        self.memory.copy(frame_at(page, self.frames) + within, out);
         // The copy is there before the version is looked at again.
-        fence(Ordering::Acquire);
+        self.memory.fence(Ordering::Acquire);
         (self.memory.load64(head) == version).then_some(())
     }
 }

@@ -5,13 +5,12 @@
 //! one then looks like a change of another, which costs a request and is never wrong.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
-use rustix::fs::Mode;
 use rustix::io::{Errno, Result};
 
-use crate::memory::reader_of;
-use crate::{Memory, Shared};
+use crate::Memory;
+use crate::published::{Published, Readable, Writable};
 
 /// The first word of the memory: "defuseV2".
 const MAGIC: u64 = u64::from_le_bytes(*b"defuseV2");
@@ -84,13 +83,10 @@ pub(crate) fn hash(dir: u64, name: &[u8]) -> u64 {
 }
 
 /// The server's side.
-pub struct Versions {
-    memory: Memory,
-    fd: OwnedFd,
-}
+pub struct Versions<M: Writable = Published>(M);
 
 /// A client's side.
-pub struct VersionReader(Memory);
+pub struct VersionReader<M = Memory>(M);
 
 impl Versions {
     /// Versions of a file system in which no change runs.
@@ -99,11 +95,7 @@ impl Versions {
     ///
     /// Those of memfd_create(2), ftruncate(2) and mmap(2).
     pub fn new() -> Result<Versions> {
-        let (memory, fd) = Memory::sealed(BYTES)?;
-        // No other user can open it again for writing, through /proc.
-        rustix::fs::fchmod(&fd, Mode::RUSR)?;
-        memory.write(0, &MAGIC.to_ne_bytes());
-        Ok(Versions { memory, fd })
+        Published::new(BYTES, MAGIC).map(Versions)
     }
 
     /// A descriptor to read the memory, for [`VersionReader::of`].
@@ -112,43 +104,50 @@ impl Versions {
     ///
     /// Those of open(2) in /proc.
     pub fn reader(&self) -> Result<OwnedFd> {
-        reader_of(&self.fd)
+        self.0.reader()
+    }
+}
+
+impl<M: Writable> Versions<M> {
+    /// Versions in this memory of [`BYTES`].
+    pub fn over(memory: M) -> Versions<M> {
+        Versions(memory)
     }
 
     /// The number of changes that have ended.
     pub fn changes(&self) -> u64 {
-        self.memory.load64(AT_ALL) / (RUNNING + 1)
+        self.0.load64(AT_ALL) / (RUNNING + 1)
     }
 
     /// As [`VersionReader::all`].
     pub fn all(&self) -> Option<u64> {
-        stays(&self.memory, AT_ALL)
+        stays(&self.0, AT_ALL)
     }
 
     /// As [`VersionReader::of_thing`].
     pub fn of_thing(&self, thing: Thing<'_>) -> Option<u64> {
-        stays(&self.memory, thing.at())
+        stays(&self.0, thing.at())
     }
 
     /// A change of these things begins. Call [`end`](Versions::end) for the same things.
     pub fn begin<'a>(&self, things: impl Iterator<Item = Thing<'a>>) {
-        self.memory.add64(AT_ALL, 1);
-        things.for_each(|thing| self.memory.add64(thing.at(), 1));
+        self.0.add64(AT_ALL, 1);
+        things.for_each(|thing| self.0.add64(thing.at(), 1));
         // The versions are there before anything of the change is.
-        fence(Ordering::SeqCst);
+        self.0.fence(Ordering::SeqCst);
     }
 
     /// A change has ended. Call it before anybody is told.
     pub fn end<'a>(&self, things: impl Iterator<Item = Thing<'a>>) {
-        things.for_each(|thing| self.memory.add64(thing.at(), ENDED));
-        self.memory.add64(AT_ALL, ENDED);
+        things.for_each(|thing| self.0.add64(thing.at(), ENDED));
+        self.0.add64(AT_ALL, ENDED);
     }
 }
 
-impl Drop for Versions {
+impl<M: Writable> Drop for Versions<M> {
     fn drop(&mut self) {
         // Nobody tells of changes any more.
-        self.memory.store64(AT_ENDED, 1);
+        self.0.store64(AT_ENDED, 1);
     }
 }
 
@@ -162,19 +161,26 @@ impl VersionReader {
         let memory = Memory::to_read(fd, BYTES)?;
         let mut magic = [0; 8];
         if memory.len() == BYTES {
-            memory.read(0, &mut magic);
+            memory.copy(0, &mut magic);
         }
         if magic == MAGIC.to_ne_bytes() { Ok(VersionReader(memory)) } else { Err(Errno::INVAL) }
-    }
-
-    /// The version of everything; `None` while a change runs, and after the end of the server.
-    pub fn all(&self) -> Option<u64> {
-        stays(&self.0, AT_ALL)
     }
 
     /// The version of everything after one more change than at `all`.
     pub fn after_one(all: u64) -> u64 {
         all.wrapping_add(RUNNING + 1)
+    }
+}
+
+impl<M: Readable> VersionReader<M> {
+    /// The versions in this memory.
+    pub fn over(memory: M) -> VersionReader<M> {
+        VersionReader(memory)
+    }
+
+    /// The version of everything; `None` while a change runs, and after the end of the server.
+    pub fn all(&self) -> Option<u64> {
+        stays(&self.0, AT_ALL)
     }
 
     /// The version of a thing; `None` while a change of it runs, and after the end of the server.
@@ -184,7 +190,7 @@ impl VersionReader {
 }
 
 /// The version at `at`, unless a change runs or the server has ended.
-fn stays(memory: &Memory, at: usize) -> Option<u64> {
+fn stays(memory: &impl Readable, at: usize) -> Option<u64> {
     let version = memory.load64(at);
     (version & RUNNING == 0 && memory.load64(AT_ENDED) == 0).then_some(version)
 }

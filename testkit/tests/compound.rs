@@ -15,7 +15,7 @@ use defuse_direct::{
 use defuse_fs::Errno;
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
-use defuse_shared::Versioned;
+use defuse_shared::{LaneOffers, Versioned};
 use defuse_socket::{Server, ServerOptions};
 use rustix::net::{RecvFlags, SendFlags};
 use tempfile::TempDir;
@@ -41,11 +41,16 @@ impl Drop for Served {
 }
 
 fn served_with(options: Options) -> Served {
+    served_by(options, ServerOptions::default())
+}
+
+/// As [`served_with`], with further options of the server.
+fn served_by(options: Options, server: ServerOptions) -> Served {
     let fs = Versioned::over(Arc::new(Memory::new(options))).unwrap();
     let versions = Some(Arc::clone(&fs) as Arc<dyn VersionSource>);
     let dir = TempDir::with_prefix("defuse-compound-").unwrap();
     let path = dir.path().join("socket");
-    let options = ServerOptions { versions, ..ServerOptions::default() };
+    let options = ServerOptions { versions, ..server };
     let server = Arc::new(Server::bind(&path, fs, options).unwrap());
     let running = Arc::clone(&server);
     let thread = Some(std::thread::spawn(move || running.run()));
@@ -148,6 +153,37 @@ fn an_unknown_path_is_opened_and_read_by_one_message() {
     let open = program.client.open(&root, At::Cwd, b"a:/d/none", How::default());
     assert_eq!(errno(open), Errno::ENOENT);
     handles(&served, &before, &[("COMPOUND", 1), ("IOCTL", 1), ("READ", 1)]);
+}
+
+/// A lane carries whole chains: otherwise each of their requests would be one, or they would go over the socket.
+#[test]
+fn a_chain_is_one_request_of_a_lane() {
+    let lines = Some(Arc::new(LaneOffers::default()) as _);
+    let options = ServerOptions { lines, ..ServerOptions::default() };
+    let served = served_by(Options::default(), options);
+    let root = task(0);
+    let maker = Program::new(&served);
+    maker.client.mkdir(&root, At::Cwd, b"a:/d", 0o755).unwrap();
+    maker.client.create_with(&root, At::Cwd, b"a:/d/file", 0o644, &[9; 20_000]).unwrap();
+    let options = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
+    let remote = Arc::new(Remote::connect(&served.path, options).unwrap());
+    let client = Client::new(ClientOptions { kernel_links: false, ..ClientOptions::default() });
+    client.mount(b"a:", Arc::clone(&remote) as _, &MountArgs::default()).unwrap();
+    let by_lanes = || remote.lane_counts().unwrap().requests;
+    for (path, data) in [(&b"a:/one"[..], &b"contents"[..]), (b"a:/two", &[7; 30_000])] {
+        let before = (handled(&served), by_lanes());
+        client.create_with(&root, At::Cwd, path, 0o644, data).unwrap();
+        let all = [("COMPOUND", 1), ("CREATE", 1), ("FLUSH", 1), ("RELEASE", 1), ("WRITE", 1)];
+        handles(&served, &before.0, &all);
+        assert_eq!(by_lanes(), before.1 + 1);
+    }
+    let before = (handled(&served), by_lanes());
+    let file = client.open(&root, At::Cwd, b"a:/d/file", How::default()).unwrap();
+    let mut bytes = [0; 20_001];
+    assert_eq!(client.pread(&root, &file, &mut bytes, 0), Ok(20_000));
+    assert!(bytes[..20_000] == [9; 20_000]);
+    handles(&served, &before.0, &[("COMPOUND", 1), ("IOCTL", 1), ("OPEN", 1)]);
+    assert_eq!(by_lanes(), before.1 + 1);
 }
 
 #[test]

@@ -5,26 +5,29 @@ mod raw;
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{
-    Caller, Context, Errno, File, FileKind, FileSystem, Ino, Name, NewNode, OpenArgs, OpenFlags,
-    ReadArgs, ReadBuf, SliceSink, SliceSource, WriteArgs, WriteBuf,
+    Caller, Context, Errno, File, FileKind, FileSystem, Ino, Name, NewNode, NoNotify, NormalPath,
+    OpenArgs, OpenFlags, Origin, ReadArgs, ReadBuf, SliceSink, SliceSource, WriteArgs, WriteBuf,
 };
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use defuse_ring::layout::{BYTES, arena_of, number_in};
 use defuse_ring::{Lane, Memory as Ring, Shared};
-use defuse_shared::LaneOffers;
+use defuse_shared::{LaneOffers, Paged, PagedOptions, Versioned};
 use defuse_socket::{Admission, Server, ServerOptions};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
 
 const USER: u32 = 4321;
 const SECRET: &[u8] = b"the bytes that only root may read";
+/// A name in the directory `closed` of root.
+const HIDDEN: &str = "the name that only root may know";
+const PUBLIC: &[u8] = b"the bytes that everybody may read";
 
 /// Positions in the memory, see ring/SPEC.md.
 const USED: usize = 192;
@@ -36,6 +39,12 @@ const ARENA: u32 = arena_of(0) as u32;
 /// Runs an attack of [`USER`] on a server with a file `secret` of root, while an honest client of root writes
 /// and reads. Fails if that one notices.
 fn attack(run: impl FnOnce(&Path, Ino) + Send) {
+    attack_on(|path, secret| run(path, secret.ino));
+}
+
+/// As [`attack`], with the open file of the honest client, which reads it from pages. Other files of root are `public`, `drop`, which
+/// others may only write, and [`HIDDEN`] in `closed`.
+fn attack_on(run: impl FnOnce(&Path, File) + Send) {
     if !rustix::process::geteuid().is_root() {
         println!("skipped: only root can become another user");
         return;
@@ -45,20 +54,24 @@ fn attack(run: impl FnOnce(&Path, Ino) + Send) {
     std::fs::set_permissions(dir.path(), open).unwrap();
     let path = dir.path().join("socket");
     let memory = Memory::new(Options { root_perm: 0o777, ..Options::default() });
+    let versioned = Versioned::over(Arc::new(memory)).unwrap();
+    let versions = Some(Arc::clone(&versioned) as _);
+    let paged = Paged::over(versioned, PagedOptions::default()).unwrap();
+    let pages = Some(Arc::clone(&paged) as _);
     let lines = Some(Arc::new(LaneOffers::default()) as _);
     let admission = Admission::Users(vec![USER]);
-    let options = ServerOptions { admission, lines, ..ServerOptions::default() };
-    let server = Server::bind(&path, Arc::new(memory), options).unwrap();
+    let options = ServerOptions { admission, lines, pages, versions, ..ServerOptions::default() };
+    let server = Server::bind(&path, paged, options).unwrap();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
         let options = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
         let honest = Remote::connect(&path, options).unwrap();
-        let secret = create(&honest, "secret", 0o600);
-        assert_eq!(write(&honest, secret, SECRET), Ok(SECRET.len()));
+        honest.attached(Origin::new(), Arc::new(NoNotify));
+        let secret = make_files(&honest);
         let over = &over;
         let works = scope.spawn(move || {
-            let file = create(&honest, "honest", 0o600);
+            let file = create(&honest, Ino::ROOT, "honest", 0o600);
             let mut longest = Duration::ZERO;
             for round in (0..=u8::MAX).cycle() {
                 let begun = Instant::now();
@@ -71,10 +84,10 @@ fn attack(run: impl FnOnce(&Path, Ino) + Send) {
             }
             longest
         });
-        let (path, ino) = (&path, secret.ino);
+        let path = &path;
         let done = scope.spawn(move || {
             become_user();
-            run(path, ino);
+            run(path, secret);
         });
         let done = done.join();
         over.store(true, Ordering::Relaxed);
@@ -84,6 +97,24 @@ fn attack(run: impl FnOnce(&Path, Ino) + Send) {
         let longest = longest.unwrap();
         assert!(longest < Duration::from_secs(30), "the honest client waited for {longest:?}");
     });
+}
+
+/// Makes the files of root. Returns `secret`, of which this client and the server have the pages.
+fn make_files(honest: &Remote) -> File {
+    let made = [("secret", 0o600, SECRET), ("drop", 0o622, SECRET), ("public", 0o644, PUBLIC)];
+    let made = made.map(|(text, perm, bytes)| {
+        let file = create(honest, Ino::ROOT, text, perm);
+        assert_eq!(write(honest, file, bytes), Ok(bytes.len()));
+        (0..12).for_each(|_| assert_eq!(read(honest, file), bytes));
+        file
+    });
+    assert!(honest.lane_counts().unwrap().page_reads > 0);
+    let node = NewNode::new(FileKind::Directory, 0o700, cx().caller);
+    let closed = honest.mkdir(&cx(), Ino::ROOT, Name::new(b"closed").unwrap(), &node).unwrap();
+    create(honest, closed.ino, HIDDEN, 0o644);
+    let path = format!("closed/{HIDDEN}");
+    honest.resolve(&cx(), Ino::ROOT, NormalPath::new(path.as_bytes()).unwrap()).unwrap();
+    made[0]
 }
 
 /// Makes the calling thread another user.
@@ -99,12 +130,12 @@ fn cx() -> Context<'static> {
     Context::new(Caller { uid: 0, gid: 0, pid: 1 })
 }
 
-fn create(fs: &Remote, text: &str, perm: u32) -> File {
+fn create(fs: &Remote, dir: Ino, text: &str, perm: u32) -> File {
     let node = NewNode::new(FileKind::Regular, perm, cx().caller);
     let flags = OpenFlags(OpenFlags::RDWR | OpenFlags::CREAT);
     let args = OpenArgs { flags, kill_suidgid: false };
     let name = Name::new(text.as_bytes()).unwrap();
-    let (entry, opened) = fs.create(&cx(), Ino::ROOT, name, &node, args).unwrap();
+    let (entry, opened) = fs.create(&cx(), dir, name, &node, args).unwrap();
     File { ino: entry.ino, fh: opened.fh }
 }
 
@@ -135,8 +166,8 @@ fn request(opcode: u32, number: u64, ino: u64, body: &[u8]) -> Vec<u8> {
     raw::request(opcode, number, ino, USER, body)
 }
 
-/// The descriptor and the length of a message.
-fn receive(socket: &OwnedFd) -> (Option<OwnedFd>, usize) {
+/// The descriptor and the bytes of a message.
+fn receive(socket: &OwnedFd) -> (Option<OwnedFd>, Vec<u8>) {
     let mut room = [0; 4096];
     let mut beside = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut beside = RecvAncillaryBuffer::new(&mut beside);
@@ -147,7 +178,7 @@ fn receive(socket: &OwnedFd) -> (Option<OwnedFd>, usize) {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
         _ => None,
     });
-    (fd, received.bytes)
+    (fd, room[..received.bytes].to_vec())
 }
 
 const LOOKUP: u32 = 1;
@@ -155,6 +186,39 @@ const GETATTR: u32 = 3;
 const OPEN: u32 = 14;
 const READ: u32 = 15;
 const WRITE: u32 = 16;
+const RELEASE: u32 = 18;
+const OPENDIR: u32 = 27;
+const IOCTL: u32 = 39;
+const SETUPMAPPING: u32 = 48;
+
+/// Flags of SETUPMAPPING.
+const MAP_TO_WRITE: u64 = 1;
+const MAP_TO_READ: u64 = 2;
+const TOLD_NAMES: u64 = 1 << 61;
+const VERSIONS: u64 = 1 << 62;
+const PAGES: u64 = 1 << 63;
+
+/// Ioctls for a whole path and for the names of a directory.
+const RESOLVE: u32 = (b'D' as u32) << 8 | 2;
+const NAMES: u32 = (b'D' as u32) << 8 | 3;
+
+/// The body of SETUPMAPPING for an open file.
+fn mapping(fh: u64, flags: u64) -> Vec<u8> {
+    [fh, 0, 4096, flags, 0].map(u64::to_ne_bytes).concat()
+}
+
+/// The number in front of an answer: an inode or an open file.
+fn first(reply: Vec<u8>) -> u64 {
+    u64::from_ne_bytes(reply[..8].try_into().unwrap())
+}
+
+/// True if the memory behind a descriptor has these bytes anywhere.
+fn has_bytes(memory: &OwnedFd, bytes: &[u8]) -> bool {
+    let mut all = vec![0; rustix::fs::fstat(memory).unwrap().st_size as usize];
+    let len = rustix::io::pread(memory, &mut all[..], 0).unwrap();
+    assert_eq!(len, all.len());
+    all.windows(bytes.len()).any(|part| part == bytes)
+}
 
 impl Attacker {
     fn connect(path: &Path) -> Attacker {
@@ -189,6 +253,37 @@ impl Attacker {
             }
             self.lane.sleep(&*self.memory, Duration::from_millis(5));
         }
+    }
+
+    /// The descriptor that the server gives for a SETUPMAPPING on the socket, or the error.
+    fn ask_for_memory(&self, ino: u64, fh: u64, flags: u64) -> Result<OwnedFd, i32> {
+        const NUMBER: u64 = 44;
+        let message = request(SETUPMAPPING, NUMBER, ino, &mapping(fh, flags));
+        rustix::net::send(&self.socket, &message, SendFlags::NOSIGNAL).unwrap();
+        loop {
+            let (fd, reply) = receive(&self.socket);
+            assert!(!reply.is_empty(), "the connection has ended");
+            if reply[8..16] == NUMBER.to_ne_bytes() {
+                let error = i32::from_ne_bytes(reply[4..8].try_into().unwrap());
+                assert_eq!(fd.is_some(), error == 0, "error {error}");
+                return fd.ok_or(-error);
+            }
+        }
+    }
+
+    /// The inode of a name in the root directory.
+    fn look_up(&mut self, text: &str) -> u64 {
+        first(self.ask(LOOKUP, 1, format!("{text}\0").as_bytes()).unwrap().unwrap())
+    }
+
+    fn open(&mut self, ino: u64, flags: u32) -> Result<u64, i32> {
+        self.ask(OPEN, ino, &[flags, 0].map(u32::to_ne_bytes).concat()).unwrap().map(first)
+    }
+
+    /// The output of an ioctl of a directory, or the error.
+    fn ioctl(&mut self, ino: u64, command: u32, input: &[u8]) -> Result<Vec<u8>, i32> {
+        let head = [0, 0, 0, command, 0, 0, input.len() as u32, 65_536].map(u32::to_ne_bytes);
+        self.ask(IOCTL, ino, &[&head.concat(), input].concat()).unwrap()
     }
 
     /// True if the server has closed the socket, at the latest after `patience`.
@@ -368,13 +463,185 @@ fn a_client_that_asks_for_lanes_without_end_gets_few_and_others_still_get_theirs
         for attacker in &greedy {
             for _ in 0..20 {
                 rustix::net::send(&attacker.socket, &[0; 2], SendFlags::NOSIGNAL).unwrap();
-                let (fd, len) = receive(&attacker.socket);
-                assert_eq!(len, 32, "an offer");
+                let (fd, message) = receive(&attacker.socket);
+                assert_eq!(message.len(), 32, "an offer");
                 blocks += usize::from(fd.is_some());
             }
         }
         // Seven each, until half of the 64 of a user are in use.
         assert_eq!(blocks, 32 - 5);
         assert!((0..30).all(|_| Attacker::connect(path).memory.blocks() == 1));
+    });
+}
+
+/// The memory of pages is for whoever may read the file, and the open file decides.
+#[test]
+fn pages_are_for_files_that_are_open_for_reading_in_this_connection() {
+    attack_on(|path, secret| {
+        let (mut attacker, mut other) = (Attacker::connect(path), Attacker::connect(path));
+        let handles = || (0..64).chain([secret.fh.0, u64::MAX]);
+        let kinds = [PAGES, PAGES | MAP_TO_WRITE, u64::MAX, MAP_TO_READ, MAP_TO_WRITE];
+        let refused = |attacker: &Attacker, ino: u64, fh: u64, error: i32| {
+            for flags in kinds {
+                let given = attacker.ask_for_memory(ino, fh, flags);
+                assert!(given.is_err(), "inode {ino}, handle {fh}, flags {flags:x}");
+            }
+            assert_eq!(attacker.ask_for_memory(ino, fh, PAGES).err(), Some(error));
+        };
+        // It was not given the inode; then it was, and may still not open it.
+        handles().for_each(|fh| refused(&attacker, secret.ino.0, fh, libc::ESTALE));
+        assert_eq!(attacker.look_up("secret"), secret.ino.0);
+        assert_eq!(attacker.open(secret.ino.0, 0), Err(libc::EACCES));
+        handles().for_each(|fh| refused(&attacker, secret.ino.0, fh, libc::EBADF));
+        // It has the file open for writing only.
+        let ino = attacker.look_up("drop");
+        assert_eq!(attacker.open(ino, 0), Err(libc::EACCES));
+        let fh = attacker.open(ino, OpenFlags::WRONLY).unwrap();
+        assert_eq!(attacker.ask_for_memory(ino, fh, PAGES).err(), Some(libc::EACCES));
+        // The handle is that of another connection, of another file, of a directory, or closed.
+        let public = attacker.look_up("public");
+        let fh = attacker.open(public, 0).unwrap();
+        assert_eq!(other.look_up("public"), public);
+        let of_other = other.open(public, 0).unwrap();
+        refused(&attacker, public, of_other, libc::EBADF);
+        refused(&attacker, secret.ino.0, fh, libc::EBADF);
+        let dir = attacker.ask(OPENDIR, 1, &[0; 8]).unwrap().map(first).unwrap();
+        assert!(attacker.ask_for_memory(1, dir, PAGES).is_err());
+        assert!(attacker.ask_for_memory(secret.ino.0, dir, PAGES).is_err());
+        let pages = attacker.ask_for_memory(public, fh, PAGES).unwrap();
+        let closing = [&fh.to_ne_bytes()[..], &[0; 16]].concat();
+        attacker.ask(RELEASE, public, &closing).unwrap().unwrap();
+        refused(&attacker, public, fh, libc::EBADF);
+        // A lane carries no descriptor.
+        let by_lane = attacker.ask(SETUPMAPPING, public, &mapping(of_other, PAGES));
+        assert!(matches!(by_lane, Some(Err(_))), "{by_lane:?}");
+        // What it did get has nothing of the secret.
+        let others = [VERSIONS, TOLD_NAMES].map(|kind| attacker.ask_for_memory(1, 0, kind));
+        let given: Vec<_> = others.into_iter().map(Result::unwrap).chain([pages]).collect();
+        assert!(has_bytes(&given[2], PUBLIC));
+        assert!(given.iter().all(|memory| !has_bytes(memory, SECRET)));
+        assert!(!attacker.has_secret() && !other.has_secret());
+    });
+}
+
+#[test]
+fn nobody_writes_lengthens_or_seals_the_memory_that_was_handed_over() {
+    attack_on(|path, _| {
+        let mut attacker = Attacker::connect(path);
+        let public = attacker.look_up("public");
+        let fh = attacker.open(public, 0).unwrap();
+        for (ino, fh, kind) in [(public, fh, PAGES), (1, 0, VERSIONS), (1, 0, TOLD_NAMES)] {
+            use rustix::fs::{FallocateFlags, Mode, OFlags, SealFlags};
+            let memory = attacker.ask_for_memory(ino, fh, kind | MAP_TO_WRITE).unwrap();
+            let before = rustix::fs::fstat(&memory).unwrap();
+            assert_eq!(rustix::io::pwrite(&memory, &[1; 8], 64), Err(rustix::io::Errno::BADF));
+            for len in [0, before.st_size as u64 - 1, before.st_size as u64 + 1, 1 << 40] {
+                assert!(rustix::fs::ftruncate(&memory, len).is_err(), "{len} bytes");
+            }
+            for mode in [
+                FallocateFlags::empty(),
+                FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+                FallocateFlags::ZERO_RANGE,
+            ] {
+                assert!(rustix::fs::fallocate(&memory, mode, 0, 1 << 30).is_err(), "{mode:?}");
+            }
+            for seal in [SealFlags::WRITE, SealFlags::FUTURE_WRITE, SealFlags::GROW] {
+                assert!(rustix::fs::fcntl_add_seals(&memory, seal).is_err(), "{seal:?}");
+            }
+            assert!(rustix::fs::fchmod(&memory, Mode::RWXU).is_err());
+            let again = format!("/proc/self/fd/{}", memory.as_raw_fd());
+            for flags in [OFlags::RDWR, OFlags::WRONLY, OFlags::RDWR | OFlags::TRUNC] {
+                let opened = rustix::fs::open(&again, flags, Mode::empty());
+                assert_eq!(opened.err(), Some(rustix::io::Errno::ACCESS), "{flags:?}");
+            }
+            let after = rustix::fs::fstat(&memory).unwrap();
+            assert_eq!((after.st_size, after.st_mode), (before.st_size, before.st_mode));
+            assert_eq!((after.st_uid, after.st_mode & 0o777), (0, 0o400));
+        }
+    });
+}
+
+/// The number of descriptors of this process, of which the server is a part, that lead to the same memory.
+fn descriptors_of(inode: u64) -> usize {
+    let all = std::fs::read_dir("/proc/self/fd").unwrap();
+    let inodes = all.filter_map(|entry| std::fs::metadata(entry.unwrap().path()).ok());
+    inodes.filter(|found| std::os::unix::fs::MetadataExt::ino(found) == inode).count()
+}
+
+#[test]
+fn requests_for_memory_without_end_take_no_descriptors_and_no_memory() {
+    attack_on(|path, _| {
+        let mut attacker = Attacker::connect(path);
+        let public = attacker.look_up("public");
+        let fh = attacker.open(public, 0).unwrap();
+        for (ino, fh, kind) in [(public, fh, PAGES), (1, 0, VERSIONS), (1, 0, TOLD_NAMES)] {
+            let inode = |memory: OwnedFd| rustix::fs::fstat(memory).unwrap().st_ino;
+            let first = inode(attacker.ask_for_memory(ino, fh, kind).unwrap());
+            // The server closes what it has sent soon after.
+            let settles = |most: usize| {
+                let until = Instant::now() + Duration::from_secs(60);
+                while descriptors_of(first) > most {
+                    assert!(Instant::now() < until, "{kind:x}: {}", descriptors_of(first));
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+            };
+            settles(1);
+            for _ in 0..500 {
+                let memory = attacker.ask_for_memory(ino, fh, kind).unwrap();
+                assert_eq!(inode(memory), first, "all requests lead to one memory");
+            }
+            settles(1);
+            // Nobody receives the answers to these, which have descriptors.
+            let mut greedy = Attacker::connect(path);
+            if ino == public {
+                greedy.look_up("public");
+            }
+            let fh = if ino == public { greedy.open(ino, 0).unwrap() } else { 0 };
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            for number in 0..20_000_u64 {
+                let message = request(SETUPMAPPING, 1000 + 2 * number, ino, &mapping(fh, kind));
+                if rustix::net::send(&greedy.socket, &message, flags).is_err() {
+                    break;
+                }
+            }
+            assert_eq!(
+                inode(attacker.ask_for_memory(1, 0, VERSIONS).unwrap()) == first,
+                kind == VERSIONS
+            );
+            drop(greedy);
+            settles(1);
+        }
+    });
+}
+
+#[test]
+fn no_memory_has_names_of_a_directory_that_its_user_may_not_search() {
+    attack_on(|path, _| {
+        let mut attacker = Attacker::connect(path);
+        let memory =
+            [TOLD_NAMES, VERSIONS].map(|kind| attacker.ask_for_memory(1, 0, kind).unwrap());
+        let closed = attacker.look_up("closed");
+        let hidden = format!("{HIDDEN}\0");
+        let whole = format!("closed/{HIDDEN}");
+        for _ in 0..20 {
+            let found = attacker.ask(LOOKUP, closed, hidden.as_bytes()).unwrap();
+            assert_eq!(found.err(), Some(libc::EACCES));
+            for (dir, path) in [(1, &whole[..]), (closed, HIDDEN), (closed, "none")] {
+                let found = attacker.ioctl(dir, RESOLVE, path.as_bytes());
+                assert_eq!(found.err(), Some(libc::EACCES), "{path}");
+            }
+            assert_eq!(attacker.ioctl(closed, NAMES, b"").err(), Some(libc::EACCES));
+        }
+        // What it may know is there soon after the answer, and so would be what it may not.
+        let until = Instant::now() + Duration::from_secs(60);
+        while !has_bytes(&memory[0], b"public") {
+            attacker.ioctl(1, RESOLVE, b"public").unwrap();
+            assert!(Instant::now() < until, "a name is not told");
+        }
+        assert!(memory.iter().all(|memory| !has_bytes(memory, HIDDEN.as_bytes())));
+        // Each inode of root beyond what it was given is still refused.
+        for ino in (closed + 1..closed + 64).filter(|ino| *ino != closed) {
+            assert!(attacker.ask(GETATTR, ino, &[0; 16]).unwrap().is_err(), "inode {ino}");
+        }
     });
 }

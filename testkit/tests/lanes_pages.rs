@@ -16,7 +16,7 @@ use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use defuse_ring::pages::{MOST_FRAMES, PageReader};
 use defuse_shared::{LaneOffers, Paged, PagedOptions, Parts};
-use defuse_socket::{Server, ServerOptions};
+use defuse_socket::{Admission, Server, ServerOptions};
 
 fn cx() -> Context<'static> {
     Context::new(Caller { uid: 0, gid: 0, pid: 1 })
@@ -67,14 +67,20 @@ fn paged(options: PagedOptions) -> Arc<Paged> {
     Paged::over(Arc::new(Memory::new(Options::default())), options).unwrap()
 }
 
+/// Users who may connect, beside root.
+const USERS: [u32; 2] = [4321, 4322];
+
 /// Runs `test` with a function that connects to a server.
-fn serve(options: PagedOptions, test: impl FnOnce(&dyn Fn() -> Remote)) {
+fn serve(options: PagedOptions, test: impl FnOnce(&(dyn Fn() -> Remote + Sync))) {
     let dir = tempfile::tempdir().unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(dir.path(), open).unwrap();
     let path = dir.path().join("socket");
     let paged = paged(options);
     let pages = Some(Arc::clone(&paged) as _);
     let lines = Some(Arc::new(LaneOffers::default()) as _);
-    let options = ServerOptions { lines, pages, ..ServerOptions::default() };
+    let admission = Admission::Users(USERS.to_vec());
+    let options = ServerOptions { admission, lines, pages, ..ServerOptions::default() };
     let server = Server::bind(&path, paged, options).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| server.run());
@@ -564,6 +570,72 @@ impl FileSystem for Counting {
         self.reads.fetch_add(1, Ordering::SeqCst);
         self.inner.read(cx, file, args, out)
     }
+}
+
+/// Runs a part of a test as another user.
+fn as_user<T: Send>(uid: u32, part: impl FnOnce(&Context<'static>) -> T + Send) -> T {
+    let run = || {
+        let user = rustix::process::Uid::from_raw(uid);
+        let group = rustix::process::Gid::from_raw(uid);
+        rustix::thread::set_thread_groups(&[]).unwrap();
+        rustix::thread::set_thread_res_gid(group, group, group).unwrap();
+        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
+        part(&Context::new(Caller { uid, gid: uid, pid: 1 }))
+    };
+    std::thread::scope(|scope| scope.spawn(run).join().unwrap())
+}
+
+/// An open file stays open for reading, as natively. Its pages are no way around that for anybody else.
+#[test]
+fn who_has_the_pages_of_a_file_reads_it_after_chmod_and_a_new_open_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    serve(PagedOptions::default(), |connect| {
+        let owner = connect();
+        let file = create(&owner, "file");
+        write(&owner, file, 0, &[1; 9000]);
+        let read = |client: &Remote, cx: &Context<'_>, file: File| {
+            let mut bytes = vec![0; 9000];
+            let mut sink = SliceSink::new(&mut bytes);
+            let mut out = ReadBuf::new(&mut sink, 9000);
+            client.read(cx, file, ReadArgs::default(), &mut out).map(|()| bytes[8999])
+        };
+        let open = |client: &Remote, cx: &Context<'_>| {
+            let ino = client.lookup(cx, Ino::ROOT, name("file")).unwrap().ino;
+            client.open(cx, ino, args(0)).map(|opened| File { ino, fh: opened.fh })
+        };
+        let (reader, seen) = as_user(USERS[0], |cx| {
+            let reader = connect();
+            let seen = open(&reader, cx).unwrap();
+            (0..12).for_each(|_| assert_eq!(read(&reader, cx, seen), Ok(1)));
+            (reader, seen)
+        });
+        let by_pages = || reader.lane_counts().unwrap().page_reads;
+        assert!(by_pages() > 0);
+        let set = SetAttr { perm: Some(0), ..SetAttr::default() };
+        owner.setattr(&cx(), file.ino, None, &set).unwrap();
+        as_user(USERS[0], |cx| {
+            let before = by_pages();
+            assert_eq!((read(&reader, cx, seen), by_pages()), (Ok(1), before + 1));
+            assert_eq!(open(&reader, cx).err(), Some(Errno::EACCES));
+        });
+        as_user(USERS[1], |cx| {
+            let stranger = connect();
+            assert_eq!(open(&stranger, cx).err(), Some(Errno::EACCES));
+            let tries = (0..20).map(|_| read(&stranger, cx, seen));
+            assert!(tries.into_iter().all(|got| got.is_err()), "by the open file of another user");
+            assert_eq!(stranger.lane_counts().unwrap().page_reads, 0);
+        });
+        // The pages are still those of the file.
+        write(&owner, file, 0, &[2; 9000]);
+        as_user(USERS[0], |cx| {
+            (0..3).for_each(|_| assert_eq!(read(&reader, cx, seen), Ok(2)));
+            let before = by_pages();
+            assert_eq!((read(&reader, cx, seen), by_pages()), (Ok(2), before + 1));
+        });
+    });
 }
 
 /// A client that has the file open for writing only, or not at all, gets no pages of it.

@@ -1,0 +1,549 @@
+//! Pages, versions and names under a checker that tries interleavings and the orders in which processors may show stores: what a
+//! client reads is whole, and not older than a change that was answered before.
+//!
+//! `cargo test -p defuse-ring --test orders`
+//!
+//! The checker (loom) knows the memory model of C11, also where this machine is stricter. The code under test is that of
+//! `src/`, over memory of the checker. The checker sees a few words of it: all numbers of the protocols, and two or three words
+//! of what they protect. The other words have one value each.
+//!
+//! It finds no load that a processor makes before an earlier one has told it what to store. It tries no schedule with more than
+//! [`SWITCHES`] involuntary switches of threads. The locks and the files of the server are stand-ins in the test, so that errors in
+//! `frontends/shared` are left to the tests of `testkit` (`lanes_pages.rs`, `versions.rs`, `told_names.rs`).
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+
+use defuse_ring::names::{ATTRIBUTES, Found, Moment, NameReader, Names, Told};
+use defuse_ring::pages::{PAGE, PageReader, Pages, bytes_of};
+use defuse_ring::published::{Readable, Writable};
+use defuse_ring::versions::{Thing, VersionReader, Versions};
+use loom::sync::atomic::{AtomicU64, fence};
+use loom::thread;
+
+/// The most involuntary switches of threads in a schedule. Errors need few.
+const SWITCHES: usize = 2;
+
+/// Bytes in one `put` that is no page of a file.
+const MOST_KEPT: usize = 256;
+
+/// Memory in words of 64 bits, as the server has it or a client.
+#[derive(Clone)]
+struct Model {
+    inner: Arc<Inner>,
+    /// A server does not load from `seen`, where it finds what it has stored itself. The checker, which looks only at the last
+    /// access before a store, would take that load for it and miss those of clients.
+    is_server: bool,
+}
+
+struct Inner {
+    /// The words that the checker sees.
+    seen: BTreeMap<usize, AtomicU64>,
+    /// All words, but for those of pages.
+    stored: Mutex<HashMap<usize, u64>>,
+}
+
+impl Model {
+    /// A server's memory with these words, of which the checker sees those at `seen`.
+    fn new(words: &HashMap<usize, u64>, seen: impl IntoIterator<Item = usize>) -> Model {
+        let word = |at: usize| (at, AtomicU64::new(words.get(&at).copied().unwrap_or(0)));
+        let seen = seen.into_iter().map(word).collect();
+        let inner = Arc::new(Inner { seen, stored: Mutex::new(words.clone()) });
+        Model { inner, is_server: true }
+    }
+
+    /// Memory of which the checker sees nothing.
+    fn unseen() -> Model {
+        Model::new(&HashMap::new(), [])
+    }
+
+    /// The same memory in a client.
+    fn of_client(&self) -> Model {
+        Model { inner: Arc::clone(&self.inner), is_server: false }
+    }
+
+    /// The words that are there.
+    fn words(&self) -> HashMap<usize, u64> {
+        self.inner.stored.lock().unwrap().clone()
+    }
+
+    fn word(&self, at: usize, order: Ordering) -> u64 {
+        assert!(at.is_multiple_of(8), "a word at {at}");
+        match self.inner.seen.get(&at) {
+            Some(word) if !self.is_server => word.load(order),
+            _ => self.inner.stored.lock().unwrap().get(&at).copied().unwrap_or(0),
+        }
+    }
+
+    fn set_word(&self, at: usize, value: u64, order: Ordering) {
+        assert!(at.is_multiple_of(8), "a word at {at}");
+        self.inner.stored.lock().unwrap().insert(at, value);
+        if let Some(word) = self.inner.seen.get(&at) {
+            word.store(value, order);
+        }
+    }
+}
+
+impl Readable for Model {
+    fn load64(&self, at: usize) -> u64 {
+        self.word(at, Self::LOADS)
+    }
+
+    fn load32(&self, at: usize) -> u32 {
+        let word = self.word(at / 8 * 8, Self::LOADS).to_ne_bytes();
+        u32::from_ne_bytes(word[at % 8..at % 8 + 4].try_into().unwrap())
+    }
+
+    fn copy(&self, at: usize, out: &mut [u8]) {
+        for (word, out) in (at..).step_by(8).zip(out.chunks_mut(8)) {
+            out.copy_from_slice(&self.word(word, Ordering::Relaxed).to_ne_bytes()[..out.len()]);
+        }
+    }
+
+    /// Memory of which the checker sees nothing is also used outside of it.
+    fn fence(&self, order: Ordering) {
+        if !self.inner.seen.is_empty() {
+            fence(order);
+        }
+    }
+}
+
+impl Writable for Model {
+    fn store64(&self, at: usize, value: u64) {
+        self.set_word(at, value, Self::STORES);
+    }
+
+    fn store32(&self, at: usize, value: u32) {
+        let mut word = self.word(at / 8 * 8, Self::LOADS).to_ne_bytes();
+        word[at % 8..at % 8 + 4].copy_from_slice(&value.to_ne_bytes());
+        self.set_word(at / 8 * 8, u64::from_ne_bytes(word), Self::STORES);
+    }
+
+    fn add64(&self, at: usize, value: u64) {
+        let sum = |sum: &mut u64| *sum = sum.wrapping_add(value);
+        sum(self.inner.stored.lock().unwrap().entry(at).or_default());
+        if let Some(word) = self.inner.seen.get(&at) {
+            word.fetch_add(value, Self::ADDS);
+        }
+    }
+
+    fn put(&self, at: usize, bytes: &[u8]) {
+        let value = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+        for (word, seen) in self.inner.seen.range(at..at + bytes.len()) {
+            seen.store(value(word - at), Ordering::Relaxed);
+        }
+        if bytes.len() <= MOST_KEPT {
+            let words = (at..at + bytes.len()).step_by(8);
+            self.inner.stored.lock().unwrap().extend(words.map(|word| (word, value(word - at))));
+        }
+    }
+
+    fn give_back(&self, at: usize, len: usize) {
+        for (_, seen) in self.inner.seen.range(at..at + len) {
+            seen.store(0, Ordering::Relaxed);
+        }
+        self.inner.stored.lock().unwrap().retain(|word, _| !(at..at + len).contains(word));
+    }
+}
+
+/// Tries all orders of `run`, and all schedules with few involuntary switches.
+fn check(run: impl Fn() + Send + Sync + 'static) {
+    let mut checker = loom::model::Builder::new();
+    checker.preemption_bound = Some(SWITCHES);
+    checker.check(run);
+}
+
+/// The fewest frames. Pages 0 and 16 share one.
+const FRAMES: u32 = 16;
+const STATE: usize = 64;
+const SIZE: usize = 72;
+const HEADS: usize = 4096;
+/// Bytes that readers ask for: the two words of a page that the checker sees.
+const READ: usize = 16;
+
+/// Pages of a file of so many bytes, with page 0, and somebody who reads them.
+fn pages(size: u64, first: [u64; 2]) -> (Pages<Model>, PageReader<Model>) {
+    let frame = bytes_of(FRAMES) - FRAMES as usize * PAGE;
+    let seen = [STATE, SIZE, HEADS, HEADS + 8, frame, frame + 8];
+    let memory = Model::new(&HashMap::new(), seen);
+    let client = memory.of_client();
+    let mut pages = Pages::over(memory, FRAMES);
+    pages.put(0, &page(first));
+    pages.open(size);
+    (pages, PageReader::over(client, FRAMES))
+}
+
+fn page(words: [u64; 2]) -> [u8; PAGE] {
+    let mut page = [0; PAGE];
+    page[..8].copy_from_slice(&words[0].to_ne_bytes());
+    page[8..READ].copy_from_slice(&words[1].to_ne_bytes());
+    page
+}
+
+/// Reads two words of a page. Returns the number of bytes, too.
+fn read(reader: &PageReader<Model>, page: u64) -> Option<(usize, [u64; 2])> {
+    let mut out = [0; READ];
+    let len = reader.read(page * PAGE as u64, &mut out)?;
+    Some((len, [0, 8].map(|at| u64::from_ne_bytes(out[at..at + 8].try_into().unwrap()))))
+}
+
+#[test]
+fn a_page_is_read_whole_while_others_take_its_place() {
+    check(|| {
+        let (mut pages, reader) = pages(1 << 20, [1, 1]);
+        let server = thread::spawn(move || {
+            pages.put(0, &page([2, 2]));
+            pages
+        });
+        if let Some((len, words)) = read(&reader, 0) {
+            assert!(len == READ && (words == [1, 1] || words == [2, 2]), "{words:?}");
+        }
+        let _pages = server.join().unwrap();
+        assert_eq!(read(&reader, 0), Some((READ, [2, 2])));
+    });
+}
+
+#[test]
+fn no_page_is_taken_for_another_one_in_its_frame() {
+    check(|| {
+        let (mut pages, reader) = pages(1 << 20, [1, 1]);
+        let server = thread::spawn(move || {
+            pages.put(FRAMES.into(), &page([2, 2]));
+            pages
+        });
+        let [first, other] = [0, FRAMES.into()].map(|number| read(&reader, number));
+        assert!(matches!(first, None | Some((READ, [1, 1]))), "{first:?}");
+        assert!(matches!(other, None | Some((READ, [2, 2]))), "{other:?}");
+        let _pages = server.join().unwrap();
+        assert_eq!(read(&reader, 0), None);
+    });
+}
+
+#[test]
+fn memory_that_is_given_back_is_not_read_as_zeros() {
+    check(|| {
+        let (mut pages, reader) = pages(1 << 20, [1, 1]);
+        let server = thread::spawn(move || {
+            pages.give_back(0);
+            pages
+        });
+        let found = read(&reader, 0);
+        assert!(matches!(found, None | Some((READ, [1, 1]))), "{found:?}");
+        let _pages = server.join().unwrap();
+        assert_eq!(read(&reader, 0), None);
+    });
+}
+
+#[test]
+fn a_file_that_is_closed_for_the_last_time_is_not_read_as_zeros() {
+    check(|| {
+        let (pages, reader) = pages(1 << 20, [1, 1]);
+        let server = thread::spawn(move || drop(pages));
+        let found = read(&reader, 0);
+        assert!(matches!(found, None | Some((READ, [1, 1]))), "{found:?}");
+        server.join().unwrap();
+        assert_eq!(read(&reader, 0), None);
+    });
+}
+
+#[test]
+fn a_file_that_becomes_shorter_is_not_read_with_bytes_of_both_lengths() {
+    check(|| {
+        let (mut pages, reader) = pages(READ as u64, [1, 1]);
+        let answered = Arc::new(AtomicU64::new(0));
+        let tells = Arc::clone(&answered);
+        let server = thread::spawn(move || {
+            pages.close();
+            pages.forget(0..u64::MAX);
+            tells.store(1, Ordering::Release);
+            pages.put(0, &page([1, 0]));
+            pages.open(8);
+            pages
+        });
+        let is_shorter = answered.load(Ordering::Acquire) == 1;
+        match read(&reader, 0) {
+            Some((READ, words)) => assert!(words == [1, 1] && !is_shorter, "{words:?}"),
+            Some((8, words)) => assert_eq!(words, [1, 0]),
+            other => assert_eq!(other, None),
+        }
+        let _pages = server.join().unwrap();
+        assert_eq!(read(&reader, 0), Some((8, [1, 0])));
+    });
+}
+
+/// A file of one number, and its pages, as the server has them.
+struct Served {
+    file: AtomicU64,
+    pages: loom::sync::Mutex<(Pages<Model>, Changes)>,
+    answered: AtomicU64,
+}
+
+/// Changes that have begun, and those that run.
+#[derive(Default)]
+struct Changes {
+    begun: u64,
+    running: u64,
+}
+
+impl Served {
+    fn new(pages: Pages<Model>) -> Arc<Served> {
+        let pages = loom::sync::Mutex::new((pages, Changes::default()));
+        Arc::new(Served { file: AtomicU64::new(1), pages, answered: AtomicU64::new(1) })
+    }
+
+    /// Changes the file as a client asks for it.
+    fn change(&self, number: u64) {
+        {
+            let (pages, changes) = &mut *self.pages.lock().unwrap();
+            changes.begun += 1;
+            changes.running += 1;
+            pages.forget(0..READ as u64);
+        }
+        self.file.store(number, Ordering::Release);
+        self.pages.lock().unwrap().1.running -= 1;
+        self.answered.store(number, Ordering::Release);
+    }
+
+    /// Fills the page, as for a client that did not find it.
+    fn fill(&self) {
+        let begun = {
+            let (pages, changes) = &mut *self.pages.lock().unwrap();
+            pages.show(0);
+            if changes.running > 0 || pages.has(0) {
+                return;
+            }
+            changes.begun
+        };
+        let number = self.file.load(Ordering::Acquire);
+        let (pages, changes) = &mut *self.pages.lock().unwrap();
+        if changes.begun == begun && !pages.has(0) {
+            pages.put(0, &page([number, number]));
+        }
+    }
+}
+
+/// One client changes a file, another one misses it, and a third one reads its page, which `prepare` may have changed.
+fn no_reader_sees_an_old_page(prepare: fn(&mut Pages<Model>)) {
+    check(move || {
+        let (mut pages, reader) = pages(1 << 20, [1, 1]);
+        prepare(&mut pages);
+        let served = Served::new(pages);
+        let (one, other) = (Arc::clone(&served), Arc::clone(&served));
+        let threads = [thread::spawn(move || one.change(2)), thread::spawn(move || other.fill())];
+        let mut last = 0;
+        for _ in 0..2 {
+            let least = served.answered.load(Ordering::Acquire).max(last);
+            if let Some((_, words)) = read(&reader, 0) {
+                assert!(words[0] == words[1] && words[0] >= least, "{words:?} after {least}");
+                last = words[0];
+            }
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn no_reader_sees_a_page_from_before_a_change_that_was_answered() {
+    no_reader_sees_an_old_page(|_| {});
+}
+
+#[test]
+fn no_reader_sees_a_page_that_was_changed_while_it_was_hidden() {
+    no_reader_sees_an_old_page(|pages| pages.hide(0));
+}
+
+#[test]
+fn no_reader_sees_a_page_that_is_filled_during_a_change() {
+    no_reader_sees_an_old_page(|pages| pages.forget(0..READ as u64));
+}
+
+const NAME: Thing<'static> = Thing::Name(1, b"name");
+
+/// Versions, of which the checker sees those of these things and that of everything.
+fn versions(things: &[Thing<'_>]) -> (Versions<Model>, VersionReader<Model>) {
+    let place = Model::unseen();
+    Versions::over(place.clone()).begin(things.iter().copied());
+    let memory = Model::new(&HashMap::new(), place.words().into_keys());
+    let client = memory.of_client();
+    (Versions::over(memory), VersionReader::over(client))
+}
+
+/// Two clients change one thing, each a bit of it, and a third one keeps what it was told.
+#[test]
+fn nothing_is_used_that_was_kept_before_a_change_that_was_answered() {
+    check(|| {
+        let (versions, reader) = versions(&[NAME]);
+        let versions = Arc::new(versions);
+        let (state, answered) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let change = |bit: u64| {
+            let (versions, state) = (Arc::clone(&versions), Arc::clone(&state));
+            let answered = Arc::clone(&answered);
+            thread::spawn(move || {
+                versions.begin([NAME].into_iter());
+                state.fetch_or(bit, Ordering::AcqRel);
+                versions.end([NAME].into_iter());
+                answered.fetch_or(bit, Ordering::Release);
+            })
+        };
+        let threads = [change(1), change(2)];
+        let all = reader.all();
+        let told = state.load(Ordering::Acquire);
+        let version = reader.of_thing(NAME);
+        let is_kept = all.is_some() && version.is_some() && reader.all() == all;
+        let so_far = answered.load(Ordering::Acquire);
+        if is_kept && reader.of_thing(NAME) == version {
+            assert_eq!(told & so_far, so_far, "a change is missing");
+        }
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let now = reader.of_thing(NAME);
+        assert!(now.is_some() && reader.all().is_some(), "no change runs");
+        assert!(!is_kept || now != version || told == 3);
+    });
+}
+
+/// Bytes of a slot.
+const SLOT: usize = 256;
+/// The places of the first tag and of the first slot.
+const TAGS: usize = 4096;
+const SLOTS: usize = 266_240;
+
+fn found(ino: u64, version: u64) -> Found {
+    let attributes = Moment { version: 4, at: 0 };
+    let told = Told { name: version, rights: 0, attributes };
+    Found { told, open_to_all: true, inode: Some((ino, attributes_of(ino))) }
+}
+
+/// Attributes that begin with a number.
+fn attributes_of(number: u64) -> [u8; ATTRIBUTES] {
+    let mut all = [0; ATTRIBUTES];
+    all[..8].copy_from_slice(&number.to_ne_bytes());
+    all
+}
+
+/// The words of a slot: its number, the inode, the versions of the name and of the attributes, and the begin of both.
+const SEQUENCE: usize = 0;
+const INO: usize = 24;
+const NAME_VERSION: usize = 32;
+const VERSION: usize = 48;
+const BEGIN: usize = 64;
+const TEXT: usize = 168;
+
+/// Names with these words, of which the checker sees the number of one slot, and some others of it.
+fn names(
+    (words, place): &(HashMap<usize, u64>, u32),
+    seen: [usize; 3],
+) -> (Names<Model>, NameReader<Model>) {
+    let slot = SLOTS + *place as usize * SLOT;
+    let memory = Model::new(words, [SEQUENCE].into_iter().chain(seen).map(|at| slot + at));
+    let client = memory.of_client();
+    (Names::over(memory), NameReader::over(client))
+}
+
+/// The words of memory in which `ino` has the name that has the place.
+fn told(ino: u64) -> (HashMap<usize, u64>, u32) {
+    let memory = Model::unseen();
+    let (place, _) = Names::over(memory.clone()).tell(1, b"name", &found(ino, 0));
+    (memory.words(), place)
+}
+
+#[test]
+fn a_name_is_found_whole_while_it_is_told_anew() {
+    let before = told(1);
+    let place = before.1;
+    check(move || {
+        let (names, reader) = names(&before, [INO, NAME_VERSION, BEGIN]);
+        let server = thread::spawn(move || names.tell(1, b"name", &found(2, 3)));
+        let seen = reader.find(1, b"name");
+        assert!([None, Some(found(1, 0)), Some(found(2, 3))].contains(&seen), "{seen:?}");
+        assert_eq!(server.join().unwrap(), (place, 1));
+        assert_eq!(reader.find(1, b"name"), Some(found(2, 3)));
+    });
+}
+
+#[test]
+fn attributes_that_are_told_anew_have_their_version() {
+    let before = told(1);
+    let place = before.1;
+    check(move || {
+        let (names, reader) = names(&before, [INO, VERSION, BEGIN]);
+        let moment = Moment { version: 50, at: 0 };
+        let server = thread::spawn(move || {
+            names.tell_attributes(place, 9, moment, &attributes_of(9));
+            names.tell_attributes(place, 1, moment, &attributes_of(5));
+        });
+        let Told { name, rights, .. } = found(1, 0).told;
+        let told = Told { name, rights, attributes: moment };
+        let new = Found { told, inode: Some((1, attributes_of(5))), ..found(1, 0) };
+        let seen = reader.find(1, b"name");
+        assert!([None, Some(found(1, 0)), Some(new)].contains(&seen), "{seen:?}");
+        server.join().unwrap();
+        assert_eq!(reader.find(1, b"name"), Some(new));
+    });
+}
+
+#[test]
+fn a_name_whose_slot_another_one_takes_is_found_as_it_was_or_not_at_all() {
+    // Every slot has a name, so that a new one takes the slot of another.
+    let text = |number: u64| format!("{number:08}");
+    let full = (TAGS..SLOTS).step_by(8).map(|at| (at, u64::MAX)).collect();
+    let memory = Model::new(&full, []);
+    let all = Names::over(memory.clone());
+    let (before, former, taker) = (1..)
+        .find_map(|ino| {
+            let words = memory.words();
+            let (place, former) = all.tell(1, text(ino).as_bytes(), &found(ino, 0));
+            (former != 0).then_some(((words, place), former, ino))
+        })
+        .unwrap();
+    let place = before.1;
+    check(move || {
+        let (names, reader) = names(&before, [INO, BEGIN, TEXT]);
+        let server = thread::spawn(move || names.tell(1, text(taker).as_bytes(), &found(taker, 0)));
+        let seen = reader.find(1, text(former).as_bytes());
+        assert!(seen.is_none() || seen == Some(found(former, 0)), "{seen:?}");
+        assert_eq!(server.join().unwrap(), (place, former));
+        assert_eq!(reader.find(1, text(former).as_bytes()), None);
+        assert_eq!(reader.find(1, text(taker).as_bytes()), Some(found(taker, 0)));
+    });
+}
+
+/// One client changes a name, the server tells another one of it, and a third one takes it from memory while its version stays.
+#[test]
+fn no_name_holds_after_a_change_of_it_that_was_answered() {
+    let before = told(1);
+    check(move || {
+        let (names, reader) = names(&before, [INO, NAME_VERSION, BEGIN]);
+        let (versions, now) = versions(&[NAME]);
+        let now = Arc::new(now);
+        let other = Arc::clone(&now);
+        let (leads_to, answered) = (Arc::new(AtomicU64::new(1)), Arc::new(AtomicU64::new(1)));
+        let changes = {
+            let leads_to = Arc::clone(&leads_to);
+            let answered = Arc::clone(&answered);
+            thread::spawn(move || {
+                versions.begin([NAME].into_iter());
+                leads_to.store(2, Ordering::Release);
+                versions.end([NAME].into_iter());
+                answered.store(2, Ordering::Release);
+            })
+        };
+        let tells = thread::spawn(move || {
+            if let Some(version) = other.of_thing(NAME) {
+                let ino = leads_to.load(Ordering::Acquire);
+                names.tell(1, b"name", &found(ino, version));
+            }
+        });
+        let least = answered.load(Ordering::Acquire);
+        if let Some(found) = reader.find(1, b"name")
+            && now.of_thing(NAME) == Some(found.told.name)
+        {
+            let ino = found.inode.unwrap().0;
+            assert!(ino >= least, "inode {ino} after {least}");
+        }
+        [changes, tells].into_iter().for_each(|thread| thread.join().unwrap());
+        let found = reader.find(1, b"name").unwrap();
+        let holds = now.of_thing(NAME) == Some(found.told.name);
+        assert!(!holds || found.inode.unwrap().0 == 2);
+    });
+}
