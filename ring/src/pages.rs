@@ -190,7 +190,7 @@ impl<M: Writable> Pages<M> {
     /// Copies bytes of a page that [is there](Pages::has), from `within` on.
     pub fn get(&self, page: u64, within: usize, out: &mut [u8]) {
         assert!(within + out.len() <= PAGE, "the bytes are those of one page");
-        self.memory.read(frame_at(page, self.frames) + within, out);
+        self.memory.copy(frame_at(page, self.frames) + within, out);
     }
 
     /// Drops the pages of these bytes of the file.
