@@ -152,10 +152,23 @@ impl Sets {
         (self.hash >> 32) as u32 | 1
     }
 
-    /// The slots that may have a name with this tag.
-    fn tagged(&self, memory: &impl Readable, tag: u32) -> impl Iterator<Item = usize> {
-        let slots = self.all.into_iter().flat_map(slots_of);
-        slots.filter(move |slot| memory.load32(tag_at(*slot)) == tag)
+    /// The first thing that `look` finds in a slot that may have a name with this tag.
+    fn first_tagged<T>(
+        &self,
+        memory: &impl Readable,
+        tag: u32,
+        mut look: impl FnMut(usize) -> Option<T>,
+    ) -> Option<T> {
+        for set in self.all {
+            for slot in slots_of(set) {
+                if memory.load32(tag_at(slot)) == tag
+                    && let Some(found) = look(slot)
+                {
+                    return Some(found);
+                }
+            }
+        }
+        None
     }
 
     /// A slot of another name, where all are full.
@@ -226,8 +239,10 @@ impl<M: Writable> Names<M> {
         let _second = (of[1] != of[0]).then(|| self.lock(of[1]));
         let _third = (of[2] != of[1]).then(|| self.lock(of[2]));
         let (memory, tag) = (&self.memory, sets.tag());
-        let known = sets.tagged(memory, tag).find(|slot| read(memory, *slot).is_of(dir, name));
-        let slot = known.or_else(|| sets.tagged(memory, 0).next()).unwrap_or_else(|| sets.any());
+        let is_known = |slot| read(memory, slot).is_of(dir, name).then_some(slot);
+        let known = sets.first_tagged(memory, tag, is_known);
+        let free = || sets.first_tagged(memory, 0, Some);
+        let slot = known.or_else(free).unwrap_or_else(|| sets.any());
         let (ino, attributes) = found.inode.unwrap_or((0, [0; ATTRIBUTES]));
         let mut padded = [0; NAME_MAX];
         padded[..name.len()].copy_from_slice(name);
@@ -306,15 +321,14 @@ impl<M: Readable> NameReader<M> {
     /// Finds a name in `dir` as it was told last. `None` if it was not, or if that changes just now.
     pub fn find(&self, dir: u64, name: &[u8]) -> Option<Found> {
         let sets = Sets::of(dir, name);
-        let mut found = sets.tagged(&self.0, sets.tag()).filter_map(|place| {
+        let found = sets.first_tagged(&self.0, sets.tag(), |place| {
             let sequence = self.0.load64(slot_at(place));
             let slot = read(&self.0, place);
             // The copy is there before the number is looked at again.
             self.0.fence(Ordering::Acquire);
             let is_whole = sequence.is_multiple_of(2) && self.0.load64(slot_at(place)) == sequence;
             (is_whole && slot.is_of(dir, name)).then_some(slot)
-        });
-        let found = found.next()?;
+        })?;
         let inode = (found.ino != 0).then_some((found.ino, found.attributes));
         Some(Found { told: found.told, open_to_all: found.open_to_all != 0, inode })
     }
@@ -383,7 +397,8 @@ mod tests {
         }
         let near = |(dir, text): &&(u64, String)| {
             let sets = Sets::of(*dir, text.as_bytes());
-            sets.tagged(&names.memory, sets.tag()).any(|slot| slot / WAYS == sets.all[0])
+            let is_near = |slot| (slot / WAYS == sets.all[0]).then_some(());
+            sets.first_tagged(&names.memory, sets.tag(), is_near).is_some()
         };
         assert!(all.iter().filter(near).count() > 16_000, "most are near the others");
         let there = all.iter().filter(|(dir, text)| reader.find(*dir, text.as_bytes()).is_some());
