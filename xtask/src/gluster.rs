@@ -2,12 +2,17 @@
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
 use crate::command;
 use crate::packages::{Tool, provide};
 use crate::suite::steps::TEST_TOOLS;
+
+/// The program of the testkit that has the servers.
+const NAME: &str = "gluster_volumes";
 
 /// Run volumes of GlusterFS on this machine: gluster://127.1.1.1/dist and gluster://127.1.1.1/repl
 ///
@@ -41,10 +46,7 @@ pub fn run(args: &GlusterArgs) -> Result<()> {
     let of_gluster = |tool: &&Tool| tool.part.is_some_and(|part| part.starts_with("GlusterFS"));
     let tools: Vec<Tool> = TEST_TOOLS.iter().filter(of_gluster).copied().collect();
     provide(&tools);
-    let program = ["--quiet", "--package", "defuse-testkit", "--bin", "gluster_volumes"];
-    command::run(command::cargo().arg("build").args(program))?;
-    let mut volumes =
-        std::process::Command::new(command::target_dir()?.join("debug/gluster_volumes"));
+    let mut volumes = Command::new(program()?);
     match &args.task {
         Task::Up => volumes.arg("up"),
         Task::Down => volumes.arg("down"),
@@ -52,4 +54,16 @@ pub fn run(args: &GlusterArgs) -> Result<()> {
     };
     // In place of this process, so that whoever kills it kills the one whose end is the end of the servers.
     Err(volumes.exec()).with_context(|| format!("cannot start {}", command::line(&volumes)))
+}
+
+/// The program, which is built unless tests run: another build would replace the library of runs that other tests use.
+fn program() -> Result<PathBuf> {
+    let of_tests = std::env::var_os("DEFUSE_PROGRAM").map(PathBuf::from);
+    let built = of_tests.map(|defuse| defuse.with_file_name(NAME)).filter(|built| built.exists());
+    if let Some(built) = built {
+        return Ok(built);
+    }
+    let program = ["--quiet", "--package", "defuse-testkit", "--bin", NAME];
+    command::run(command::cargo().arg("build").args(program))?;
+    Ok(command::target_dir()?.join("debug").join(NAME))
 }
