@@ -22,9 +22,7 @@ const WAITING: &[&str] = &[
     "gluster_frontends",
     "mounted_posix",
     "permissions",
-    "run_suites",
     "several_clients",
-    "volumes",
 ];
 
 /// Runs them, and then the examples of the documentation.
