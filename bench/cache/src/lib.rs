@@ -13,7 +13,7 @@ mod results;
 mod traces;
 
 pub use replay::{Replayed, replay};
-pub use results::{Cell, Goal, Results};
+pub use results::{Case, Cell, Goal, Results};
 pub use traces::{Overlap, Step, Trace, all};
 
 use defuse_cache::PolicyKind;
@@ -31,7 +31,8 @@ pub fn run(uses: usize, seed: u64, say: &mut dyn FnMut(String)) -> Results {
             for (policy, kind) in PolicyKind::ALL {
                 let replayed = replay(&trace, kind, capacity, seed);
                 let (trace, overlap) = (trace.name, trace.overlap);
-                results.cells.push(Cell { trace, overlap, thousandths, policy, replayed });
+                let case = Case { trace, overlap, thousandths, policy };
+                results.cells.push(Cell { case, replayed });
             }
         }
     }

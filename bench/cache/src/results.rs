@@ -15,9 +15,9 @@ const E: &str = "e";
 /// The policies that it is compared with.
 const OTHERS: [&str; 4] = ["lru", "lfu", "arc", "s3-fifo"];
 
-/// The hit rate of one policy.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Cell {
+/// A policy on a trace.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Case {
     /// The trace.
     pub trace: &'static str,
     /// If processes use the same files.
@@ -26,6 +26,28 @@ pub struct Cell {
     pub thousandths: u64,
     /// The policy.
     pub policy: &'static str,
+}
+
+impl Case {
+    /// True if it is this one.
+    pub(crate) fn is(&self, trace: &str, thousandths: u64, policy: &str) -> bool {
+        (self.trace, self.thousandths, self.policy) == (trace, thousandths, policy)
+    }
+
+    /// The traces of all cases, in their order.
+    pub(crate) fn traces(all: impl Iterator<Item = Case>) -> Vec<(&'static str, Overlap)> {
+        let mut traces: Vec<_> = all.map(|case| (case.trace, case.overlap)).collect();
+        traces.dedup();
+        traces
+    }
+}
+
+/// The hit rate of one policy.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Cell {
+    /// The policy and the trace.
+    #[serde(flatten)]
+    pub case: Case,
     /// The hits.
     pub replayed: Replayed,
 }
@@ -55,6 +77,18 @@ pub struct Goal {
     /// Without overlap: nowhere below the best by more than 2 %. With overlap: better in the mean, and nowhere below
     /// by more than 2 %.
     pub is_met: bool,
+}
+
+/// The head of a table of rates, in Markdown.
+pub(crate) fn head() -> String {
+    let names = PolicyKind::ALL.map(|(name, _)| name);
+    format!("| trace | cache | {} |\n|---|---|{}\n", names.join(" | "), "---|".repeat(names.len()))
+}
+
+/// A row of that table, with the text for each policy.
+pub(crate) fn row(trace: &str, thousandths: u64, rate: impl Fn(&str) -> String) -> String {
+    let rates = PolicyKind::ALL.map(|(policy, _)| rate(policy));
+    format!("| {trace} | {} % | {} |\n", thousandths as f64 / 10.0, rates.join(" | "))
 }
 
 /// A part in percent.
@@ -96,26 +130,20 @@ impl Goal {
 }
 
 impl Results {
-    /// The hit rates of one trace at one size, in percent, by policy.
-    fn row(&self, trace: &str, thousandths: u64) -> impl Fn(&str) -> f64 {
-        let here = |cell: &&Cell| cell.trace == trace && cell.thousandths == thousandths;
-        let all: Vec<Cell> = self.cells.iter().filter(here).cloned().collect();
-        move |policy| {
-            let found = all.iter().find(|cell| cell.policy == policy);
-            found.map_or(0.0, |cell| cell.replayed.percent())
-        }
+    /// A hit rate in percent.
+    fn rate(&self, trace: &str, thousandths: u64, policy: &str) -> f64 {
+        let found = self.cells.iter().find(|cell| cell.case.is(trace, thousandths, policy));
+        found.map_or(0.0, |cell| cell.replayed.percent())
     }
 
     fn traces(&self) -> Vec<(&'static str, Overlap)> {
-        let mut traces: Vec<_> = self.cells.iter().map(|cell| (cell.trace, cell.overlap)).collect();
-        traces.dedup();
-        traces
+        Case::traces(self.cells.iter().map(|cell| cell.case))
     }
 
     /// The goals, by trace.
     pub fn goals(&self) -> Vec<Goal> {
         let goal = |(trace, overlap)| {
-            let rate = |size, policy: &str| self.row(trace, size)(policy);
+            let rate = |size, policy: &str| self.rate(trace, size, policy);
             Goal::of((trace, overlap), &crate::SIZES, &rate)
         };
         self.traces().into_iter().map(goal).collect()
@@ -123,17 +151,11 @@ impl Results {
 
     /// The tables, in Markdown.
     pub fn table(&self) -> String {
-        let names = PolicyKind::ALL.map(|(name, _)| name);
-        let mut text = format!("| trace | cache | {} |\n|---|---|", names.join(" | "));
-        text.push_str(&"---|".repeat(names.len()));
-        text.push('\n');
+        let mut text = head();
         for (trace, _) in self.traces() {
-            for thousandths in crate::SIZES {
-                let rate = self.row(trace, thousandths);
-                let rates: Vec<String> =
-                    names.iter().map(|name| format!("{:.1}", rate(name))).collect();
-                let size = thousandths as f64 / 10.0;
-                let _ = writeln!(text, "| {trace} | {size} % | {} |", rates.join(" | "));
+            for size in crate::SIZES {
+                text +=
+                    &row(trace, size, |policy| format!("{:.1}", self.rate(trace, size, policy)));
             }
         }
         text + &Goal::table(&self.goals())

@@ -12,7 +12,7 @@ fn all_policies_are_replayed_and_the_same_seed_gives_the_same_tables() {
     assert_eq!(results, run(2000, 3, &mut |_| ()));
     assert_ne!(results.cells, run(2000, 4, &mut |_| ()).cells);
     let rates = |policy| {
-        let here = results.cells.iter().filter(move |cell| cell.policy == policy);
+        let here = results.cells.iter().filter(move |cell| cell.case.policy == policy);
         here.map(|cell| cell.replayed.percent()).sum::<f64>()
     };
     let sums: Vec<f64> = PolicyKind::ALL.iter().map(|(name, _)| rates(*name)).collect();

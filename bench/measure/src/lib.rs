@@ -1,8 +1,8 @@
 //! Tools for measurements: CPU clocks, context switches, cold caches, loop devices, servers of GlusterFS and of defuse,
-//! other programs, and medians.
+//! mounts by its commands, other programs, and medians.
 //!
 //! The benchmarks (`defuse-bench`, `defuse-bench-uhs`), the study (`defuse-study`) and, for the servers, the testkit share
-//! this crate. It has no workloads, mounts nothing and reports nothing.
+//! this crate. It has no workloads and reports nothing.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +13,7 @@ pub mod cpu;
 pub mod gluster;
 pub mod limits;
 pub mod loop_device;
+pub mod mount;
 pub mod server;
 pub mod stats;
 pub mod switches;

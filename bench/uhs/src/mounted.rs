@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::Result;
-use defuse_measure::command;
+use defuse_measure::{command, mount};
 
 use crate::files::{Files, Kernel, Name};
 use crate::results::{Better, Results};
@@ -31,18 +31,15 @@ pub(crate) fn with_mount(
     target: &str,
     work: impl FnOnce(&Path) -> Result<()>,
 ) -> Result<()> {
-    let program = program.to_string_lossy();
     let mut source = OsString::from(format!("{target}:"));
     if target == "uhs" {
         let node = stage.node()?.as_os_str();
-        command::output(&program, &["mkfs".as_ref(), "uhs".as_ref(), node, "--force".as_ref()])?;
+        let mkfs = ["mkfs".as_ref(), "uhs".as_ref(), node, "--force".as_ref()];
+        command::output(&program.to_string_lossy(), &mkfs)?;
         source.push(node);
     }
     let at = stage.mountpoint();
-    command::output(&program, &["mount".as_ref(), source.as_os_str(), at.as_os_str()])?;
-    let done = work(at);
-    command::output(&program, &["umount".as_ref(), at.as_os_str()])?;
-    done
+    mount::with_mount(program, &source, at, || work(at))
 }
 
 fn phases(at: &Path, count: usize, target: &str, results: &mut Results) -> Result<()> {

@@ -266,6 +266,7 @@ impl Paged {
         bound.counts.of(ino).requests += 1;
         let mut groups: Vec<u64> = pages.clone().map(|page| of_file.group_of(page)).collect();
         groups.dedup();
+        // The policy hears of all of them, also after one that was hidden.
         let used = groups.into_iter().map(|group| bound.used(files, ino, group, by));
         let were_hidden = used.filter(|was_hidden| *was_hidden).count() > 0;
         let Some(of_file) = files.pages(ino) else { return Found::Nothing };
@@ -490,11 +491,12 @@ impl FileSystem for Paged {
         match set.size {
             Some(_) => self.change(ino, (ALL, true), || self.inner.setattr(cx, ino, fh, set)),
             None => {
-                let set = self.inner.setattr(cx, ino, fh, set);
+                let changed = self.inner.setattr(cx, ino, fh, set);
+                // The time of the last access may be another one now, which the next read changes.
                 if let Some(entry) = self.table.lock().files.get_mut(&ino) {
                     entry.is_read = false;
                 }
-                set
+                changed
             }
         }
     }

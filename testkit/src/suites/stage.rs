@@ -169,10 +169,9 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Mounts `config`.
-    pub fn new(config: &'static Config) -> Result<Stage> {
-        let place = scratch()?;
-        let mut stage = Stage {
+    /// `config` with nothing mounted.
+    fn bare(config: &'static Config) -> Result<Stage> {
+        Ok(Stage {
             config,
             text: OsString::new(),
             mount: None,
@@ -181,8 +180,13 @@ impl Stage {
             image: None,
             servers: None,
             own: None,
-            place,
-        };
+            place: scratch()?,
+        })
+    }
+
+    /// Mounts `config`.
+    pub fn new(config: &'static Config) -> Result<Stage> {
+        let mut stage = Stage::bare(config)?;
         if config.needs_servers() {
             stage.servers = Some(Servers::start()?);
         }
@@ -225,17 +229,7 @@ impl Stage {
         ensure!(config.is_shared(), "{}: has no server for several clients", config.name);
         let owner = Stage::new(config)?;
         let another = |_| {
-            let mut stage = Stage {
-                config,
-                text: owner.text.clone(),
-                mount: None,
-                server: None,
-                lower: None,
-                image: None,
-                servers: None,
-                own: None,
-                place: scratch()?,
-            };
+            let mut stage = Stage { text: owner.text.clone(), ..Stage::bare(config)? };
             if !stage.is_in_process() {
                 stage.mount = Some(stage.new_mount()?);
             }

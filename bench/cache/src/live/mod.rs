@@ -22,6 +22,7 @@ pub use reader::work;
 pub use results::{Figures, LiveCell, LiveResults};
 
 use crate::replay::{replay, warm};
+use crate::results::Case;
 use crate::traces::{EXTENT, Trace, all};
 use layout::{Layout, fits};
 use reader::{Reader, Turn};
@@ -131,14 +132,8 @@ impl Stage<'_> {
                 let simulated = replay(self.trace, kind, of_pages, options.seed);
                 let live = self.replay(policy, bytes)?;
                 let (trace, overlap) = (self.trace.name, self.trace.overlap);
-                results.cells.push(LiveCell {
-                    trace,
-                    overlap,
-                    thousandths,
-                    policy,
-                    simulated,
-                    live,
-                });
+                let case = Case { trace, overlap, thousandths, policy };
+                results.cells.push(LiveCell { case, simulated, live });
             }
         }
         Ok(())

@@ -1,12 +1,9 @@
 //! Hit rates on servers beside those of the simulation.
 
-use std::fmt::Write as _;
-
-use defuse_cache::PolicyKind;
 use serde::Serialize;
 
 use crate::replay::Replayed;
-use crate::results::{Goal, in_percent};
+use crate::results::{Case, Goal, head, in_percent, row};
 use crate::traces::Overlap;
 
 /// The figures of a trace on a server. Those without `all` in their names are of the uses that count.
@@ -37,17 +34,12 @@ impl Figures {
     }
 }
 
-/// The hit rates of one policy on one trace.
+/// The hit rates of one policy on one trace. The size of the cache is that of the memory for pages.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LiveCell {
-    /// The trace.
-    pub trace: &'static str,
-    /// If processes use the same files.
-    pub overlap: Overlap,
-    /// The size of the memory for pages, in thousandths of the bytes of the trace.
-    pub thousandths: u64,
-    /// The policy.
-    pub policy: &'static str,
+    /// The policy and the trace.
+    #[serde(flatten)]
+    pub case: Case,
     /// The hits in the simulation, with as much memory.
     pub simulated: Replayed,
     /// The figures on a server.
@@ -69,15 +61,11 @@ pub struct LiveResults {
 
 impl LiveResults {
     fn cell(&self, trace: &str, thousandths: u64, policy: &str) -> Option<&LiveCell> {
-        self.cells.iter().find(|cell| {
-            (cell.trace, cell.thousandths, cell.policy) == (trace, thousandths, policy)
-        })
+        self.cells.iter().find(|cell| cell.case.is(trace, thousandths, policy))
     }
 
     fn traces(&self) -> Vec<(&'static str, Overlap)> {
-        let mut traces: Vec<_> = self.cells.iter().map(|cell| (cell.trace, cell.overlap)).collect();
-        traces.dedup();
-        traces
+        Case::traces(self.cells.iter().map(|cell| cell.case))
     }
 
     /// The goals by trace, with the rates on servers.
@@ -93,37 +81,26 @@ impl LiveResults {
 
     /// The tables, in Markdown: the rate on a server, and in parentheses that of the simulation.
     pub fn table(&self) -> String {
-        let names = PolicyKind::ALL.map(|(name, _)| name);
-        let mut text = format!("| trace | cache | {} |\n|---|---|", names.join(" | "));
-        text.push_str(&"---|".repeat(names.len()));
-        text.push('\n');
-        let row = |rates: &dyn Fn(&str) -> String| names.map(rates).join(" | ");
+        let both = |live: f64, simulated: f64| format!("{live:.1} ({simulated:.1})");
+        let mut text = head();
         for (trace, _) in self.traces() {
-            for &thousandths in &self.sizes {
-                let rates = row(&|policy| {
-                    let Some(cell) = self.cell(trace, thousandths, policy) else {
-                        return "-".to_owned();
-                    };
-                    let (live, simulated) = (cell.live.percent(), cell.simulated.percent());
-                    format!("{live:.1} ({simulated:.1})")
+            for &size in &self.sizes {
+                text += &row(trace, size, |policy| match self.cell(trace, size, policy) {
+                    Some(cell) => both(cell.live.percent(), cell.simulated.percent()),
+                    None => "-".to_owned(),
                 });
-                let size = thousandths as f64 / 10.0;
-                let _ = writeln!(text, "| {trace} | {size} % | {rates} |");
             }
         }
-        for &thousandths in &self.sizes {
-            let rates = row(&|policy| {
-                let here =
-                    |cell: &&LiveCell| (cell.thousandths, cell.policy) == (thousandths, policy);
+        for &size in &self.sizes {
+            text += &row("mean of all", size, |policy| {
                 let mean = |rate: fn(&LiveCell) -> f64| {
-                    let rates: Vec<f64> = self.cells.iter().filter(here).map(rate).collect();
+                    let traces = self.traces().into_iter();
+                    let cells = traces.filter_map(|(trace, _)| self.cell(trace, size, policy));
+                    let rates: Vec<f64> = cells.map(rate).collect();
                     rates.iter().sum::<f64>() / rates.len().max(1) as f64
                 };
-                let live = mean(|cell| cell.live.percent());
-                format!("{live:.1} ({:.1})", mean(|cell| cell.simulated.percent()))
+                both(mean(|cell| cell.live.percent()), mean(|cell| cell.simulated.percent()))
             });
-            let size = thousandths as f64 / 10.0;
-            let _ = writeln!(text, "| mean of all | {size} % | {rates} |");
         }
         text + &Goal::table(&self.goals())
     }

@@ -11,12 +11,12 @@ mod table;
 mod tree;
 
 use std::collections::BTreeMap;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
-use defuse_measure::command;
+use defuse_measure::mount::with_mount;
 use serde::Serialize;
 
 use crate::interrupt::Interrupt;
@@ -191,41 +191,13 @@ fn targets(options: &Options) -> Vec<Target<'_>> {
     all
 }
 
-/// A mount of the kernel. Dropping it unmounts.
-struct Mounted<'a> {
-    program: &'a Path,
-    /// Until it is unmounted.
-    at: Option<PathBuf>,
-}
-
-impl<'a> Mounted<'a> {
-    fn new(program: &'a Path, source: &OsStr, at: PathBuf) -> Result<Self> {
-        let words = ["mount".as_ref(), source, at.as_os_str()];
-        command::output(&program.to_string_lossy(), &words)?;
-        Ok(Mounted { program, at: Some(at) })
-    }
-
-    fn unmount(&mut self) -> Result<()> {
-        let Some(at) = self.at.take() else { return Ok(()) };
-        let words = ["umount".as_ref(), at.as_os_str()];
-        command::output(&self.program.to_string_lossy(), &words).map(drop)
-    }
-}
-
-impl Drop for Mounted<'_> {
-    fn drop(&mut self) {
-        // Another error is on its way already.
-        let _ = self.unmount();
-    }
-}
-
 /// Runs all programs once on a new tree.
 fn once(
     target: &Target<'_>,
     place: &tree::Place,
     counts: Option<&Path>,
 ) -> Result<Vec<script::Took>> {
-    let lower = place.fresh()?;
+    let (lower, mounted) = (place.fresh()?, place.mounted());
     let source = |kind: &'static str| {
         let mut source = OsString::from(kind);
         if kind == "passthrough:" {
@@ -233,23 +205,32 @@ fn once(
         }
         source
     };
-    let mut mount = None;
-    let (mut command, dir) = match target.way {
-        Way::Native => (Command::new("bash"), lower.clone()),
+    let run = |command, dir: &Path| perform(command, (target.name, dir), place, counts);
+    match target.way {
+        Way::Native => run(Command::new("bash"), &lower),
         Way::Run(program, kind) => {
-            let mut words = place.mounted().into_os_string();
-            words.push("=");
-            words.push(source(kind));
+            let mut mount = mounted.clone().into_os_string();
+            mount.push("=");
+            mount.push(source(kind));
             let mut command = Command::new(program);
-            command.args(["run", "--mount"]).arg(words).args(["--", "bash"]);
-            (command, place.mounted())
+            command.args(["run", "--mount"]).arg(mount).args(["--", "bash"]);
+            run(command, &mounted)
         }
         Way::Mount(program, kind) => {
-            mount = Some(Mounted::new(program, &source(kind), place.mounted())?);
-            (Command::new("bash"), place.mounted())
+            with_mount(program, &source(kind), &mounted, || run(Command::new("bash"), &mounted))
+                .context("on a mount of the kernel, which --no-mounts leaves out")
         }
-    };
-    command.arg(place.script()).arg(&dir).arg(place.archive());
+    }
+}
+
+/// Has `command`, a shell, run the programs in `dir`.
+fn perform(
+    mut command: Command,
+    (target, dir): (&str, &Path),
+    place: &tree::Place,
+    counts: Option<&Path>,
+) -> Result<Vec<script::Took>> {
+    command.arg(place.script()).arg(dir).arg(place.archive());
     if let Some(counts) = counts {
         command.arg(counts);
     }
@@ -260,10 +241,7 @@ fn once(
         let text = String::from_utf8_lossy(&output.stderr);
         let end: Vec<&str> = text.lines().rev().take(5).collect();
         let end: Vec<&str> = end.into_iter().rev().collect();
-        bail!("the programs failed on {}: {}: {}", target.name, output.status, end.join("; "));
-    }
-    if let Some(mut mount) = mount {
-        mount.unmount()?;
+        bail!("the programs failed on {target}: {}: {}", output.status, end.join("; "));
     }
     script::durations(&String::from_utf8_lossy(&output.stdout))
 }
