@@ -45,8 +45,8 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         Vec::new()
     }
 
-    fn failure_domain(&self, ino: Ino) -> Option<FailureDomain> {
-        self.behind.unchecked().failure_domain(ino)
+    fn failure_domain(&self, ino: Ino, name: Option<Name<'_>>) -> Option<FailureDomain> {
+        self.behind.unchecked().failure_domain(ino, name)
     }
 
     fn lifecycle(&self) -> Option<&dyn Lifecycle> {

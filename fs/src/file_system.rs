@@ -173,7 +173,10 @@ pub trait FileSystem: Send + Sync {
     /// other parts, so that one which does not answer holds up only what needs it. It is called before
     /// each request, for inodes that may be unknown, so it neither waits nor asks anybody: it may err, which
     /// costs only this protection.
-    fn failure_domain(&self, ino: Ino) -> Option<FailureDomain> {
+    ///
+    /// `name` is the name in the directory `ino` that the request is about. It is not given where a directory is made or
+    /// removed, which a distributed file system does in several parts.
+    fn failure_domain(&self, ino: Ino, name: Option<Name<'_>>) -> Option<FailureDomain> {
         None
     }
 

@@ -1,6 +1,7 @@
 //! A GlusterFS volume through the kernel mount and the in-process client: the POSIX cases, programs, two clients
 //! at once, and crashes. One set of servers serves all parts, which run one after another.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -12,10 +13,10 @@ use std::time::{Duration, Instant};
 use defuse_direct::{At, Client, Credentials, How, MountArgs, Task, WorkDir};
 use defuse_fs::{
     Caller, Completion, Context, Errno, File, FileKind, FileSystem, Ino, Io, IoOp, Name, NewNode,
-    OpenArgs, OpenFlags, ReadSink, ReleaseArgs, SetAttr, SliceSource, WriteArgs, WriteBuf,
-    WriteSource,
+    NoNotify, OpenArgs, OpenFlags, Origin, ReadSink, ReleaseArgs, RenameFlags, SetAttr,
+    SliceSource, WriteArgs, WriteBuf, WriteSource,
 };
-use defuse_testkit::gluster::{HOST, Servers, why_not};
+use defuse_testkit::gluster::{HOST, ROOM, Servers, why_not};
 use defuse_testkit::mounted::{self, Mount, program};
 use defuse_testkit::posix;
 use defuse_testkit::suites::{self, Suite, exclusions, exercise};
@@ -53,6 +54,7 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
     timed("unmount", || an_unmount_takes_a_fraction_of_the_end_of_libgfapi(&servers));
     timed("two clients", || two_clients_see_each_other(&servers));
     timed("set-user-id", || a_write_for_another_user_drops_set_user_id(&servers));
+    timed("parts", || the_part_of_a_file_follows_from_its_name(&servers));
     timed("refused", || a_change_of_names_that_a_kernel_refuses_leaves_them_alone(&servers));
     timed("close", || a_file_that_is_closed_answers_its_writes_in_flight(&servers));
     timed("kept answers", || changes_are_seen_although_answers_are_kept(&servers));
@@ -341,6 +343,76 @@ fn a_write_for_another_user_drops_set_user_id(servers: &Servers) {
         fs.release(&root, file, ReleaseArgs::default()).unwrap();
     }
     fs.unlink(&root, Ino::ROOT, name).unwrap();
+}
+
+/// The names in a directory of a brick.
+fn in_brick(servers: &Servers, brick: &str, dir: &str) -> HashSet<Vec<u8>> {
+    let mut list = servers.within("ls".as_ref());
+    let listed = list.arg("-A").arg(format!("{ROOM}/bricks/{brick}/{dir}")).output().unwrap();
+    assert!(listed.status.success(), "{listed:?}");
+    listed.stdout.split(|&byte| byte == b'\n').map(<[u8]>::to_vec).collect()
+}
+
+/// Requests about files of a lost brick hold only a part of the threads of a mount. The brick follows from name and directory, without
+/// a request for the file, and stays the same when the file gets another name.
+fn the_part_of_a_file_follows_from_its_name(servers: &Servers) {
+    servers.enter().unwrap();
+    let options = defuse_gluster::Options { in_application: true, ..Default::default() };
+    let fs = defuse_gluster::Gluster::connect(&format!("//{HOST}/dist"), &options).unwrap();
+    fs.attached(Origin::new(), Arc::new(NoNotify));
+    let root = Context::new(Caller { uid: 0, gid: 0, pid: 0 });
+    let dir = Name::new(b"parts").unwrap();
+    let node = NewNode::new(FileKind::Directory, 0o777, root.caller);
+    let dir = fs.mkdir(&root, Ino::ROOT, dir, &node).unwrap().ino;
+    let mut random = fastrand::Rng::with_seed(12);
+    let kinds = ["n", "\u{e9}", "\u{4e2d}", "."];
+    let name = |number: usize| {
+        let mut name = format!("{number}");
+        let most = if number.is_multiple_of(8) { 250 } else { 36 };
+        let len = random.usize(1..most);
+        while name.len() + 3 <= len {
+            name.push_str(kinds[random.usize(..kinds.len())]);
+        }
+        let temporary = [format!(".{name}.Xy12"), format!(".{name}"), format!(".{name}.")];
+        temporary.into_iter().nth(number % 6).unwrap_or(name)
+    };
+    let names: Vec<String> = (0..240).map(name).collect();
+    let node = NewNode::new(FileKind::Regular, 0o666, root.caller);
+    let args = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), kill_suidgid: false };
+    let create = |name: &String| {
+        let name = Name::new(name.as_bytes()).unwrap();
+        let (entry, opened) = fs.create(&root, dir, name, &node, args).unwrap();
+        let file = File { ino: entry.ino, fh: opened.fh };
+        fs.release(&root, file, ReleaseArgs::default()).unwrap();
+        entry.ino
+    };
+    let files: Vec<Ino> = names.iter().map(create).collect();
+    let of_name = |name: &str| fs.failure_domain(dir, Name::new(name.as_bytes()).ok());
+    let of_dir = fs.failure_domain(dir, None);
+    until("the parts are known", || of_name("a") != of_dir);
+
+    let bricks = ["dist1", "dist2"].map(|brick| in_brick(servers, brick, "parts"));
+    let place = |name: &str| bricks.iter().position(|brick| brick.contains(name.as_bytes()));
+    let mut parts = [None; 2];
+    for (name, &ino) in names.iter().zip(&files) {
+        let brick = place(name).unwrap();
+        let (by_name, by_file) = (of_name(name), fs.failure_domain(ino, None));
+        assert_eq!((by_name, by_file), (by_name.or(of_dir), by_name), "{name}");
+        assert_eq!(*parts[brick].get_or_insert(by_name), by_name, "{name} in brick {brick}");
+    }
+    assert!(parts[0].is_some() && parts[1].is_some() && parts[0] != parts[1], "{parts:?}");
+
+    let mut moved = 0;
+    for (number, (name, &ino)) in names.iter().zip(&files).take(24).enumerate() {
+        let before = fs.failure_domain(ino, None);
+        let other = format!("other {number}");
+        let [old, new] = [name, &other].map(|name| Name::new(name.as_bytes()).unwrap());
+        fs.rename(&root, (dir, old), (dir, new), RenameFlags::default()).unwrap();
+        assert_eq!(fs.lookup(&root, dir, new).unwrap().ino, ino);
+        assert_eq!(fs.failure_domain(ino, None), before, "{name} is {other} now");
+        moved += usize::from(of_name(&other) != before);
+    }
+    assert!(moved > 4, "names of another part: {moved}");
 }
 
 /// Programs of a run lose races that a kernel decides before it asks. Renamings of directories to files, and between names of one inode,

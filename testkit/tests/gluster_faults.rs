@@ -11,7 +11,8 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use cluster::{
-    Callers, HANGS, LONG, Load, Native, PING, Written, heals, memory, mount, ticks, timed, until,
+    Callers, HANGS, LONG, Load, Native, PING, Written, heal_until, heals, memory, mount, ticks,
+    timed, until,
 };
 use defuse_testkit::cluster::Cluster;
 use defuse_testkit::gluster::{Volume, why_not};
@@ -45,6 +46,10 @@ fn a_volume_survives_long_faults() {
     timed("memory", || new_options_take_no_more_memory_than_in_the_native_client(&cluster));
     timed("rebalance", || files_move_to_a_new_brick_under_their_writers(&cluster));
 }
+
+/// Callers that wait for a lost server: more than a mount has threads.
+const THREADS: usize = 160;
+const FILES: usize = 480;
 
 fn start() -> Option<Cluster> {
     if let Some(reason) = mounted::why_not().or_else(why_not) {
@@ -86,12 +91,12 @@ fn all_went_on(written: &[Written], dir: &Path) {
 }
 
 /// Runs writers while `fault` happens. Then checks their data on the mount, on another one, and on both bricks.
-fn writers_survive(cluster: &Cluster, what: &str, fault: impl FnOnce()) {
+fn writers_survive(cluster: &Cluster, what: &str, fault: impl FnOnce(&Path)) {
     let place = mounted::scratch().unwrap();
     let here = mount(cluster, "repl", place.path());
     let load = Load::with(here.path(), names(what), LONG);
     std::thread::sleep(Duration::from_millis(500));
-    fault();
+    fault(here.path());
     std::thread::sleep(Duration::from_millis(500));
     let written = load.stop();
     all_went_on(&written, here.path());
@@ -109,16 +114,30 @@ fn start_bricks(cluster: &Cluster, volume: &str) {
     cluster.gluster(3, &["volume", "start", volume, "force"]).unwrap();
 }
 
+/// Files that are written while a brick is away.
+fn missed_files() -> impl Iterator<Item = (String, Vec<u8>)> {
+    (0..40).map(|number| (format!("missed-{number}"), vec![number as u8 ^ 0x5a; 5000 * number]))
+}
+
 fn a_killed_brick_stops_nobody_and_comes_back_whole(cluster: &Cluster) {
-    writers_survive(cluster, "brick", || {
+    writers_survive(cluster, "brick", |dir| {
         cluster.kill_brick(1, "repl").unwrap();
+        let missed: Vec<_> = missed_files().collect();
+        missed.iter().for_each(|(name, data)| fs::write(dir.join(name), data).unwrap());
         std::thread::sleep(Duration::from_secs(1));
         start_bricks(cluster, "repl");
+        // The writers go on meanwhile, and these files can be read all the time.
+        let brick = cluster.brick(1, "repl");
+        let is_there = |(name, data): &(String, Vec<u8>)| {
+            assert!(fs::read(dir.join(name)).unwrap() == *data, "{name}");
+            fs::read(brick.join(name)).is_ok_and(|healed| healed == *data)
+        };
+        heal_until(cluster, "repl", "the brick has what it missed", || missed.iter().all(is_there));
     });
 }
 
 fn a_crashed_server_stops_nobody_and_comes_back_whole(cluster: &Cluster) {
-    writers_survive(cluster, "server", || {
+    writers_survive(cluster, "server", |_| {
         cluster.crash(2).unwrap();
         std::thread::sleep(Duration::from_secs(1));
         cluster.restart(2).unwrap();
@@ -126,7 +145,7 @@ fn a_crashed_server_stops_nobody_and_comes_back_whole(cluster: &Cluster) {
 }
 
 fn a_line_that_is_cut_for_long_stops_nobody_and_loses_nothing(cluster: &Cluster) {
-    writers_survive(cluster, "line", || {
+    writers_survive(cluster, "line", |_| {
         cluster.cut(2).unwrap();
         std::thread::sleep(Duration::from_secs(15));
         cluster.join(2).unwrap();
@@ -134,16 +153,16 @@ fn a_line_that_is_cut_for_long_stops_nobody_and_loses_nothing(cluster: &Cluster)
 }
 
 /// On a distributed volume, open files of the server that is cut off wait for it, and those of the other one do not wait
-/// for them. All servers have all directories, so that names wait, each of which holds a thread of the mount: more of them than
-/// there are threads. GlusterFS's own client does the same work on other files of the volume.
+/// for them. Each change of a mode holds a thread of the mount, and so does each name, because all servers have its directory: more
+/// of them than there are threads. GlusterFS's own client does the same work on other files of the volume.
 fn a_cut_line_holds_up_only_those_who_need_it(cluster: &Cluster) {
     let place = mounted::scratch().unwrap();
     let mount = mount(cluster, "dist", place.path());
-    let all: Vec<String> = (0..40).map(|number| format!("line-{number}")).collect();
+    let all: Vec<String> = (0..FILES).map(|number| format!("line-{number}")).collect();
     all.iter().for_each(|name| fs::write(mount.path().join(name), name).unwrap());
     let (near, far): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|name| cluster.brick(1, "dist").join(name).exists());
-    assert!(near.len() > 7 && far.len() > 7, "{near:?} {far:?}");
+    assert!(near.len() > 16 && far.len() > 8 + THREADS, "{near:?} {far:?}");
     let native = Native::new(cluster, "dist", place.path());
     let (ours, theirs) = (mount.path(), native.path());
     let start = |dir: &Path, skip, names: &[String]| {
@@ -151,22 +170,29 @@ fn a_cut_line_holds_up_only_those_who_need_it(cluster: &Cluster) {
     };
     let loads = [start(ours, 0, &near), start(theirs, 4, &near)];
     let far_loads = [start(ours, 0, &far), start(theirs, 4, &far)];
-    let callers =
-        [Callers::start(ours.join(&far[0]), 48), Callers::start(theirs.join(&far[4]), 48)];
+    let callers = |dir: &Path, name: &String| {
+        let path = |name: &String| dir.join(name);
+        let by_name = Callers::by_name(path(name), THREADS / 4);
+        [by_name, Callers::by_open_files(far[8..8 + THREADS].iter().map(path))]
+    };
+    let callers = [callers(ours, &far[0]), callers(theirs, &far[4])];
+    let calls = |dir: &Path| Callers::by_open_files(near[8..16].iter().map(|it| dir.join(it)));
+    let calls = [calls(ours), calls(theirs)];
     std::thread::sleep(Duration::from_millis(500));
     cluster.cut(2).unwrap();
     std::thread::sleep(Duration::from_secs(8));
     let [near, beside] = loads.map(Load::stop);
+    let [near_calls, calls_beside] = calls.map(Callers::stop);
+    cluster.join(2).unwrap();
     all_went_on(&near, ours);
     all_went_on(&beside, theirs);
-    cluster.join(2).unwrap();
     std::thread::sleep(Duration::from_secs(5));
-    callers.into_iter().for_each(Callers::stop);
+    let _ = callers.map(|callers| callers.map(Callers::stop));
     let [far, native_far] = far_loads.map(Load::stop);
     let data = |all: &[Written]| all.iter().map(|it| it.longest_of_data).max().unwrap();
     let names = |all: &[Written]| all.iter().map(|it| it.longest).max().unwrap();
     println!(
-        "  longest calls: open files {:?} beside {:?}, names {:?}; GlusterFS's own client {:?} beside {:?}, names {:?}",
+        "  longest calls: data of open files {:?} beside {:?}, modes {near_calls:?}, names {:?}; GlusterFS's own client {:?} beside {:?}, modes {calls_beside:?}, names {:?}",
         data(&near),
         data(&far),
         names(&near),
@@ -176,6 +202,8 @@ fn a_cut_line_holds_up_only_those_who_need_it(cluster: &Cluster) {
     );
     // The line is lost for so long in any case. A loaded machine makes everything slower, for both clients.
     assert!(data(&near) < data(&far) / 2 + data(&beside), "open files of the other server waited");
+    let limit = data(&far) / 2 + calls_beside;
+    assert!(near_calls < limit, "calls on open files of the other server waited: {near_calls:?}");
     assert!(names(&near) < names(&beside) + Duration::from_secs(10), "names waited");
     assert!(data(&far) < HANGS, "{:?}", data(&far));
     let errors = far.iter().flat_map(|it| &it.errors);
@@ -443,7 +471,7 @@ fn change_options(cluster: &Cluster, times: usize) {
 }
 
 fn new_options_disturb_no_program(cluster: &Cluster, times: usize) {
-    writers_survive(cluster, "options", || change_options(cluster, times));
+    writers_survive(cluster, "options", |_| change_options(cluster, times));
 }
 
 fn new_options_take_no_more_memory_than_in_the_native_client(cluster: &Cluster) {

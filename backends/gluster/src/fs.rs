@@ -15,6 +15,9 @@ use crate::attributes::space;
 use crate::gluster::Gluster;
 use crate::locks::Of;
 
+/// The mark of a failure domain that is a part of the volume. A namespace keeps 24 bits of it.
+const OF_PARTS: u32 = 1 << 23;
+
 impl FileSystem for Gluster {
     fn caps(&self) -> Caps {
         Caps {
@@ -31,9 +34,17 @@ impl FileSystem for Gluster {
         }
     }
 
-    fn failure_domain(&self, ino: Ino) -> Option<FailureDomain> {
-        // Nobody knows the brick of a file without a request. Each inode may be on one that is lost, and directories are on all.
-        self.settings.submits.then_some(FailureDomain(ino.0 as u32))
+    fn failure_domain(&self, ino: Ino, name: Option<Name<'_>>) -> Option<FailureDomain> {
+        if !self.settings.submits {
+            return None;
+        }
+        let part = match name {
+            Some(name) => self.nodes.part_of_name(ino, name.as_bytes()),
+            None => self.nodes.part(ino),
+        };
+        // Directories are in all parts. Where nobody knows, each inode may be in one that is lost.
+        let domain = part.map_or(ino.0 as u32 & !OF_PARTS, |part| OF_PARTS | u32::from(part.0));
+        Some(FailureDomain(domain))
     }
 
     fn figures(&self) -> Vec<Figure> {
@@ -47,6 +58,9 @@ impl FileSystem for Gluster {
     fn attached(&self, _: Origin, notify: Arc<dyn Notify>) {
         if self.watch.attach(notify) {
             self.start_telling();
+            if self.settings.submits {
+                self.start_asking_for_parts();
+            }
         }
     }
 

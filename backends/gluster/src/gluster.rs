@@ -19,6 +19,7 @@ use crate::file::Handle;
 use crate::listing::Listing;
 use crate::locks::Locks;
 use crate::nodes::{Nodes, Reference};
+use crate::parts::{Hash, Parts};
 use crate::recent::Recent;
 use crate::transfer::{AnswerOn, Pool};
 use crate::turns::{Look, Move, Turn, Turns};
@@ -41,6 +42,7 @@ const GROUPS_KEPT: usize = 1024;
 pub struct Gluster {
     pub(crate) volume: Arc<Volume>,
     pub(crate) nodes: Arc<Nodes>,
+    parts: Arc<Parts>,
     pub(crate) watch: Arc<Watch>,
     /// The questions to the servers that know the volume, if frontends may keep anything for long.
     asks: Option<(Asks, Duration)>,
@@ -155,9 +157,11 @@ impl Gluster {
         settings: Settings,
         (watch, asks): (Watch, Option<(Asks, Duration)>),
     ) -> Gluster {
+        let parts = Arc::<Parts>::default();
         Gluster {
             volume,
-            nodes: Arc::new(Nodes::new(root)),
+            nodes: Arc::new(Nodes::new(root, Arc::clone(&parts))),
+            parts,
             watch: Arc::new(watch),
             asks,
             open: RwLock::default(),
@@ -204,6 +208,15 @@ impl Gluster {
         self.watch.inbox.uses();
         let asked = Asked { since: self.watch.inbox.now(), who };
         Acting { volume: &self.volume, restores: self.settings.restores, asked }
+    }
+
+    /// Starts the thread that asks for the parts of the volume.
+    pub(crate) fn start_asking_for_parts(&self) {
+        let (volume, parts) = (Arc::clone(&self.volume), Arc::clone(&self.parts));
+        let thread = std::thread::Builder::new().name("gluster-parts".to_owned());
+        if let Err(error) = thread.spawn(move || parts.ask(&volume)) {
+            log::warn!("a lost server may hold up requests for others: no thread: {error}");
+        }
     }
 
     /// Starts the threads that take messages of servers, and tell frontends of changes by other clients.
@@ -286,7 +299,9 @@ impl Gluster {
     ) -> Result<Entry> {
         let mut attr = attr(stat, Duration::ZERO)?;
         let Place { dir, name, is_listed } = place;
-        let ino = self.nodes.look_up(gfid, Some(dir));
+        let is_file = attr.kind != FileKind::Directory;
+        let hash = name.filter(|_| is_file).map(|name| Hash::of(name.as_bytes()));
+        let ino = self.nodes.look_up(gfid, Some(dir), hash);
         let is_told = self.listen(ino, || self.refer(gfid));
         attr.valid_for = self.attributes_valid(gfid, &attr, (is_told, asked));
         self.keep_answer((gfid, stat), Some(place), asked, || self.volume.keep(gfid).ok());
@@ -399,7 +414,9 @@ impl Gluster {
         };
         let valid_for = self.watch.short();
         let attr = attr(&stat, valid_for).ok()?;
-        let ino = self.nodes.look_up(gfid, Some(dir));
+        let is_file = attr.kind != FileKind::Directory;
+        let hash = is_file.then(|| Hash::of(name.as_bytes()));
+        let ino = self.nodes.look_up(gfid, Some(dir), hash);
         Some(Entry { ino, generation: 0, attr, valid_for })
     }
 
@@ -664,6 +681,7 @@ fn name_holds(valid: Duration, long: Duration) -> Duration {
 impl Drop for Gluster {
     fn drop(&mut self) {
         self.watch.inbox.end();
+        self.parts.end();
     }
 }
 

@@ -24,6 +24,7 @@ mod listing;
 mod locks;
 mod names;
 mod nodes;
+mod parts;
 mod recent;
 mod transfer;
 mod turns;

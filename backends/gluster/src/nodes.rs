@@ -2,12 +2,12 @@
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::num::NonZeroU64;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{Errno, Fh, Ino, Result};
 
+use crate::parts::{Hash, Part, Parts};
 use crate::volume::Gfid;
 
 /// All known inodes. Numbers are never used again.
@@ -16,6 +16,7 @@ pub struct Nodes {
     inner: Mutex<Inner>,
     /// The time before which this client has made nothing.
     begun: Instant,
+    parts: Arc<Parts>,
 }
 
 #[derive(Debug)]
@@ -56,11 +57,63 @@ struct Node {
     parent: Gfid,
     /// Fields that few inodes need.
     more: Option<Box<More>>,
-    /// The time when this client made it, without attributes since, in nanoseconds from a moment before the first one.
-    made: Option<NonZeroU64>,
+    /// The time when this client made it, without attributes since.
+    made: Made,
+    home: Home,
 }
 
 const _: () = assert!(size_of::<(u64, Node)>() <= 64);
+
+/// A time, as 48 bits of a number of microseconds from a moment before the first one: enough for eight years.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Made([u8; 6]);
+
+impl Made {
+    const NEVER: Made = Made([0; 6]);
+
+    fn at(micros: u64) -> Made {
+        let bytes = micros.max(1).to_le_bytes();
+        Made([bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5]])
+    }
+
+    fn micros(self) -> u64 {
+        let Made([a, b, c, d, e, f]) = self;
+        u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
+    }
+}
+
+/// The part of the volume that has an inode, or the beginning of the hash of the name by which it got there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Home(u16);
+
+/// A [`Home`] in full.
+enum Where {
+    Unknown,
+    By(Hash),
+    In(Part),
+}
+
+impl Home {
+    const UNKNOWN: Home = Home(0);
+    const BY_HASH: u16 = 1 << 15;
+
+    fn by(hash: Hash) -> Home {
+        Home(Home::BY_HASH | hash.short())
+    }
+
+    fn within(part: Part) -> Home {
+        assert!(part.0 + 1 < Home::BY_HASH, "there are fewer parts");
+        Home(part.0 + 1)
+    }
+
+    fn place(self) -> Where {
+        match self.0 {
+            0 => Where::Unknown,
+            hash if hash & Home::BY_HASH != 0 => Where::By(Hash::from_short(hash & !Home::BY_HASH)),
+            part => Where::In(Part(part - 1)),
+        }
+    }
+}
 
 /// The identity of no inode.
 const NOWHERE: Gfid = [0; 16];
@@ -75,7 +128,7 @@ struct More {
 
 impl Nodes {
     /// Only the root is known.
-    pub fn new(root: Gfid) -> Nodes {
+    pub fn new(root: Gfid, parts: Arc<Parts>) -> Nodes {
         let by_number = HashMap::from([(Ino::ROOT.0, Node::new(root))]);
         let by_gfid = HashMap::from([(root, Ino::ROOT.0)]);
         Nodes {
@@ -87,11 +140,12 @@ impl Nodes {
                 searched: None,
             }),
             begun: Instant::now(),
+            parts,
         }
     }
 
-    /// Adds a lookup of `gfid`, in the directory `parent` if that is given.
-    pub fn look_up(&self, gfid: Gfid, parent: Option<Gfid>) -> Ino {
+    /// Adds a lookup of `gfid`, in the directory `parent` if that is given, by a name with this hash if it is a file.
+    pub fn look_up(&self, gfid: Gfid, parent: Option<Gfid>, hash: Option<Hash>) -> Ino {
         let mut inner = self.lock();
         let next = inner.next;
         let number = *inner.by_gfid.entry(gfid).or_insert(next);
@@ -101,9 +155,26 @@ impl Nodes {
         let node = inner.by_number.entry(number).or_insert_with(|| Node::new(gfid));
         if number != Ino::ROOT.0 {
             node.lookups += 1;
-            node.parent = parent.unwrap_or(node.parent);
+            if let Some(parent) = parent {
+                node.found(parent, hash, &self.parts);
+            }
         }
         Ino(number)
+    }
+
+    /// The part of the volume that a file needs, as far as it is known.
+    pub fn part(&self, ino: Ino) -> Option<Part> {
+        let (parent, home) = self.with(ino, |node| (node.parent, node.home)).ok()?;
+        match home.place() {
+            Where::Unknown => None,
+            Where::By(hash) => self.parts.find(parent, hash),
+            Where::In(part) => Some(part),
+        }
+    }
+
+    /// The part of the volume that a name of a file in a directory needs, as far as it is known.
+    pub fn part_of_name(&self, dir: Ino, name: &[u8]) -> Option<Part> {
+        self.parts.find(self.gfid(dir).ok()?, Hash::of(name))
     }
 
     /// Returns lookups. The inode is unknown after its last one.
@@ -144,7 +215,7 @@ impl Nodes {
         if let Some(number) = inner.by_gfid.get(&gfid).copied()
             && let Some(node) = inner.by_number.get_mut(&number)
         {
-            node.parent = parent;
+            node.found(parent, None, &self.parts);
         }
     }
 
@@ -215,20 +286,21 @@ impl Nodes {
     /// This client has made an inode at `now`.
     pub fn made(&self, ino: Ino, now: Instant) {
         let at = self.moment(now);
-        let _ = self.with(ino, |node| node.made = Some(at));
+        let _ = self.with(ino, |node| node.made = Made::at(at));
     }
 
     /// This client may have given an inode extended attributes.
     pub fn has_attributes(&self, ino: Ino) {
-        let _ = self.with(ino, |node| node.made = None);
+        let _ = self.with(ino, |node| node.made = Made::NEVER);
     }
 
     /// True if this client has made an inode less than `time` before `now`, and has given it no extended attributes.
     pub fn is_new(&self, ino: Ino, time: Duration, now: Instant) -> bool {
-        let now = self.moment(now).get();
-        let is_early =
-            |made: NonZeroU64| u128::from(now.saturating_sub(made.get())) < time.as_nanos();
-        self.with(ino, |node| node.made.is_some_and(is_early)).unwrap_or(false)
+        let now = self.moment(now);
+        let is_early = |made: Made| {
+            made != Made::NEVER && u128::from(now.saturating_sub(made.micros())) < time.as_micros()
+        };
+        self.with(ino, |node| is_early(node.made)).unwrap_or(false)
     }
 
     /// Notes an open file.
@@ -263,9 +335,9 @@ impl Nodes {
         self.lock().by_number.len()
     }
 
-    fn moment(&self, at: Instant) -> NonZeroU64 {
-        let since = at.saturating_duration_since(self.begun).as_nanos() as u64;
-        NonZeroU64::MIN.saturating_add(since)
+    /// Microseconds until `at`.
+    fn moment(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.begun).as_micros() as u64
     }
 
     fn with<T>(&self, ino: Ino, run: impl FnOnce(&mut Node) -> T) -> Result<T> {
@@ -290,7 +362,21 @@ impl Inner {
 
 impl Node {
     fn new(gfid: Gfid) -> Node {
-        Node { gfid, lookups: 0, parent: NOWHERE, more: None, made: None }
+        let (made, home) = (Made::NEVER, Home::UNKNOWN);
+        Node { gfid, lookups: 0, parent: NOWHERE, more: None, made, home }
+    }
+
+    /// It is in the directory `parent`, by a name with this hash. A file stays in its part when it is renamed.
+    fn found(&mut self, parent: Gfid, hash: Option<Hash>, parts: &Parts) {
+        let home = hash.map_or(Home::UNKNOWN, Home::by);
+        match self.home.place() {
+            Where::Unknown => self.home = home,
+            Where::By(hash) if self.parent != parent || self.home != home => {
+                self.home = parts.find(self.parent, hash).map_or(home, Home::within);
+            }
+            Where::By(_) | Where::In(_) => {}
+        }
+        self.parent = parent;
     }
 
     fn more(&mut self) -> &mut More {
@@ -325,32 +411,59 @@ impl Node {
 mod tests {
     use super::*;
 
+    /// A file stays in its part under other names, and a client that met it by one of them first has nothing better.
+    #[test]
+    fn a_file_keeps_its_part_when_it_is_renamed() {
+        let (parts, [dir, other]) = (Arc::new(Parts::default()), [[5; 16], [6; 16]]);
+        let nodes = Nodes::new([1; 16], Arc::clone(&parts));
+        let [a, file1] = [b"a".as_slice(), b"file1"].map(|name| Some(Hash::of(name)));
+        let file = nodes.look_up([2; 16], Some(dir), a);
+        let unknown = nodes.look_up([3; 16], None, None);
+        assert_eq!((nodes.part(file), nodes.part(unknown)), (None, None));
+        let text = "x-layout (p0 2147483647 4294967295) (p1 0 2147483646)";
+        for dir in [dir, other] {
+            parts.answer(dir, Some(text), Instant::now());
+        }
+        assert_eq!(nodes.part(file), Some(Part(1)));
+        nodes.look_up([2; 16], Some(dir), file1);
+        assert_eq!(nodes.part(file), Some(Part(1)));
+        nodes.moved([2; 16], other);
+        nodes.look_up([2; 16], Some(other), file1);
+        assert_eq!(nodes.part(file), Some(Part(1)));
+        let second = nodes.look_up([4; 16], Some(dir), file1);
+        assert_eq!(nodes.part(second), Some(Part(0)));
+        nodes.moved([4; 16], other);
+        assert_eq!((nodes.part(second), nodes.parent(second)), (Some(Part(0)), Ok(Some(other))));
+        assert_eq!(nodes.part_of_name(Ino(99), b"a"), None);
+    }
+
     #[test]
     fn an_inode_is_known_until_its_last_lookup_is_returned_and_its_number_never_comes_back() {
-        let nodes = Nodes::new([1; 16]);
-        let (a, b) = (nodes.look_up([2; 16], None), nodes.look_up([3; 16], Some([1; 16])));
-        assert_eq!((nodes.look_up([2; 16], None), nodes.count()), (a, 3));
+        let nodes = Nodes::new([1; 16], Arc::default());
+        let (a, b) =
+            (nodes.look_up([2; 16], None, None), nodes.look_up([3; 16], Some([1; 16]), None));
+        assert_eq!((nodes.look_up([2; 16], None, None), nodes.count()), (a, 3));
         nodes.forget(a, 1);
         assert_eq!((nodes.gfid(a), nodes.ino([2; 16])), (Ok([2; 16]), Some(a)));
         nodes.forget(a, 9);
         assert_eq!((nodes.gfid(a), nodes.ino([2; 16])), (Err(Errno::ESTALE), None));
-        let again = nodes.look_up([2; 16], None);
+        let again = nodes.look_up([2; 16], None, None);
         assert!(again != a && again != b);
         assert_eq!(nodes.parent(b), Ok(Some([1; 16])));
     }
 
     #[test]
     fn lookups_of_the_root_do_not_count() {
-        let nodes = Nodes::new([1; 16]);
-        assert_eq!(nodes.look_up([1; 16], Some([9; 16])), Ino::ROOT);
+        let nodes = Nodes::new([1; 16], Arc::default());
+        assert_eq!(nodes.look_up([1; 16], Some([9; 16]), None), Ino::ROOT);
         nodes.forget(Ino::ROOT, 5);
         assert_eq!((nodes.gfid(Ino::ROOT), nodes.parent(Ino::ROOT)), (Ok([1; 16]), Ok(None)));
     }
 
     #[test]
     fn an_inode_is_new_for_a_time_and_until_it_has_attributes() {
-        let nodes = Nodes::new([1; 16]);
-        let (ino, other) = (nodes.look_up([2; 16], None), nodes.look_up([3; 16], None));
+        let nodes = Nodes::new([1; 16], Arc::default());
+        let (ino, other) = (nodes.look_up([2; 16], None, None), nodes.look_up([3; 16], None, None));
         let (now, time) = (Instant::now(), Duration::from_secs(1));
         nodes.made(ino, now);
         nodes.made(other, now);
@@ -362,9 +475,9 @@ mod tests {
 
     #[test]
     fn kept_inodes_are_bounded_and_old_ones_give_room() {
-        let nodes = Nodes::new([1; 16]);
+        let nodes = Nodes::new([1; 16], Arc::default());
         let all: Vec<Ino> = (0..=KEPT as u128)
-            .map(|number| nodes.look_up((number + 9).to_ne_bytes(), None))
+            .map(|number| nodes.look_up((number + 9).to_ne_bytes(), None, None))
             .collect();
         let keep = |ino, long| nodes.keep(ino, long, || Some(Box::new(())));
         let long = Duration::from_secs(1000);
@@ -383,8 +496,8 @@ mod tests {
 
     #[test]
     fn a_reference_stays_after_attributes_were_taken_back_and_ends_with_the_name() {
-        let nodes = Nodes::new([1; 16]);
-        let (ino, reference) = (nodes.look_up([2; 16], None), std::sync::Arc::new(()));
+        let nodes = Nodes::new([1; 16], Arc::default());
+        let (ino, reference) = (nodes.look_up([2; 16], None, None), std::sync::Arc::new(()));
         let refer = || Some(Box::new(std::sync::Arc::clone(&reference)) as Reference);
         let is_held = || std::sync::Arc::strong_count(&reference) == 2;
         assert!(!nodes.is_kept(ino) && nodes.keep(ino, Duration::from_secs(9), refer));
@@ -397,8 +510,8 @@ mod tests {
 
     #[test]
     fn an_inode_is_small_again_after_its_files_are_closed_and_nothing_of_it_is_kept() {
-        let nodes = Nodes::new([1; 16]);
-        let ino = nodes.look_up([2; 16], None);
+        let nodes = Nodes::new([1; 16], Arc::default());
+        let ino = nodes.look_up([2; 16], None, None);
         let is_small = || nodes.with(ino, |node| node.more.is_none()).unwrap();
         assert!(is_small());
         nodes.opened(ino, Fh(1));
@@ -411,7 +524,7 @@ mod tests {
 
     #[test]
     fn an_inode_without_a_reference_is_not_kept() {
-        let nodes = Nodes::new([1; 16]);
+        let nodes = Nodes::new([1; 16], Arc::default());
         assert!(!nodes.keep(Ino::ROOT, Duration::ZERO, || None) && !nodes.take_kept(Ino::ROOT));
     }
 }

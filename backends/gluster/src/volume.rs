@@ -323,6 +323,20 @@ impl Volume {
         Ok(len as usize)
     }
 
+    /// The text in which the bricks of a file or directory tell about themselves.
+    pub fn path_info(&self, object: &Object<'_>) -> Result<String> {
+        let (mut text, name) = (vec![0; 1 << 14], c"glusterfs.pathinfo");
+        let len = match self.get_xattr(object, Some(name), &mut text) {
+            Err(Errno::ERANGE) => {
+                text.resize(1 << 20, 0);
+                self.get_xattr(object, Some(name), &mut text)
+            }
+            told => told,
+        }?;
+        text.truncate(len);
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
     /// Sets an extended attribute, with the flags of setxattr(2).
     pub fn set_xattr(
         &self,

@@ -100,7 +100,7 @@ impl FileSystem for Remote {
     }
 
     /// The devices of a manager, whose numbers the highest bits of inodes have. Numbers of other servers are small.
-    fn failure_domain(&self, ino: Ino) -> Option<FailureDomain> {
+    fn failure_domain(&self, ino: Ino, _: Option<Name<'_>>) -> Option<FailureDomain> {
         let device = device_of(ino);
         (device != 0).then_some(FailureDomain(device))
     }

@@ -189,7 +189,7 @@ impl FileSystem for Scripted {
         let cache = if cached { CacheMode::Keep } else { CacheMode::Direct };
         Ok(Opened { fh: Fh(9), cache, ..Opened::default() })
     }
-    fn failure_domain(&self, ino: Ino) -> Option<FailureDomain> {
+    fn failure_domain(&self, ino: Ino, _: Option<Name<'_>>) -> Option<FailureDomain> {
         let has_parts = self.has_parts.load(Ordering::Acquire) && ino != Ino::ROOT;
         has_parts.then_some(FailureDomain(ino.0 as u32))
     }

@@ -29,10 +29,10 @@ pub(crate) fn open(
     }
     let domain_of = |one: &[u8; size_of::<Closing>()]| {
         let one: Closing = zerocopy::transmute!(*one);
-        connection.failure_domain(Ino(one.ino))
+        connection.failure_domain(Ino(one.ino), None)
     };
     // A part of the storage that does not answer holds up the requests that name it.
-    if closing.iter().any(|one| domain_of(one) != connection.failure_domain(dir)) {
+    if closing.iter().any(|one| domain_of(one) != connection.failure_domain(dir, None)) {
         return Err(Errno::EINVAL);
     }
     for one in closing {

@@ -50,7 +50,7 @@ macro_rules! delegate {
         $crate::delegate! { @bare $how $skip figures() -> ::std::vec::Vec<$crate::Figure> }
         $crate::delegate! { @bare $how $skip notes() -> ::std::vec::Vec<::std::string::String> }
         $crate::delegate! { @bare $how $skip forget(ino: $crate::Ino, lookups: u64) -> () }
-        $crate::delegate! { @bare $how $skip failure_domain(ino: $crate::Ino)
+        $crate::delegate! { @bare $how $skip failure_domain(ino: $crate::Ino, name: Option<$crate::Name<'_>>)
             -> ::std::option::Option<$crate::FailureDomain> }
         $crate::delegate! { @bare $how $skip
             lifecycle() -> ::std::option::Option<&dyn $crate::Lifecycle> }

@@ -195,9 +195,9 @@ impl FileSystem for Namespace {
     }
 
     /// The part of the file system, in the numbers of the namespace.
-    fn failure_domain(&self, ino: Ino) -> Option<FailureDomain> {
+    fn failure_domain(&self, ino: Ino, name: Option<Name<'_>>) -> Option<FailureDomain> {
         let (index, inner) = self.member_of(ino)?;
-        let FailureDomain(part) = self.members[index].fs.failure_domain(inner)?;
+        let FailureDomain(part) = self.members[index].fs.failure_domain(inner, name)?;
         Some(FailureDomain((index as u32 + 1) << PART_BITS | part & (u32::MAX >> BITS)))
     }
 

@@ -200,7 +200,7 @@ impl FileSystem for Away {
         Caps { exclusive: self.exclusive, ..self.inner.caps() }
     }
 
-    fn failure_domain(&self, _: Ino) -> Option<FailureDomain> {
+    fn failure_domain(&self, _: Ino, _: Option<Name<'_>>) -> Option<FailureDomain> {
         (!self.exclusive).then_some(FailureDomain(7))
     }
 }
@@ -222,9 +222,9 @@ fn a_file_system_apart_leaves_the_others_exclusive_and_answers_no_whole_paths() 
     assert!(fs.is_apart(away) && !fs.is_apart(walk(&fs, "here").unwrap()));
     assert!(!fs.is_apart(Ino::ROOT));
     // Requests for it hold only a part of the threads, apart from those of other members.
-    assert_eq!(fs.failure_domain(away), Some(FailureDomain(2 << 24 | 7)));
-    assert_eq!(fs.failure_domain(walk(&fs, "here").unwrap()), None);
-    assert_eq!(fs.failure_domain(Ino::ROOT), None);
+    assert_eq!(fs.failure_domain(away, None), Some(FailureDomain(2 << 24 | 7)));
+    assert_eq!(fs.failure_domain(walk(&fs, "here").unwrap(), None), None);
+    assert_eq!(fs.failure_domain(Ino::ROOT, None), None);
 }
 
 #[test]

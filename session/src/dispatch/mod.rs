@@ -420,7 +420,8 @@ impl Dispatcher {
             Body::Read(_) | Body::Write { .. } | Body::Fsync(_) if self.submits() => None,
             Body::Setlkw(_) => None,
             _ => {
-                let ask = || self.fs.failure_domain(Ino(request.nodeid));
+                let name = child_of(&request.body);
+                let ask = || self.fs.failure_domain(Ino(request.nodeid), name);
                 catch_unwind(AssertUnwindSafe(ask)).unwrap_or_default()
             }
         }
@@ -436,6 +437,22 @@ impl Dispatcher {
     pub(crate) fn interrupt_all_deferred(&self) {
         self.deferred.end();
     }
+}
+
+/// The name in the directory of a request that it is about, unless it makes or removes a directory.
+fn child_of<'a>(body: &Body<'a>) -> Option<Name<'a>> {
+    let (Body::Lookup { name }
+    | Body::Symlink { name, .. }
+    | Body::Mknod { name, .. }
+    | Body::Create { name, .. }
+    | Body::Unlink { name }
+    | Body::Link { name, .. }
+    | Body::Rename { name, .. }
+    | Body::Rename2 { name, .. }) = *body
+    else {
+        return None;
+    };
+    Name::new(name).ok()
 }
 
 /// Sends success without a body.

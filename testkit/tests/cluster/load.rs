@@ -1,8 +1,8 @@
 //! Writers with checksummed data, which know what was acknowledged.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,34 +62,54 @@ impl Load {
     }
 }
 
-/// Threads that ask for the attributes of a file by its name.
+/// Threads that each have one request at a time.
 pub struct Callers {
     stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<JoinHandle<Duration>>,
 }
 
 impl Callers {
-    /// Starts this number of threads.
-    pub fn start(path: PathBuf, count: usize) -> Callers {
+    /// Starts this number of threads, which ask for the attributes of a file by its name.
+    pub fn by_name(path: PathBuf, count: usize) -> Callers {
+        Callers::start((0..count).map(|_| {
+            let path = path.clone();
+            move || drop(path.metadata())
+        }))
+    }
+
+    /// Starts a thread for each file, which changes its mode through an open file.
+    pub fn by_open_files(paths: impl Iterator<Item = PathBuf>) -> Callers {
+        Callers::start(paths.map(|path| {
+            let file = File::open(path).unwrap();
+            move || drop(file.set_permissions(Permissions::from_mode(0o644)))
+        }))
+    }
+
+    /// Calls may fail while a server is away.
+    fn start<C: Fn() + Send + 'static>(calls: impl Iterator<Item = C>) -> Callers {
         let stop = Arc::new(AtomicBool::new(false));
-        let caller = |_| {
-            let (path, stop) = (path.clone(), Arc::clone(&stop));
+        let caller = |call: C| {
+            let stop = Arc::clone(&stop);
             std::thread::spawn(move || {
+                let mut longest = Duration::ZERO;
                 while !stop.load(Ordering::Acquire) {
-                    // It fails while its server is away.
-                    let _ = path.metadata();
-                    std::thread::sleep(Duration::from_millis(20));
+                    let begun = Instant::now();
+                    call();
+                    longest = longest.max(begun.elapsed());
+                    // Hundreds of them leave the processors to others.
+                    std::thread::sleep(Duration::from_millis(500));
                 }
+                longest
             })
         };
-        let threads = (0..count).map(caller).collect();
+        let threads = calls.map(caller).collect();
         Callers { stop, threads }
     }
 
-    /// Ends the threads.
-    pub fn stop(self) {
+    /// Ends the threads. Returns the time of the longest call.
+    pub fn stop(self) -> Duration {
         self.stop.store(true, Ordering::Release);
-        self.threads.into_iter().for_each(|thread| thread.join().unwrap());
+        self.threads.into_iter().map(|thread| thread.join().unwrap()).max().unwrap()
     }
 }
 

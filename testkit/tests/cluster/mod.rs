@@ -102,14 +102,7 @@ pub fn ticks(pid: u32) -> u64 {
 
 /// Waits until no file of a replicated volume has to be healed, and both bricks have the same.
 pub fn heals(cluster: &Cluster, volume: &str) {
-    let _ = cluster.gluster(3, &["volume", "heal", volume]);
-    let mut asked = Instant::now();
-    until("both bricks have everything", || {
-        if asked.elapsed() > Duration::from_secs(5) {
-            // A healer that has looked too early sleeps for minutes.
-            let _ = cluster.gluster(3, &["volume", "heal", volume]);
-            asked = Instant::now();
-        }
+    heal_until(cluster, volume, "both bricks have everything", || {
         let info = cluster.gluster(3, &["volume", "heal", volume, "info"]).unwrap_or_default();
         info.matches("Number of entries: 0").count() == 2
     });
@@ -119,6 +112,19 @@ pub fn heals(cluster: &Cluster, volume: &str) {
         assert!(two.get(name) == Some(data), "{name} differs between bricks");
     }
     assert_eq!(one.len(), two.len());
+}
+
+/// Has a replicated volume healed until `is` is true.
+pub fn heal_until(cluster: &Cluster, volume: &str, what: &str, mut is: impl FnMut() -> bool) {
+    let mut asked = None::<Instant>;
+    until(what, || {
+        // A healer that has looked too early sleeps for minutes.
+        if asked.is_none_or(|at| at.elapsed() > Duration::from_secs(5)) {
+            let _ = cluster.gluster(3, &["volume", "heal", volume]);
+            asked = Some(Instant::now());
+        }
+        is()
+    });
 }
 
 /// The files of a brick, without those by which GlusterFS controls itself.

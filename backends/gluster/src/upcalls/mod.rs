@@ -315,8 +315,8 @@ mod tests {
     const F: Gfid = [2; 16];
 
     fn watch() -> (Watch, Nodes, Ino) {
-        let (watch, nodes) = (Watch::new(SHORT, false), Nodes::new(D));
-        let ino = nodes.look_up(F, Some(D));
+        let (watch, nodes) = (Watch::new(SHORT, false), Nodes::new(D, Arc::default()));
+        let ino = nodes.look_up(F, Some(D), None);
         watch.directory(D, (1, 1), watch.inbox.now());
         watch.keep_for(LONG);
         watch.directory(D, (1, 1), watch.inbox.now());

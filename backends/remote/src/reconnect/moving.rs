@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use defuse_fs::{
     Attr, Caller, Caps, Context, Errno, FailureDomain, Fh, Figure, FileSystem, Ino, LockSupport,
-    NoNotify, Notify, Origin, Result, StatFs, delegate,
+    Name, NoNotify, Notify, Origin, Result, StatFs, delegate,
 };
 
 use super::Reconnecting;
@@ -140,7 +140,7 @@ impl FileSystem for Moving {
     }
 
     /// All of it: a process that does not answer holds up only its own file system.
-    fn failure_domain(&self, _: Ino) -> Option<FailureDomain> {
+    fn failure_domain(&self, _: Ino, _: Option<Name<'_>>) -> Option<FailureDomain> {
         Some(FailureDomain(1))
     }
 

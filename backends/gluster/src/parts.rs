@@ -1,0 +1,338 @@
+//! The parts of a distributed volume: bricks, or groups of bricks with the same files, that fail apart from each other.
+//!
+//! A new file goes to the part whose range has the hash of its name; each directory has ranges of its own. So the ranges of a
+//! directory, which are asked for once, tell the part of each name in it without a request. They err about a file that was renamed
+//! or moved by a rebalance before it was met here, whose part only a request for this file would tell.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::volume::{Gfid, Volume};
+
+/// Maximum number of directories whose ranges are kept.
+const DIRECTORIES: usize = 8192;
+
+/// Maximum number of directories that wait to be asked for.
+const WANTED: usize = 256;
+
+/// Maximum number of parts, and of ranges of a directory.
+const MOST: usize = 4096;
+
+/// Time after which a directory in use is asked for again: a rebalance gives it other ranges.
+const VALID_FOR: Duration = Duration::from_secs(600);
+
+/// The same for one about which there was no answer.
+const RETRY_AFTER: Duration = Duration::from_secs(30);
+
+/// A part of the volume, by a number of this client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part(pub u16);
+
+/// The beginning of the hash of a name, by which a file has its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hash(u32);
+
+impl Hash {
+    /// Bits that [`short`](Hash::short) leaves out.
+    const LEFT_OUT: u32 = 17;
+
+    /// The hash of a name, as GlusterFS's translator `cluster/distribute` computes it.
+    pub fn of(name: &[u8]) -> Hash {
+        Hash(davies_meyer(hashed_part(name)))
+    }
+
+    /// Its first 15 bits. Those of a name at the edge of a range may belong to the range beside it.
+    pub fn short(self) -> u16 {
+        (self.0 >> Hash::LEFT_OUT) as u16
+    }
+
+    /// A hash with these first bits.
+    pub fn from_short(short: u16) -> Hash {
+        Hash(u32::from(short) << Hash::LEFT_OUT)
+    }
+}
+
+/// The ranges of hashes that a directory divides among the parts.
+type Ranges = Arc<[(u32, u32, Part)]>;
+
+/// The parts of the names in directories that are in use.
+#[derive(Debug, Default)]
+pub struct Parts {
+    state: Mutex<State>,
+    /// There is something to ask for, or nothing any more.
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    directories: HashMap<Gfid, Known>,
+    /// The names of the parts, in the order of their numbers.
+    names: Vec<String>,
+    wanted: VecDeque<Gfid>,
+    /// The volume has a single part, as far as is known until then.
+    is_whole_until: Option<Instant>,
+    has_ended: bool,
+}
+
+#[derive(Debug)]
+struct Known {
+    ranges: Option<Ranges>,
+    /// The time when it is asked for again.
+    until: Instant,
+}
+
+impl Parts {
+    /// The part for names with this hash in a directory, if it is known. Otherwise the directory will be asked for.
+    pub fn find(&self, dir: Gfid, hash: Hash) -> Option<Part> {
+        let (mut state, now) = (self.lock(), Instant::now());
+        if state.is_whole_until.is_some_and(|until| now < until) {
+            return None;
+        }
+        let known = state.directories.get(&dir);
+        let found = known.and_then(|known| known.ranges.as_ref()).and_then(|ranges| {
+            let is_in = |(first, last, _): &&(u32, u32, Part)| (*first..=*last).contains(&hash.0);
+            ranges.iter().find(is_in).map(|(_, _, part)| *part)
+        });
+        let is_due = known.is_none_or(|known| now >= known.until);
+        if is_due && state.wanted.len() < WANTED && !state.wanted.contains(&dir) {
+            state.wanted.push_back(dir);
+            self.changed.notify_one();
+        }
+        found
+    }
+
+    /// Asks the bricks for the ranges of directories that are wanted, until [`end`](Parts::end).
+    pub fn ask(&self, volume: &Arc<Volume>) {
+        volume.act_as_process();
+        while let Some(dir) = self.next() {
+            let text = volume.object(dir).and_then(|dir| volume.path_info(&dir)).ok();
+            self.answer(dir, text.as_deref(), Instant::now());
+        }
+    }
+
+    /// Ends the thread that asks.
+    pub fn end(&self) {
+        self.lock().has_ended = true;
+        self.changed.notify_all();
+    }
+
+    fn next(&self) -> Option<Gfid> {
+        let mut state = self.lock();
+        loop {
+            if state.has_ended {
+                return None;
+            }
+            if let Some(dir) = state.wanted.front() {
+                return Some(*dir);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The bricks have told `text` of a directory.
+    pub fn answer(&self, dir: Gfid, text: Option<&str>, now: Instant) {
+        let mut state = self.lock();
+        state.wanted.retain(|&wanted| wanted != dir);
+        let ranges = text.and_then(|text| state.ranges(text));
+        // A failure tells nothing new.
+        let old = state.directories.remove(&dir).and_then(|known| known.ranges);
+        let valid = if ranges.is_some() { VALID_FOR } else { RETRY_AFTER };
+        let is_whole = ranges.is_some() && state.names.len() == 1;
+        state.is_whole_until = is_whole.then(|| now + VALID_FOR);
+        if state.directories.len() >= DIRECTORIES {
+            state.directories.clear();
+        }
+        let known = Known { ranges: ranges.or(old), until: now + valid };
+        state.directories.insert(dir, known);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// The ranges in a text such as `(... (VOLUME-dht-layout (CLIENT 0 2147483646) (CLIENT 2147483647 4294967295)))`.
+    fn ranges(&mut self, text: &str) -> Option<Ranges> {
+        let (_, layout) = text.split_once("-layout ")?;
+        let mut ranges = Vec::new();
+        for one in layout.split('(').skip(1).take(MOST) {
+            let fields: Vec<&str> = one.split_once(')')?.0.split(' ').collect();
+            let [name, first, last] = fields[..] else { return None };
+            let (first, last) = (first.parse().ok()?, last.parse().ok()?);
+            ranges.push((first, last, self.part(name)?));
+        }
+        (!ranges.is_empty()).then(|| ranges.into())
+    }
+
+    fn part(&mut self, name: &str) -> Option<Part> {
+        let known = self.names.iter().position(|known| known == name);
+        let number = known.unwrap_or(self.names.len());
+        if number == MOST {
+            return None;
+        }
+        if known.is_none() {
+            self.names.push(name.to_owned());
+        }
+        u16::try_from(number).ok().map(Part)
+    }
+}
+
+/// The part of a name that decides: `NAME` in `.NAME.SUFFIX`, the temporary names of rsync, so that a renaming moves nothing.
+fn hashed_part(name: &[u8]) -> &[u8] {
+    let Some(rest) = name.strip_prefix(b".") else { return name };
+    match rest.iter().rposition(|&byte| byte == b'.') {
+        Some(dot) if dot > 0 && dot + 1 < rest.len() => &rest[..dot],
+        _ => name,
+    }
+}
+
+/// The hash of Davies and Meyer with the cipher TEA, of blocks of 16 bytes.
+fn davies_meyer(text: &[u8]) -> u32 {
+    let mut hash = (0x9464_a485, 0x542e_1a94);
+    let (blocks, rest) = text.as_chunks::<16>();
+    let word = |bytes: &[u8; 4]| u32::from_le_bytes(*bytes);
+    for block in blocks {
+        let (words, _) = block.as_chunks::<4>();
+        hash = mix(6, [0, 1, 2, 3].map(|at| word(&words[at])), hash);
+    }
+    let (words, bytes) = rest.as_chunks::<4>();
+    let filler = (text.len() as u32 & 0xff) * 0x0101_0101;
+    let mut last = [filler; 4];
+    for (place, bytes) in last.iter_mut().zip(words) {
+        *place = word(bytes);
+    }
+    // Bytes are signed there.
+    let add = |word: u32, byte: &u8| word << 8 | byte.cast_signed() as u32;
+    last[words.len()] = bytes.iter().fold(filler, add);
+    let hash = mix(10, last, hash);
+    hash.0 ^ hash.1
+}
+
+fn mix(rounds: u32, key: [u32; 4], hash: (u32, u32)) -> (u32, u32) {
+    let (mut left, mut right) = hash;
+    let mut sum = 0_u32;
+    let half = |value: u32, sum: u32, (low, high): (u32, u32)| {
+        (value << 4).wrapping_add(low) ^ value.wrapping_add(sum) ^ (value >> 5).wrapping_add(high)
+    };
+    for _ in 0..rounds {
+        sum = sum.wrapping_add(0x9e37_79b9);
+        left = left.wrapping_add(half(right, sum, (key[0], key[1])));
+        right = right.wrapping_add(half(left, sum, (key[2], key[3])));
+    }
+    (hash.0.wrapping_add(left), hash.1.wrapping_add(right))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DIR: Gfid = [3; 16];
+    const TWO: &str = "((<DISTRIBUTE:v-dht> <POSIX(/b/1):h:/b/1/> <POSIX(/b/2):h:/b/2/>) (v-dht-layout \
+                       (v-client-0 2147483647 4294967295) (v-client-1 0 2147483646)))";
+    const ONE: &str = "((<DISTRIBUTE:r-dht> (<REPLICATE:r-replicate-0> <POSIX(/b/1):h:/b/1/>)) \
+                       (r-dht-layout (r-replicate-0 0 4294967295)))";
+
+    fn find(parts: &Parts, name: &[u8]) -> Option<Part> {
+        parts.find(DIR, Hash::of(name))
+    }
+
+    fn wanted(parts: &Parts) -> usize {
+        parts.lock().wanted.len()
+    }
+
+    /// Files of these names were there on the bricks of a volume with the ranges `TWO`, and the other way round.
+    #[test]
+    fn names_are_where_the_ranges_say() {
+        let parts = Parts::default();
+        assert_eq!((find(&parts, b"a"), find(&parts, b"b"), wanted(&parts)), (None, None, 1));
+        parts.answer(DIR, Some(TWO), Instant::now());
+        let long = b"very long name with many characters in it, more than sixteen";
+        let first: [&[u8]; 4] = [b"file1", b"file2", b".tmp.abc123", long];
+        for (number, names) in [&first[..], &[b"a", b"x.y"]].into_iter().enumerate() {
+            for name in names {
+                assert_eq!(find(&parts, name), Some(Part(number as u16)), "{name:?}");
+                let short = Hash::from_short(Hash::of(name).short());
+                assert_eq!(parts.find(DIR, short), find(&parts, name));
+            }
+        }
+        assert_eq!(wanted(&parts), 0);
+    }
+
+    #[test]
+    fn temporary_names_have_the_place_of_the_final_ones() {
+        for temporary in ["..x..q", ".x.q", ".x.y.Z1"] {
+            let name = &temporary[1..temporary.rfind('.').unwrap()];
+            assert_eq!(Hash::of(temporary.as_bytes()), Hash::of(name.as_bytes()));
+        }
+        for name in [".x", ".x.", "..x", "x.y", ".", "..", ""] {
+            assert_eq!(hashed_part(name.as_bytes()), name.as_bytes());
+        }
+    }
+
+    #[test]
+    fn a_volume_of_one_part_is_asked_once() {
+        let parts = Parts::default();
+        assert_eq!(find(&parts, b"a"), None);
+        parts.answer(DIR, Some(ONE), Instant::now());
+        assert_eq!((find(&parts, b"a"), parts.find([4; 16], Hash::of(b"a"))), (None, None));
+        assert_eq!(wanted(&parts), 0);
+        // Until there may be more of them.
+        let long_ago = Instant::now().checked_sub(VALID_FOR).unwrap();
+        parts.answer(DIR, Some(ONE), long_ago);
+        find(&parts, b"a");
+        assert_eq!(wanted(&parts), 1);
+    }
+
+    #[test]
+    fn old_ranges_hold_until_there_are_new_ones() {
+        let parts = Parts::default();
+        let long_ago = Instant::now().checked_sub(VALID_FOR).unwrap();
+        parts.answer(DIR, Some(TWO), long_ago);
+        assert_eq!((find(&parts, b"a"), wanted(&parts)), (Some(Part(1)), 1));
+        parts.answer(DIR, None, Instant::now());
+        assert_eq!((find(&parts, b"a"), wanted(&parts)), (Some(Part(1)), 0));
+        let other = TWO.replace("client-0", "client-2").replace("client-1", "client-0");
+        parts.answer(DIR, Some(&other), Instant::now());
+        assert_eq!(find(&parts, b"a"), Some(Part(0)));
+    }
+
+    #[test]
+    fn other_texts_tell_nothing() {
+        let parts = Parts::default();
+        for text in ["", "(<POSIX(/b):h:/b/f>)", "x-layout ", "x-layout (a 1)", "x-layout (a 1 b)"]
+        {
+            parts.answer(DIR, Some(text), Instant::now());
+            assert_eq!(find(&parts, b"a"), None, "{text}");
+        }
+        (0..=TWO.len()).for_each(|len| parts.answer(DIR, TWO.get(..len), Instant::now()));
+        assert!(find(&parts, b"a").is_some());
+    }
+
+    #[test]
+    fn directories_and_parts_are_bounded() {
+        let parts = Parts::default();
+        let dir = |number: usize| (number as u128 + 1).to_ne_bytes();
+        (0..2 * WANTED)
+            .for_each(|number| assert_eq!(parts.find(dir(number), Hash::of(b"a")), None));
+        assert_eq!(wanted(&parts), WANTED);
+        for number in 0..DIRECTORIES + 9 {
+            parts.answer(dir(number), Some(TWO), Instant::now());
+        }
+        assert!(parts.lock().directories.len() <= DIRECTORIES);
+        let many: String =
+            (0..=MOST).map(|number| format!("(p{number} {number} {number})")).collect();
+        parts.answer(DIR, Some(&format!("x-layout {many}")), Instant::now());
+        assert!(parts.lock().names.len() <= MOST);
+    }
+
+    #[test]
+    fn the_thread_ends() {
+        let parts = Arc::new(Parts::default());
+        let other = Arc::clone(&parts);
+        let waits = std::thread::spawn(move || other.next());
+        parts.end();
+        assert_eq!(waits.join().unwrap(), None);
+    }
+}
