@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use defuse_block::{Blocking, Device, Errno, Facts, Priority, Purpose, Queue, Region, Result};
+use defuse_block::{
+    Blocking, Clock, Device, Errno, Facts, Priority, Purpose, Queue, Region, Result,
+};
 
 use crate::Transport;
 use crate::controller::{Controller, Event, Failure};
@@ -340,6 +342,10 @@ impl Device for Nvme {
 
     fn shortage(&self) -> Option<String> {
         self.controller.transport.shortage()
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        self.controller.transport.clock()
     }
 }
 

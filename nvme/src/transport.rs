@@ -4,7 +4,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_block::{Region, Result, Waker};
+use defuse_block::{Clock, Monotonic, Region, Result, Waker};
 
 use crate::Dma;
 
@@ -71,6 +71,12 @@ pub trait Transport: Send + Sync {
 
     /// The clock by which commands time out.
     fn now(&self) -> Duration;
+
+    /// The clock by which the device is measured ([`Device::clock`](defuse_block::Device::clock)): that of the machine, unless the
+    /// controller lives in virtual time.
+    fn clock(&self) -> Arc<dyn Clock> {
+        Arc::new(Monotonic::default())
+    }
 
     /// The NUMA node of the device.
     fn numa_node(&self) -> Option<u32> {

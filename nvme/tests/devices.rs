@@ -4,6 +4,7 @@
 mod cases;
 
 use cases::BLOCKS;
+use defuse_block::model::Parts;
 use defuse_block::{Device, Ram, Sim};
 use defuse_nvme::model::Shape;
 use defuse_nvme::{Model, Nvme, Options};
@@ -23,6 +24,7 @@ fn each(case: impl Fn(&str, &dyn Device)) {
     let shapes = [
         ("a controller that reaches all memory", Shape { mdts: 0, ..Shape::default() }),
         ("one with scatter gather lists", Shape { sgl: true, mdts: 9, ..Shape::default() }),
+        ("one with an SSD", Shape { parts: Some(Parts::default()), mdts: 9, ..Shape::default() }),
         ("one that reaches its own memory only", bare),
     ];
     for (name, shape) in shapes {

@@ -1,6 +1,7 @@
 //! Dies, channels and the write buffer.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
 
 use super::Parts;
@@ -10,8 +11,15 @@ use super::Parts;
 enum Work {
     /// A read of so many blocks for a command.
     Read { command: usize, blocks: u32 },
-    /// The next page of the buffer.
-    Program,
+    /// A page of the buffer.
+    Program(Page),
+}
+
+/// A page of the buffer: its number, and its blocks, fewer than fit where it was padded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Page {
+    number: u64,
+    blocks: u64,
 }
 
 /// The end of the work of a die.
@@ -27,7 +35,7 @@ pub(super) enum Ended {
 struct Die {
     reads: VecDeque<Work>,
     /// Pages of the buffer that this die is to program.
-    programs: usize,
+    programs: VecDeque<Page>,
     now: Option<Work>,
     /// The last work was a program.
     programmed: bool,
@@ -44,6 +52,10 @@ pub(super) struct Flash {
     next_die: usize,
     /// Blocks in the buffer that do not fill a page yet.
     partial: u64,
+    /// The number of the page that is being filled: so many were given to dies before.
+    pages: u64,
+    /// Pages that were given to dies and are not programmed.
+    unprogrammed: BTreeSet<u64>,
     /// Free blocks of the buffer.
     room: u64,
     /// Dies that have begun a work, with its end; whoever calls takes them.
@@ -60,6 +72,8 @@ impl Flash {
             channels: vec![Duration::ZERO; parts.channels],
             next_die: 0,
             partial: 0,
+            pages: 0,
+            unprogrammed: BTreeSet::new(),
             room: parts.buffer_blocks,
             begun: Vec::new(),
             parts: parts.clone(),
@@ -94,13 +108,38 @@ impl Flash {
         self.room -= taken;
         self.partial += taken;
         while self.partial >= self.parts.page_blocks {
-            self.partial -= self.parts.page_blocks;
-            let die = self.next_die;
-            self.next_die = (die + 1) % self.dies.len();
-            self.dies[die].programs += 1;
-            self.begin(die, now);
+            self.program(self.parts.page_blocks, now);
         }
         taken
+    }
+
+    /// Has the blocks programmed that do not fill a page.
+    pub(super) fn pad(&mut self, now: Duration) {
+        if self.partial > 0 {
+            self.program(self.partial, now);
+        }
+    }
+
+    /// Gives the next die a page of so many blocks of the buffer.
+    fn program(&mut self, blocks: u64, now: Duration) {
+        self.partial -= blocks;
+        let page = Page { number: self.pages, blocks };
+        self.pages += 1;
+        self.unprogrammed.insert(page.number);
+        let die = self.next_die;
+        self.next_die = (die + 1) % self.dies.len();
+        self.dies[die].programs.push_back(page);
+        self.begin(die, now);
+    }
+
+    /// The number of the page that the next block of a write belongs to.
+    pub(super) fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// True where none of these pages is still to be programmed.
+    pub(super) fn is_programmed(&self, pages: &Range<u64>) -> bool {
+        self.unprogrammed.range(pages.clone()).next().is_none()
     }
 
     /// Lets an idle die begin its next work.
@@ -109,18 +148,19 @@ impl Flash {
         if die.now.is_some() {
             return;
         }
-        let work = die.reads.pop_front().or_else(|| (die.programs > 0).then_some(Work::Program));
+        let work = die.reads.pop_front();
+        let work = work.or_else(|| die.programs.pop_front().map(Work::Program));
         let Some(work) = work else { return };
         die.now = Some(work);
-        let turns = die.programmed != (work == Work::Program);
-        die.programmed = work == Work::Program;
+        let programs = matches!(work, Work::Program(_));
+        let turns = die.programmed != programs;
+        die.programmed = programs;
         let turn = if turns { self.parts.turn } else { Duration::ZERO };
         let mut start = now;
         let time = match work {
             Work::Read { .. } => self.parts.read,
-            Work::Program => {
-                die.programs -= 1;
-                start = self.transfer(number, self.parts.page_blocks as u32, now);
+            Work::Program(page) => {
+                start = self.transfer(number, page.blocks as u32, now);
                 self.parts.program
             }
         };
@@ -147,17 +187,13 @@ impl Flash {
             Work::Read { command, blocks } => {
                 Ended::Read { command, at: self.transfer(die, blocks, now) }
             }
-            Work::Program => {
-                self.room += self.parts.page_blocks;
+            Work::Program(page) => {
+                self.room += page.blocks;
+                self.unprogrammed.remove(&page.number);
                 Ended::Program
             }
         };
         self.begin(die, now);
         ended
-    }
-
-    /// True where no full page waits in the buffer, or is being programmed.
-    pub(super) fn is_clean(&self) -> bool {
-        self.room + self.partial == self.parts.buffer_blocks
     }
 }

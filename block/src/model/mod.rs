@@ -6,7 +6,11 @@
 //! provided that one thread at a time uses the device.
 //!
 //! A die reads before it programs, but does not suspend a program. The controller takes commands from the queues
-//! in turn, and a limited number from each. A write is at work until it is in the buffer.
+//! in turn, and a limited number from each. A write is at work until it is in the buffer. A write with `fua` is at work until its
+//! pages are programmed, and a flush until all are that were in the buffer before it; for both, a page that is not full is
+//! programmed as it is.
+//!
+//! [`Timing`] has these times without queues and data, for models of other devices.
 //!
 //! It leaves out: garbage collection, errors, program suspension, and the bus to the host.
 
@@ -14,14 +18,15 @@ mod flash;
 mod queue;
 #[cfg(test)]
 mod tests;
+mod timing;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::{Clock, Device, Facts, Queue, Region, Result, ram};
-use flash::Flash;
 use queue::{Controller, ModelQueue};
+pub use timing::{Load, Timing};
 
 /// The parts of the SSD. Times are those of one operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,7 +84,6 @@ pub struct Model {
 
 struct State {
     controller: Controller,
-    flash: Flash,
     content: ram::Store,
 }
 
@@ -91,9 +95,8 @@ impl Model {
     /// Without dies, channels, pages, commands or a buffer.
     pub fn new(blocks: u64, parts: &Parts) -> Self {
         let facts = Arc::new(ram::facts("model of an SSD", 4096, blocks));
-        let controller = Controller::new(parts);
-        let (flash, content) = (Flash::new(parts), ram::Store::new(4096, blocks));
-        Model { facts, state: Arc::new(Mutex::new(State { controller, flash, content })) }
+        let (controller, content) = (Controller::new(parts), ram::Store::new(4096, blocks));
+        Model { facts, state: Arc::new(Mutex::new(State { controller, content })) }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

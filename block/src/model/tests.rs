@@ -91,3 +91,82 @@ fn writes_are_as_fast_as_the_dies_program() {
     let most = parts.dies as f64 / parts.program.as_secs_f64();
     assert!(rate > most * 0.9 && rate < most * 1.01, "{rate} of {most} pages a second");
 }
+
+#[test]
+fn a_flush_takes_the_time_of_the_programs_and_no_time_after_them() {
+    let parts = Parts { dies: 1, channels: 1, ..Parts::default() };
+    let model = Model::new(1024, &parts);
+    let mut line = Blocking::new(&model).unwrap();
+    line.write(0, &[1; 6 * 4096]).unwrap();
+    let written = model.now();
+    assert!(written < parts.program);
+    line.flush().unwrap();
+    // A full page, and one of two blocks.
+    let took = model.now() - written;
+    assert!(took > 2 * parts.program - written && took < 3 * parts.program, "{took:?}");
+    let flushed = model.now();
+    line.flush().unwrap();
+    assert_eq!(model.now() - flushed, parts.command, "nothing is left in the buffer");
+}
+
+/// The commands that are complete, with their moments.
+fn ends(timing: &mut Timing) -> Vec<(usize, Duration)> {
+    let mut ends = Vec::new();
+    while let Some(now) = timing.next() {
+        ends.extend(timing.advance().map(|done| (done, now)));
+    }
+    ends
+}
+
+#[test]
+fn a_flush_does_not_wait_for_writes_that_begin_after_it() {
+    let parts = Parts { dies: 1, channels: 1, ..Parts::default() };
+    let mut timing = Timing::new(&parts);
+    let write = Load::Write { blocks: 4, fua: false };
+    timing.begin(0, write, Duration::ZERO);
+    let flush = timing.begin(0, Load::Flush, Duration::ZERO);
+    for _ in 0..10 {
+        timing.begin(1, write, Duration::ZERO);
+    }
+    let ends = ends(&mut timing);
+    let end = ends.iter().find(|(done, _)| *done == flush).unwrap().1;
+    assert!(end > parts.program && end < 2 * parts.program, "{end:?}");
+}
+
+#[test]
+fn a_write_with_fua_waits_for_its_own_pages_alone() {
+    let parts = Parts { dies: 2, channels: 2, ..Parts::default() };
+    let mut timing = Timing::new(&parts);
+    let reads = 20;
+    for _ in 0..reads {
+        timing.begin(0, Load::Read { block: 0, blocks: 1 }, Duration::ZERO);
+    }
+    // The first page waits for the reads of its die, the next one has another die.
+    timing.begin(1, Load::Write { blocks: 4, fua: false }, Duration::ZERO);
+    let fua = timing.begin(1, Load::Write { blocks: 1, fua: true }, Duration::ZERO);
+    let flush = timing.begin(1, Load::Flush, Duration::ZERO);
+    let ends = ends(&mut timing);
+    let of = |command| ends.iter().find(|(done, _)| *done == command).unwrap().1;
+    assert!(of(fua) > parts.program && of(fua) < parts.program + parts.read, "{ends:?}");
+    assert!(of(flush) > reads * parts.read + parts.program, "{ends:?}");
+}
+
+#[test]
+fn forgotten_commands_are_never_complete_and_the_dies_go_on() {
+    let parts = Parts { dies: 1, channels: 1, buffer_blocks: 4, ..Parts::default() };
+    let mut timing = Timing::new(&parts);
+    for _ in 0..parts.queue_commands / 2 {
+        timing.begin(0, Load::Read { block: 0, blocks: 9 }, Duration::ZERO);
+        timing.begin(0, Load::Write { blocks: 8, fua: false }, Duration::ZERO);
+    }
+    timing.begin(1, Load::Flush, Duration::ZERO);
+    assert!(!timing.takes(0));
+    timing.forget();
+    assert!(timing.takes(0));
+    let next = timing.begin(0, Load::Read { block: 0, blocks: 1 }, Duration::ZERO);
+    let ends = ends(&mut timing);
+    assert_eq!(ends.len(), 1, "{ends:?}");
+    let (done, end) = ends[0];
+    let before = 3 * (parts.queue_commands as u32 / 2) * parts.read;
+    assert!(done == next && end > before, "it waited for the reads of its die: {ends:?}");
+}

@@ -1,13 +1,14 @@
 //! The registers, the clock and the queues of the modelled controller.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use defuse_block::model::Load;
 use defuse_block::{Blocking, Device, Facts, Result};
 
 use super::Shape;
+use super::agenda::{Agenda, Job, Work};
 use super::arbiter::Arbiter;
 use super::faults::{Fault, Faults, Victim};
 use super::memory::Memory;
@@ -18,7 +19,7 @@ const READY_AFTER: Duration = Duration::from_millis(2);
 
 pub(super) struct Chip {
     pub(super) shape: Arc<Shape>,
-    /// The range of times that a command takes.
+    /// The range of times that a command takes, where no SSD says it.
     pub(super) latency_us: (u64, u64),
     pub(super) memory: Memory,
     pub(super) line: Blocking,
@@ -41,10 +42,7 @@ pub(super) struct Chip {
     busy: usize,
     pub(super) submissions: BTreeMap<u16, Submissions>,
     pub(super) completions: BTreeMap<u16, Completions>,
-    /// Work that is to be done, by its time.
-    agenda: BinaryHeap<Reverse<(Duration, u64)>>,
-    works: BTreeMap<u64, Work>,
-    serial: u64,
+    agenda: Agenda,
     /// Commands that are never answered by themselves: (queue, number, can be aborted).
     pub(super) ignored: Vec<(u16, u16, bool)>,
     /// Numbers of requests for events.
@@ -76,11 +74,6 @@ pub(super) struct Completions {
     pub(super) vector: Option<u16>,
 }
 
-enum Work {
-    Ready(bool),
-    Command { queue: u16, command: Command, fault: Option<Fault> },
-}
-
 /// The outcome of a command: the result, or an error.
 pub(super) type Outcome = std::result::Result<u32, Status>;
 
@@ -88,6 +81,7 @@ impl Chip {
     pub(super) fn new(device: &dyn Device, seed: u64, shape: Arc<Shape>) -> Result<Self> {
         Ok(Chip {
             latency_us: shape.latency_us,
+            agenda: Agenda::new(shape.parts.as_ref()),
             shape,
             memory: Memory::default(),
             line: Blocking::new(device)?,
@@ -108,9 +102,6 @@ impl Chip {
             busy: 0,
             submissions: BTreeMap::new(),
             completions: BTreeMap::new(),
-            agenda: BinaryHeap::new(),
-            works: BTreeMap::new(),
-            serial: 0,
             ignored: Vec::new(),
             event_requests: Vec::new(),
         })
@@ -161,7 +152,7 @@ impl Chip {
                 self.stop();
                 self.status &= !register::FATAL;
             }
-            self.schedule(READY_AFTER, Work::Ready(enable));
+            self.agenda.add(self.now + READY_AFTER, Work::Ready(enable));
         }
         if value & register::SHUTDOWN == register::SHUTDOWN_NORMAL {
             let done = self.line.flush().is_ok();
@@ -175,7 +166,6 @@ impl Chip {
         self.submissions.clear();
         self.completions.clear();
         self.agenda.clear();
-        self.works.clear();
         self.busy = 0;
         self.ignored.clear();
         self.event_requests.clear();
@@ -208,47 +198,45 @@ impl Chip {
         self.enabled += 1;
     }
 
-    fn schedule(&mut self, after: Duration, work: Work) {
-        self.serial += 1;
-        self.agenda.push(Reverse((self.now + after, self.serial)));
-        self.works.insert(self.serial, work);
-    }
-
     /// Lets time pass, with all that happens in it.
     pub(super) fn pass(&mut self, time: Duration) {
         let end = self.now + time;
-        while let Some(Reverse((at, serial))) = self.agenda.peek().copied()
-            && at <= end
-        {
-            self.agenda.pop();
-            self.now = self.now.max(at);
-            self.happen(serial);
+        while self.agenda.next().is_some_and(|at| at <= end) {
+            self.step();
         }
         self.now = end;
     }
 
-    /// Goes on to the next moment at which something happens, or to the end of `timeout`. False where nothing will
-    /// ever happen.
+    /// Goes on to the next moment at which something happens that the host can see, or to the end of `timeout`. False where
+    /// nothing will ever happen.
     pub(super) fn advance(&mut self, timeout: Option<Duration>) -> bool {
-        let next = self.agenda.peek().map(|Reverse((at, _))| at.saturating_sub(self.now));
-        match (next, timeout) {
-            (Some(next), Some(timeout)) => self.pass(next.min(timeout)),
-            (Some(time), None) | (None, Some(time)) => self.pass(time),
-            (None, None) => return false,
+        let end = timeout.map(|timeout| self.now + timeout);
+        while let Some(next) = self.agenda.next()
+            && end.is_none_or(|end| next <= end)
+        {
+            if self.step() {
+                // With all that happens at the same moment.
+                self.pass(Duration::ZERO);
+                return true;
+            }
         }
-        true
+        self.now = end.unwrap_or(self.now);
+        end.is_some()
     }
 
-    fn happen(&mut self, serial: u64) {
-        match self.works.remove(&serial) {
+    /// Goes on to the next moment. False where the host sees nothing of it.
+    fn step(&mut self) -> bool {
+        self.now = self.agenda.next().map_or(self.now, |at| self.now.max(at));
+        match self.agenda.take() {
             Some(Work::Ready(ready)) => self.become_ready(ready),
-            Some(Work::Command { queue, command, fault }) => {
+            Some(Work::Command(Job { queue, command, fault })) => {
                 self.busy -= usize::from(queue > 0);
                 self.carry_out(queue, &command, fault);
                 self.fetch_all();
             }
-            None => {}
+            None => return false,
         }
+        true
     }
 
     fn doorbell(&mut self, offset: u32, value: u16) {
@@ -272,7 +260,8 @@ impl Chip {
                 Some(0)
             } else if self.busy < self.shape.slots {
                 let queues = self.submissions.iter().filter(|(number, _)| **number > 0);
-                let queues = queues.filter(waiting);
+                let queues =
+                    queues.filter(waiting).filter(|(number, _)| self.agenda.takes(**number));
                 self.arbiter.next(queues.map(|(number, queue)| (*number, queue.priority)))
             } else {
                 None
@@ -318,9 +307,13 @@ impl Chip {
             _ => {}
         }
         self.busy += usize::from(queue > 0);
-        let (from, to) = self.latency_us;
-        let after = Duration::from_micros(self.random.u64(from..=to));
-        self.schedule(after, Work::Command { queue, command, fault });
+        let load = if queue > 0 { self.load(&command) } else { Load::Table };
+        let job = Job { queue, command, fault };
+        if let Err(job) = self.agenda.begin(job, load, self.now) {
+            let (from, to) = self.latency_us;
+            let after = Duration::from_micros(self.random.u64(from..=to));
+            self.agenda.add(self.now + after, Work::Command(job));
+        }
     }
 
     fn carry_out(&mut self, queue: u16, command: &Command, fault: Option<Fault>) {

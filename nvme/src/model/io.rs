@@ -1,5 +1,6 @@
 //! The I/O commands of the modelled controller.
 
+use defuse_block::model::Load;
 use defuse_block::{Errno, FRAME, OpKind, Region, Segments};
 
 use super::chip::{Chip, Outcome};
@@ -10,11 +11,30 @@ use crate::spec::{Command, Status};
 const FUA: u32 = 1 << 30;
 
 impl Chip {
+    /// The work of a command for the SSD: it has blocks of 4 KiB, and a part of one takes as long as all of it. A command that
+    /// will be refused takes the time of the controller alone.
+    pub(super) fn load(&self, command: &Command) -> Load {
+        let range = range(command);
+        let moves = command.namespace() == 1 && self.bytes(range).is_ok();
+        let (size, frame) = (u64::from(self.facts.block_size), FRAME as u64);
+        let block = |at: u64| at * size / frame;
+        let blocks = |(at, blocks): (u64, u64)| ((at + blocks) * size).div_ceil(frame) - block(at);
+        match command.opcode() {
+            0x00 => Load::Flush,
+            0x01 if moves => Load::Write { blocks: blocks(range), fua: command.get(12) & FUA != 0 },
+            0x02 if moves => Load::Read { block: block(range.0), blocks: blocks(range) },
+            0x05 if moves && self.shape.compares => {
+                Load::Read { block: block(range.0), blocks: blocks(range) }
+            }
+            _ => Load::Table,
+        }
+    }
+
     pub(super) fn io(&mut self, command: &Command, fault: Option<Fault>) -> Outcome {
         if command.namespace() != 1 {
             return Err(Status(0x0b));
         }
-        let (block, blocks) = (command.0[5], u64::from(command.get(12) & 0xffff) + 1);
+        let (block, blocks) = range(command);
         match command.opcode() {
             0x00 => self.line.flush().map_err(status)?,
             0x01 => self.write_blocks(command, (block, blocks), fault)?,
@@ -108,6 +128,11 @@ impl Chip {
         }
         Ok(())
     }
+}
+
+/// The first block of a command that has blocks, and how many.
+fn range(command: &Command) -> (u64, u64) {
+    (command.0[5], u64::from(command.get(12) & 0xffff) + 1)
 }
 
 fn status(errno: Errno) -> Status {

@@ -1,0 +1,241 @@
+//! The times of commands on an SSD, whoever has the queues.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::ops::Range;
+use std::time::Duration;
+
+use super::Parts;
+use super::flash::{Ended, Flash};
+
+/// The work of a command for the SSD. Blocks have 4 KiB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Load {
+    /// Reads blocks from their dies.
+    Read {
+        /// The first block.
+        block: u64,
+        /// How many.
+        blocks: u64,
+    },
+    /// Moves blocks into the write buffer.
+    Write {
+        /// How many.
+        blocks: u64,
+        /// It is complete when its pages are programmed.
+        fua: bool,
+    },
+    /// Waits until all pages are programmed that are in the write buffer when it begins.
+    Flush,
+    /// Takes the time of the controller alone, as a change of its tables.
+    Table,
+}
+
+/// A moment at which something happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// A die ends its work.
+    Die(usize),
+    /// A page of a command, or the command itself, has arrived.
+    Part(usize),
+}
+
+/// A command that is being worked on.
+#[derive(Debug)]
+struct Command {
+    /// `None` where it was forgotten.
+    queue: Option<usize>,
+    /// Pages that are to arrive.
+    parts: u32,
+}
+
+/// A write that is not in the buffer as a whole.
+#[derive(Debug)]
+struct Write {
+    command: usize,
+    /// Blocks that are still to come.
+    left: u64,
+    fua: bool,
+    /// The page of its first block, once that is in the buffer.
+    first: Option<u64>,
+}
+
+/// The commands at work on an SSD, and the moments at which they end. It knows no data and has no queues of commands: its user
+/// takes them from queues in an order of its own, and asks [`takes`](Timing::takes) before.
+///
+/// A moment is a time since some beginning. [`advance`](Timing::advance) goes from one to the next, and each `now` must lie
+/// between the last one and the [`next`](Timing::next).
+#[derive(Debug)]
+pub struct Timing {
+    parts: Parts,
+    flash: Flash,
+    /// The moment at which the controller has taken the last command.
+    taken_at: Duration,
+    commands: Vec<Option<Command>>,
+    /// Commands of each queue at work.
+    working: Vec<usize>,
+    /// Writes that wait for room in the buffer.
+    writes: VecDeque<Write>,
+    /// Commands that wait until these pages are programmed.
+    flushes: Vec<(usize, Range<u64>)>,
+    events: BinaryHeap<Reverse<(Duration, Event)>>,
+}
+
+impl Timing {
+    /// An SSD of these parts, without work.
+    ///
+    /// # Panics
+    ///
+    /// Without dies, channels, pages, commands or a buffer.
+    pub fn new(parts: &Parts) -> Self {
+        Timing {
+            parts: parts.clone(),
+            flash: Flash::new(parts),
+            taken_at: Duration::ZERO,
+            commands: Vec::new(),
+            working: Vec::new(),
+            writes: VecDeque::new(),
+            flushes: Vec::new(),
+            events: BinaryHeap::new(),
+        }
+    }
+
+    /// True where one more command can begin, and it may be of this queue. Queues have numbers from 0 on.
+    pub fn takes(&self, queue: usize) -> bool {
+        let of_queue = self.working.get(queue).copied().unwrap_or(0);
+        of_queue < self.parts.queue_commands
+            && self.working.iter().sum::<usize>() < self.parts.commands
+    }
+
+    /// Begins a command. Returns its number, which no other command has until it is complete.
+    pub fn begin(&mut self, queue: usize, load: Load, now: Duration) -> usize {
+        let at = now.max(self.taken_at) + self.parts.command;
+        self.taken_at = at;
+        let command = self.add(queue);
+        match load {
+            Load::Table | Load::Read { blocks: 0, .. } | Load::Write { blocks: 0, .. } => {
+                self.at(at, Event::Part(command));
+            }
+            Load::Read { block, blocks } => {
+                let parts = self.flash.read(command, (block, blocks), at);
+                self.commands[command].as_mut().expect("it was added").parts = parts;
+            }
+            Load::Write { blocks, fua } => {
+                self.writes.push_back(Write { command, left: blocks, fua, first: None });
+                self.fill_buffer(at);
+            }
+            Load::Flush => {
+                self.flash.pad(at);
+                self.flushes.push((command, 0..self.flash.pages()));
+                self.end_flushes(at);
+            }
+        }
+        self.note_dies();
+        command
+    }
+
+    /// The next moment at which anything happens. `None` where nothing does until a command begins.
+    pub fn next(&self) -> Option<Duration> {
+        self.events.peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// Goes on to the next moment. Returns the command that is complete then, if there is one.
+    pub fn advance(&mut self) -> Option<usize> {
+        let Reverse((now, event)) = self.events.pop()?;
+        let done = match event {
+            Event::Die(die) => {
+                match self.flash.end(die, now) {
+                    Ended::Read { command, at } => self.at(at, Event::Part(command)),
+                    Ended::Program => {
+                        self.fill_buffer(now);
+                        self.end_flushes(now);
+                    }
+                }
+                None
+            }
+            Event::Part(command) => self.arrived(command),
+        };
+        self.note_dies();
+        done
+    }
+
+    /// Forgets all commands, as a reset of the controller does: none of them is complete any more. Dies go on with pages that they
+    /// read for them, and program what is in the buffer.
+    pub fn forget(&mut self) {
+        let writes = self.writes.drain(..).map(|write| write.command);
+        for command in writes.chain(self.flushes.drain(..).map(|(command, _)| command)) {
+            self.commands[command] = None;
+        }
+        // Parts of the others are still to arrive, so that their numbers stay in use.
+        self.commands.iter_mut().flatten().for_each(|command| command.queue = None);
+        self.working.clear();
+    }
+
+    fn add(&mut self, queue: usize) -> usize {
+        if self.working.len() <= queue {
+            self.working.resize(queue + 1, 0);
+        }
+        self.working[queue] += 1;
+        let free = self.commands.iter().position(Option::is_none);
+        let command = free.unwrap_or_else(|| {
+            self.commands.push(None);
+            self.commands.len() - 1
+        });
+        self.commands[command] = Some(Command { queue: Some(queue), parts: 1 });
+        command
+    }
+
+    fn at(&mut self, moment: Duration, event: Event) {
+        self.events.push(Reverse((moment, event)));
+    }
+
+    /// Puts the ends of the works that dies have begun among the events.
+    fn note_dies(&mut self) {
+        for (end, die) in self.flash.take_begun() {
+            self.at(end, Event::Die(die));
+        }
+    }
+
+    /// Moves blocks of writes into the buffer, in order.
+    fn fill_buffer(&mut self, now: Duration) {
+        while let Some(mut write) = self.writes.pop_front() {
+            let page = self.flash.pages();
+            let taken = self.flash.write(write.left, now);
+            write.left -= taken;
+            if taken > 0 {
+                write.first = write.first.or(Some(page));
+            }
+            if write.left > 0 {
+                self.writes.push_front(write);
+                break;
+            }
+            match write.first {
+                Some(first) if write.fua => {
+                    self.flash.pad(now);
+                    self.flushes.push((write.command, first..self.flash.pages()));
+                }
+                _ => self.at(now, Event::Part(write.command)),
+            }
+        }
+    }
+
+    /// Ends what waited for pages that are programmed now.
+    fn end_flushes(&mut self, now: Duration) {
+        let flash = &self.flash;
+        let ended = self.flushes.extract_if(.., |(_, pages)| flash.is_programmed(pages));
+        let ended = ended.map(|(command, _)| Reverse((now, Event::Part(command))));
+        self.events.extend(ended);
+    }
+
+    /// A part of a command is there; after the last one the command is complete.
+    fn arrived(&mut self, at: usize) -> Option<usize> {
+        let command = self.commands[at].as_mut().expect("a command ends once");
+        command.parts -= 1;
+        if command.parts > 0 {
+            return None;
+        }
+        let queue = self.commands[at].take()?.queue?;
+        self.working[queue] -= 1;
+        Some(at)
+    }
+}

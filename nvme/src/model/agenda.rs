@@ -1,0 +1,90 @@
+//! The work of the modelled controller that is to be done, by its time.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+use std::time::Duration;
+
+use defuse_block::model::{Load, Parts, Timing};
+
+use super::faults::Fault;
+use crate::spec::Command;
+
+/// A command that was fetched.
+pub(super) struct Job {
+    pub(super) queue: u16,
+    pub(super) command: Command,
+    pub(super) fault: Option<Fault>,
+}
+
+pub(super) enum Work {
+    /// The controller becomes ready, or is ready no more.
+    Ready(bool),
+    Command(Job),
+}
+
+#[derive(Default)]
+pub(super) struct Agenda {
+    moments: BinaryHeap<Reverse<(Duration, u64)>>,
+    works: BTreeMap<u64, Work>,
+    serial: u64,
+    /// The SSD behind the controller, where there is one.
+    timing: Option<Timing>,
+    /// Commands that the SSD works on, by its numbers.
+    jobs: BTreeMap<usize, Job>,
+}
+
+impl Agenda {
+    pub(super) fn new(parts: Option<&Parts>) -> Self {
+        Agenda { timing: parts.map(Timing::new), ..Agenda::default() }
+    }
+
+    /// Forgets everything. Dies go on with what they have begun.
+    pub(super) fn clear(&mut self) {
+        self.moments.clear();
+        self.works.clear();
+        self.jobs.clear();
+        if let Some(timing) = &mut self.timing {
+            timing.forget();
+        }
+    }
+
+    /// Has `work` done at a moment.
+    pub(super) fn add(&mut self, at: Duration, work: Work) {
+        self.serial += 1;
+        self.moments.push(Reverse((at, self.serial)));
+        self.works.insert(self.serial, work);
+    }
+
+    /// Has the SSD work on a command, with the load that it is to it. Gives the command back where there is no SSD.
+    pub(super) fn begin(&mut self, job: Job, load: Load, now: Duration) -> Result<(), Job> {
+        let Some(timing) = &mut self.timing else { return Err(job) };
+        let number = timing.begin(usize::from(job.queue), load, now);
+        self.jobs.insert(number, job);
+        Ok(())
+    }
+
+    /// True where the SSD, if there is one, takes one more command of this queue.
+    pub(super) fn takes(&self, queue: u16) -> bool {
+        self.timing.as_ref().is_none_or(|timing| timing.takes(usize::from(queue)))
+    }
+
+    /// The next moment at which something happens.
+    pub(super) fn next(&self) -> Option<Duration> {
+        let own = self.moments.peek().map(|Reverse((at, _))| *at);
+        let of_ssd = self.timing.as_ref().and_then(Timing::next);
+        own.into_iter().chain(of_ssd).min()
+    }
+
+    /// Goes on to the next moment. Returns the work that is then to be done; `None` for a step within the SSD.
+    pub(super) fn take(&mut self) -> Option<Work> {
+        let next = self.next()?;
+        if let Some(Reverse((at, serial))) = self.moments.peek().copied()
+            && at == next
+        {
+            self.moments.pop();
+            return self.works.remove(&serial);
+        }
+        let done = self.timing.as_mut()?.advance()?;
+        self.jobs.remove(&done).map(Work::Command)
+    }
+}

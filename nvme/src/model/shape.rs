@@ -1,0 +1,57 @@
+//! The properties of a modelled controller.
+
+use defuse_block::model::Parts;
+
+/// The properties of a modelled controller.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// The largest transfer: 2 to this power pages. 0 is no limit.
+    pub mdts: u8,
+    /// Pairs of I/O queues.
+    pub queues: u16,
+    /// Entries of a queue.
+    pub entries: u16,
+    /// It has Write Zeroes.
+    pub writes_zeroes: bool,
+    /// It takes scatter gather lists.
+    pub sgl: bool,
+    /// It reaches the memory of callers. Otherwise all data is copied.
+    pub maps: bool,
+    /// It has interrupts.
+    pub interrupts: bool,
+    /// It has Compare.
+    pub compares: bool,
+    /// Queues can have priorities.
+    pub priorities: bool,
+    /// Commands of I/O queues that it works on at a time. It takes the next one by the arbitration that its driver chose.
+    pub slots: usize,
+    /// A command takes a time from this range, of microseconds, by chance: the order of completions is not that of the commands. It has
+    /// no meaning with `parts`.
+    pub latency_us: (u64, u64),
+    /// The SSD behind the controller, whose parts decide about the time of each command (see the [module](crate::model)). It takes
+    /// commands while both `slots` and the limits of the SSD allow it. [`Model::with`](super::Model::with) panics where it lacks
+    /// dies, channels, pages, commands or a buffer.
+    pub parts: Option<Parts>,
+    /// Blocks that an aligned write replaces atomically, less one (NAWUPF), and the boundary (NABSPF).
+    pub atomic: (u16, u16),
+}
+
+impl Default for Shape {
+    fn default() -> Self {
+        Shape {
+            mdts: 5,
+            queues: 64,
+            entries: 1024,
+            writes_zeroes: true,
+            sgl: false,
+            maps: true,
+            interrupts: true,
+            compares: true,
+            priorities: false,
+            slots: usize::MAX,
+            latency_us: (5, 50),
+            parts: None,
+            atomic: (0, 0),
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! A modelled controller with an SSD behind it: commands take the time of its parts, which are stated, and the driver takes none.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use defuse_block::model::Parts;
+use defuse_block::{Device, Done, Errno, Op, OpKind, Queue, Ram, Region, Segments};
+use defuse_nvme::model::{Fault, Shape};
+use defuse_nvme::{Model, Nvme, Options};
+
+const BLOCKS: u64 = 1 << 16;
+
+fn open(parts: &Parts) -> (Model, Nvme) {
+    open_with(1, Shape { parts: Some(parts.clone()), ..Shape::default() })
+}
+
+fn open_with(seed: u64, shape: Shape) -> (Model, Nvme) {
+    let model = Model::with(&Ram::new(4096, BLOCKS), seed, shape).unwrap();
+    let disk = Nvme::open(model.clone(), &Options::default()).unwrap();
+    (model, disk)
+}
+
+/// A transfer of blocks.
+#[derive(Clone, Copy)]
+enum Step {
+    Read(u64, u32),
+    Write(u64, u32),
+}
+
+impl Step {
+    fn op(self, tag: u64, region: &Arc<Region>) -> Op {
+        let memory = |blocks| Segments::from(region.take(blocks).expect("a frame is free"));
+        let kind = match self {
+            Step::Read(block, blocks) => OpKind::Read { block, memory: memory(blocks) },
+            Step::Write(block, blocks) => {
+                OpKind::Write { block, memory: memory(blocks), fua: false }
+            }
+        };
+        Op { tag, kind }
+    }
+}
+
+/// The course of some transfers: the time of all, and the sum of their own times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Course {
+    took: Duration,
+    waited: Duration,
+}
+
+/// Carries out transfers with as many in flight as `depth` says.
+fn run(device: &dyn Device, depth: u32, steps: &[Step]) -> Course {
+    let region = Region::new((depth * 16).next_power_of_two()).unwrap();
+    device.register(&region).unwrap();
+    let (mut queue, clock) = (device.queue(depth).unwrap(), device.clock());
+    let (begin, mut waited) = (clock.now(), Duration::ZERO);
+    let (mut begun, mut ended, mut done) = (Vec::new(), 0, Vec::new());
+    while ended < steps.len() {
+        while begun.len() < steps.len() && queue.in_flight() < depth as usize {
+            let tag = begun.len();
+            begun.push(clock.now());
+            queue.push(steps[tag].op(tag as u64, &region)).unwrap();
+        }
+        queue.wait(None);
+        queue.reap(&mut done);
+        for Done { tag, result, .. } in done.drain(..) {
+            assert_eq!(result, Ok(()));
+            waited += clock.now() - begun[tag as usize];
+            ended += 1;
+        }
+    }
+    Course { took: clock.now() - begin, waited }
+}
+
+/// Carries out one operation, and returns its time.
+fn one(disk: &Nvme, queue: &mut dyn Queue, kind: OpKind) -> Duration {
+    let begin = disk.clock().now();
+    queue.push(Op { tag: 0, kind }).unwrap();
+    let mut done = Vec::new();
+    while done.is_empty() {
+        queue.wait(None);
+        queue.reap(&mut done);
+    }
+    assert_eq!(done[0].result, Ok(()));
+    disk.clock().now() - begin
+}
+
+/// True where two numbers differ by this part at most.
+fn agree(one: Duration, other: Duration, part: f64) -> bool {
+    (one.as_secs_f64() / other.as_secs_f64() - 1.0).abs() <= part
+}
+
+/// Transfers at random places: reads and writes, small and large.
+fn mixed(count: usize) -> Vec<Step> {
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut step = || {
+        let blocks = if random.u8(..5) == 0 { 16 } else { 1 };
+        let block = random.u64(..BLOCKS - 16);
+        if random.bool() { Step::Read(block, blocks) } else { Step::Write(block, blocks) }
+    };
+    (0..count).map(|_| step()).collect()
+}
+
+#[test]
+fn a_read_takes_the_time_of_its_parts() {
+    let parts = Parts::default();
+    let (_, disk) = open(&parts);
+    let steps: Vec<Step> = (0..1000).map(|block| Step::Read(block * 7, 1)).collect();
+    let course = run(&disk, 1, &steps);
+    let expected = 1000 * (parts.command + parts.read + parts.transfer);
+    assert!(agree(course.took, expected, 0.005), "{course:?} for {expected:?}");
+}
+
+#[test]
+fn many_reads_use_all_dies() {
+    let parts = Parts { queue_commands: 128, ..Parts::default() };
+    let (_, disk) = open(&parts);
+    let count = 20_000;
+    let steps: Vec<Step> = (0..count).map(|page| Step::Read(page * 4 % BLOCKS, 1)).collect();
+    let course = run(&disk, 256, &steps);
+    let bound = parts.read * count as u32 / parts.dies as u32;
+    assert!(course.took >= bound && agree(course.took, bound, 0.03), "{course:?} for {bound:?}");
+}
+
+#[test]
+fn a_single_die_reads_one_page_after_the_other() {
+    let parts = Parts { dies: 1, channels: 1, ..Parts::default() };
+    let (_, disk) = open(&parts);
+    let steps: Vec<Step> = (0..1000).map(|page| Step::Read(page * 4, 1)).collect();
+    let course = run(&disk, 32, &steps);
+    assert!(agree(course.took, 1000 * parts.read, 0.01), "{course:?}");
+}
+
+#[test]
+fn writes_are_complete_in_the_buffer_and_then_as_fast_as_the_dies_program() {
+    let parts = Parts::default();
+    let (_, disk) = open(&parts);
+    let write = |block: u64| Step::Write(block * 16 % BLOCKS, 16);
+    let few: Vec<Step> = (0..parts.buffer_blocks / 16).map(write).collect();
+    let course = run(&disk, 1, &few);
+    assert!(agree(course.took, few.len() as u32 * parts.command, 0.15), "{course:?}");
+    assert!(course.took < parts.program, "{course:?}");
+    let many: Vec<Step> = (0..4000).map(write).collect();
+    let course = run(&disk, 32, &many);
+    let pages = 4000 * 16 / parts.page_blocks as u32;
+    let bound = parts.program * pages / parts.dies as u32;
+    assert!(agree(course.took, bound, 0.03), "{course:?} for {bound:?}");
+}
+
+#[test]
+fn a_flush_and_a_write_with_fua_take_the_time_of_programs() {
+    let parts = Parts { dies: 2, channels: 2, ..Parts::default() };
+    let (_, disk) = open(&parts);
+    let region = Region::new(32).unwrap();
+    disk.register(&region).unwrap();
+    let mut queue = disk.queue(4).unwrap();
+    let write = |blocks, fua| {
+        let memory = region.take(blocks).unwrap().into();
+        OpKind::Write { block: 9, memory, fua }
+    };
+    let mut one = |kind| one(&disk, &mut *queue, kind);
+    assert!(one(write(1, true)) > parts.program);
+    assert!(one(write(16, false)) < parts.read, "it is in the buffer");
+    let flush = one(OpKind::Flush);
+    // Two pages for each die.
+    assert!(agree(flush, 2 * parts.program, 0.05), "{flush:?}");
+    let flush = one(OpKind::Flush);
+    assert!(flush < 2 * parts.command, "nothing is in the buffer: {flush:?}");
+}
+
+#[test]
+fn a_read_passes_a_queue_that_is_full_of_writes() {
+    let parts = Parts { commands: 8, queue_commands: 4, buffer_blocks: 4, ..Parts::default() };
+    let time_of_read = |parts: &Parts| {
+        let (_, disk) = open(parts);
+        let region = Region::new(128).unwrap();
+        disk.register(&region).unwrap();
+        let (mut writes, mut reads) = (disk.queue(64).unwrap(), disk.queue(1).unwrap());
+        let begin = disk.clock().now();
+        for block in 0..64 {
+            writes.push(Step::Write(block, 1).op(block, &region)).unwrap();
+        }
+        // Some go to the buffer, which is full then.
+        while disk.clock().now() < begin + parts.program / 4 {
+            writes.wait(Some(parts.program / 20));
+            writes.reap(&mut Vec::new());
+        }
+        let memory = region.take(1).unwrap().into();
+        one(&disk, &mut *reads, OpKind::Read { block: 1000, memory })
+    };
+    let time = time_of_read(&parts);
+    assert!(time < 2 * parts.read, "{time:?}");
+    let time = time_of_read(&Parts { queue_commands: 8, ..parts.clone() });
+    assert!(time > parts.program / 2, "writes have all places of the controller: {time:?}");
+}
+
+#[test]
+fn nothing_is_left_to_chance() {
+    let course = |seed, parts| {
+        let (_, disk) = open_with(seed, Shape { parts, ..Shape::default() });
+        run(&disk, 64, &mixed(2000))
+    };
+    let parts = || Some(Parts::default());
+    assert_eq!(course(1, parts()), course(1, parts()));
+    assert_eq!(course(1, parts()), course(2, parts()));
+    assert_ne!(course(1, None), course(2, None), "times by chance show here");
+}
+
+#[test]
+fn transfers_take_as_long_through_the_driver_as_on_the_model_of_an_ssd_itself() {
+    for depth in [1, 16, 256] {
+        let (_, disk) = open(&Parts::default());
+        let through = run(&disk, depth, &mixed(5000));
+        let ssd = defuse_block::Model::new(BLOCKS, &Parts::default());
+        let itself = run(&ssd, depth, &mixed(5000));
+        println!("depth {depth}: {through:?} through the driver, {itself:?} itself");
+        assert!(agree(through.took, itself.took, 0.01), "{depth}: {through:?} {itself:?}");
+        assert!(agree(through.waited, itself.waited, 0.01), "{depth}: {through:?} {itself:?}");
+    }
+}
+
+#[test]
+fn a_look_at_the_clock_that_measures_takes_no_time() {
+    let (_, disk) = open(&Parts::default());
+    let clock = disk.clock();
+    let begin = clock.now();
+    assert!(begin > Duration::ZERO, "it was opened in virtual time");
+    assert!((0..1000).all(|_| clock.now() == begin));
+}
+
+/// A namespace with blocks of 512 bytes: eight of them are a block of the SSD.
+#[test]
+fn small_blocks_of_a_page_are_read_at_once() {
+    let parts = Parts::default();
+    let shape = Shape { parts: Some(parts.clone()), ..Shape::default() };
+    let model = Model::with(&Ram::new(512, 1024), 1, shape).unwrap();
+    let disk = Nvme::open(model, &Options::default()).unwrap();
+    let region = Region::new(4).unwrap();
+    disk.register(&region).unwrap();
+    let mut queue = disk.queue(1).unwrap();
+    let memory = region.take(1).unwrap().into();
+    let time = one(&disk, &mut *queue, OpKind::Read { block: 32, memory });
+    let expected = parts.command + parts.read + parts.transfer;
+    assert!(agree(time, expected, 0.01), "{time:?} for {expected:?}");
+}
+
+#[test]
+fn commands_without_an_answer_time_out_and_a_reset_forgets_what_dies_work_on() {
+    for (fault, resets) in [(Fault::Ignore, 0), (Fault::Forget, 1)] {
+        let parts = Parts { buffer_blocks: 16, ..Parts::default() };
+        let (model, disk) = open(&parts);
+        let region = Region::new(256).unwrap();
+        disk.register(&region).unwrap();
+        let mut queue = disk.queue(64).unwrap();
+        model.fail(move |victim| (victim.number == 5).then_some(fault));
+        for tag in 0..64 {
+            let step = if tag % 2 == 0 { Step::Read(tag, 1) } else { Step::Write(tag, 1) };
+            queue.push(step.op(tag, &region)).unwrap();
+        }
+        let mut done: Vec<Done> = Vec::new();
+        while queue.in_flight() > 0 {
+            queue.wait(None);
+            queue.reap(&mut done);
+        }
+        let failed: Vec<_> = done.iter().filter(|done| done.result.is_err()).collect();
+        assert_eq!(done.len(), 64);
+        assert_eq!((failed.len(), failed[0].result), (1, Err(Errno::TIMEDOUT)));
+        assert_eq!(disk.resets(), resets);
+        let memory = region.take(1).unwrap().into();
+        let time = one(&disk, &mut *queue, OpKind::Read { block: 1, memory });
+        assert!(time < 2 * parts.read, "{time:?}");
+    }
+}
+
+/// A fatal status ends the controller while its dies work: the commands are sent again.
+#[test]
+fn commands_are_sent_again_after_a_reset_amid_work() {
+    let parts = Parts { buffer_blocks: 16, ..Parts::default() };
+    let (model, disk) = open(&parts);
+    let region = Region::new(256).unwrap();
+    disk.register(&region).unwrap();
+    let mut queue = disk.queue(64).unwrap();
+    model.fail(|victim| (victim.number == 40).then_some(Fault::Break));
+    for tag in 0..64 {
+        let step = if tag % 2 == 0 { Step::Read(tag, 1) } else { Step::Write(tag, 1) };
+        queue.push(step.op(tag, &region)).unwrap();
+    }
+    let mut done: Vec<Done> = Vec::new();
+    while queue.in_flight() > 0 {
+        queue.wait(None);
+        queue.reap(&mut done);
+    }
+    assert_eq!(disk.resets(), 1);
+    assert!(done.len() == 64 && done.iter().all(|done| done.result.is_ok()));
+    assert!(model.commands() > 64, "some were sent again");
+}
