@@ -60,6 +60,11 @@ pub trait Transport: Send + Sync {
     /// Returns early for no reason now and then.
     fn sleep(&self, vector: u16, timeout: Option<Duration>);
 
+    /// True where waking up takes no time, so that whoever waits for an answer sleeps and does not look for it before.
+    fn wakes_at_once(&self) -> bool {
+        false
+    }
+
     /// Ends the present or the next sleep for `vector`.
     fn waker(&self, vector: u16) -> Waker;
 

@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_block::model::Parts;
-use defuse_block::{Device, Done, Errno, Op, OpKind, Queue, Ram, Region, Segments};
+use defuse_block::separation::Mode;
+use defuse_block::{
+    Device, Done, Errno, Op, OpKind, Queue, Ram, Region, Segments, Separated, Separation,
+};
 use defuse_nvme::model::{Fault, Shape};
 use defuse_nvme::{Model, Nvme, Options};
 
@@ -218,6 +221,32 @@ fn transfers_take_as_long_through_the_driver_as_on_the_model_of_an_ssd_itself() 
     }
 }
 
+/// Reads, small and large, each kind in order or at random places.
+fn reads(count: usize) -> Vec<Step> {
+    let mut random = fastrand::Rng::with_seed(5);
+    let mut step = |at: usize| match at % 2 {
+        0 => Step::Read(random.u64(..BLOCKS / 2), 1),
+        _ => Step::Read(BLOCKS / 2 + (at as u64 / 2 * 16) % (BLOCKS / 2), 16),
+    };
+    (0..count).map(&mut step).collect()
+}
+
+/// The answers of all queues are seen when they come, although one queue at a time is waited for.
+#[test]
+fn several_queues_take_as_long_through_the_driver_as_on_the_model_of_an_ssd_itself() {
+    for mode in [Mode::Off, Mode::Learned] {
+        let course = |device: Arc<dyn Device>| {
+            let separated = Separated::new(device, &Separation::open(mode, 4, 4)).unwrap();
+            run(&separated, 16, &reads(5000))
+        };
+        let through = course(Arc::new(open(&Parts::default()).1));
+        let itself = course(Arc::new(defuse_block::Model::new(BLOCKS, &Parts::default())));
+        println!("{mode:?}: {through:?} through the driver, {itself:?} itself");
+        assert!(agree(through.took, itself.took, 0.01), "{mode:?}: {through:?} {itself:?}");
+        assert!(agree(through.waited, itself.waited, 0.01), "{mode:?}: {through:?} {itself:?}");
+    }
+}
+
 #[test]
 fn a_look_at_the_clock_that_measures_takes_no_time() {
     let (_, disk) = open(&Parts::default());
@@ -271,18 +300,17 @@ fn commands_without_an_answer_time_out_and_a_reset_forgets_what_dies_work_on() {
     }
 }
 
-/// A fatal status ends the controller while its dies work: the commands are sent again.
+/// The driver resets the controller at a wrong completion, while writes wait for the buffer: they are sent again, and take no time twice.
 #[test]
-fn commands_are_sent_again_after_a_reset_amid_work() {
-    let parts = Parts { buffer_blocks: 16, ..Parts::default() };
+fn commands_are_sent_again_after_a_reset_amid_work_that_is_forgotten() {
+    let parts = Parts { dies: 1, channels: 1, buffer_blocks: 16, ..Parts::default() };
     let (model, disk) = open(&parts);
-    let region = Region::new(256).unwrap();
+    let region = Region::new(1024).unwrap();
     disk.register(&region).unwrap();
-    let mut queue = disk.queue(64).unwrap();
-    model.fail(|victim| (victim.number == 40).then_some(Fault::Break));
+    let (mut queue, begin) = (disk.queue(64).unwrap(), disk.clock().now());
+    model.fail(|victim| (victim.number == 5).then_some(Fault::AnswerTwice));
     for tag in 0..64 {
-        let step = if tag % 2 == 0 { Step::Read(tag, 1) } else { Step::Write(tag, 1) };
-        queue.push(step.op(tag, &region)).unwrap();
+        queue.push(Step::Write(tag * 16, 16).op(tag, &region)).unwrap();
     }
     let mut done: Vec<Done> = Vec::new();
     while queue.in_flight() > 0 {
@@ -292,4 +320,6 @@ fn commands_are_sent_again_after_a_reset_amid_work() {
     assert_eq!(disk.resets(), 1);
     assert!(done.len() == 64 && done.iter().all(|done| done.result.is_ok()));
     assert!(model.commands() > 64, "some were sent again");
+    let took = disk.clock().now() - begin;
+    assert!(agree(took, 64 * 4 * parts.program, 0.1), "{took:?}");
 }

@@ -11,9 +11,10 @@
 //! buffer before it, and a write with FUA until its own are. A reset forgets commands, but the dies go on. A shutdown does not
 //! wait for the write buffer.
 //!
-//! A look at [`now`](Transport::now), with which the driver times commands and polls, takes 1 us, or with an SSD 20 ns: little
-//! beside the times of its parts, and not 0, so that polling comes to an end. Commands at work go on meanwhile. A look at the
-//! [`clock`](Transport::clock), by which the device is measured, takes no time, and neither does the code of the driver.
+//! A look at [`now`](Transport::now), by which the driver times commands, takes 1 us, or with an SSD 20 ns: little beside the
+//! times of its parts, and not 0, so that whoever polls comes to an end. Commands at work go on meanwhile. With an SSD the driver
+//! does not poll ([`wakes_at_once`](Transport::wakes_at_once)). A look at the [`clock`](Transport::clock), by which the device is
+//! measured, takes no time, and neither does the code of the driver.
 
 mod admin;
 mod agenda;
@@ -241,6 +242,11 @@ impl Transport for Model {
         } else {
             sleeper.park(None);
         }
+    }
+
+    /// True with an SSD: a look at one queue would take virtual time in which nobody sees the answers of the others.
+    fn wakes_at_once(&self) -> bool {
+        self.shape.parts.is_some()
     }
 
     fn waker(&self, vector: u16) -> Waker {

@@ -70,7 +70,10 @@ impl Queue for NvmeQueue {
         let begin = transport.now();
         let busy = self.in_flight() > 0;
         if busy {
-            let look = self.patience.look().min(timeout.unwrap_or(Duration::MAX));
+            let look = match transport.wakes_at_once() {
+                true => Duration::ZERO,
+                false => self.patience.look().min(timeout.unwrap_or(Duration::MAX)),
+            };
             if !look.is_zero() && self.looked(begin + look) {
                 self.patience.seen(transport.now().saturating_sub(begin));
                 return;
