@@ -55,7 +55,7 @@ pub struct UhsArgs {
     #[arg(long, value_parser = UhsScale::named, default_value = "quick")]
     scale: UhsScale,
     /// Only these parts: names, sync, data, space, mounts, mounted, personalities, clients, queues,
-    /// queues-on-device; and queues-on-qemu, which is measured only if it is named
+    /// queues-on-driver, queues-on-device; and queues-on-qemu, which is measured only if it is named
     #[arg(long, value_name = "PART", value_delimiter = ',', value_parser = Part::named)]
     only: Vec<Part>,
     /// The directory for mounts

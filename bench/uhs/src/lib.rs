@@ -5,8 +5,8 @@
 //! threads of the kernel and of the loop devices. Every phase ends with a sync, which counts.
 //!
 //! The elastic separation of queues is measured on a model of an SSD ([`queues`]), since no order of operations
-//! matters to memory; on a loop device it costs CPU, and that is measured, too. QEMU's NVMe controller with a throttled drive is a
-//! third device for it.
+//! matters to memory, and through the NVMe driver on the model of a controller with such an SSD; on a loop device it costs CPU, and that is
+//! measured, too. QEMU's NVMe controller with a throttled drive is a further device for it.
 
 #![forbid(unsafe_code)]
 
@@ -133,6 +133,8 @@ pub enum Part {
     Clients,
     /// The separation of queues, on a model of an SSD.
     Queues,
+    /// The separation of queues, through the NVMe driver on the model of a controller with an SSD.
+    QueuesOnDriver,
     /// The separation of queues, on the loop device.
     QueuesOnDevice,
     /// The separation of queues, on the controller of QEMU with a drive that is throttled.
@@ -141,7 +143,7 @@ pub enum Part {
 
 impl Part {
     /// All parts, with their names on the command line.
-    pub const ALL: [(&'static str, Part); 11] = [
+    pub const ALL: [(&'static str, Part); 12] = [
         ("names", Part::Names),
         ("sync", Part::Sync),
         ("data", Part::Data),
@@ -151,6 +153,7 @@ impl Part {
         ("personalities", Part::Personalities),
         ("clients", Part::Clients),
         ("queues", Part::Queues),
+        ("queues-on-driver", Part::QueuesOnDriver),
         ("queues-on-device", Part::QueuesOnDevice),
         ("queues-on-qemu", Part::QueuesOnQemu),
     ];
@@ -200,6 +203,9 @@ pub fn run(options: &Options, say: &mut dyn FnMut(String)) -> Result<Results> {
     for part in &options.parts {
         match part {
             Part::Queues => queues::measure(&options.scale, &mut results, say)?,
+            Part::QueuesOnDriver => {
+                queues::measure_on_driver(&options.scale, &mut results, say)?;
+            }
             Part::QueuesOnQemu => {
                 queues::measure_on_qemu(&options.scale, options.rounds, &mut results, say)?;
             }

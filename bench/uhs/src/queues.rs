@@ -1,6 +1,7 @@
 //! Tables 4 to 6 of UHSFS: reads and writes, small and large ones, with the separation of queues off, static and
 //! learned, on a model of an SSD.
 
+mod on_driver;
 mod on_qemu;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use crate::results::{Better, Results};
 use crate::targets::Stage;
 use crate::{Scale, data, sync, timed};
 
+pub(crate) use on_driver::measure as measure_on_driver;
 pub(crate) use on_qemu::measure as measure_on_qemu;
 
 /// Queues that are open to all classes, or divided among them.

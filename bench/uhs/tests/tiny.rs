@@ -26,7 +26,12 @@ fn every_part_runs_and_gives_figures_for_all_targets() {
         row.figures.values().flatten().all(|figure| figure.is_finite())
     };
     assert!(results.rows.iter().all(finite), "{}", results.table());
-    for (start, targets) in [("table 6", 4), ("loop device, table 6", 5)] {
+    for (start, targets) in [
+        ("table 6", 4),
+        ("driver, table 6", 4),
+        ("driver, no limits, table 6", 5),
+        ("loop device, table 6", 5),
+    ] {
         let rows = results.rows.iter().filter(|row| row.name.starts_with(start));
         assert!(rows.clone().count() > 0 && rows.clone().all(|row| row.figures.len() == targets));
     }
@@ -63,7 +68,7 @@ fn the_separation_of_queues_is_the_same_every_time() {
     let measured = || {
         let options = Options {
             scale: Scale::tiny(),
-            parts: vec![Part::Queues],
+            parts: vec![Part::Queues, Part::QueuesOnDriver],
             rounds: 1,
             work: std::env::temp_dir(),
             program: None,
