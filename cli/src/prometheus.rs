@@ -79,6 +79,15 @@ const OF_CLIENTS: &[OfClient] = &[
     ("lane_requests_unanswered", "gauge", "Those without an answer.", |client| {
         client.lane_requests_unanswered.to_string()
     }),
+    ("lane_bells_total", "counter", "Messages by which it woke the server.", |client| {
+        client.lane_bells.to_string()
+    }),
+    ("lane_sleeps_total", "counter", "Sleeps of its threads.", |client| {
+        client.lane_sleeps.to_string()
+    }),
+    ("page_reads_total", "counter", "Reads from cached pages, without a request.", |client| {
+        client.page_reads.to_string()
+    }),
     ("workers_busy", "gauge", "Threads that work on its requests.", |client| {
         client.workers_busy.to_string()
     }),

@@ -50,6 +50,15 @@ pub struct ClientRow {
     pub lane_requests: u64,
     /// Those of them that are not answered.
     pub lane_requests_unanswered: u64,
+    /// Messages by which the client woke the server, as it says.
+    #[serde(default)]
+    pub lane_bells: u64,
+    /// Sleeps of its threads that waited for a reply, as it says.
+    #[serde(default)]
+    pub lane_sleeps: u64,
+    /// Its reads from cached pages, without a request, as it says.
+    #[serde(default)]
+    pub page_reads: u64,
     /// Requests that were answered.
     pub requests: u64,
     /// Those of them that failed.
@@ -149,6 +158,9 @@ impl From<&ClientStatistics> for ClientRow {
             lanes: lanes.used.into(),
             lane_requests: lanes.requests,
             lane_requests_unanswered: lanes.unanswered,
+            lane_bells: lanes.bells,
+            lane_sleeps: lanes.sleeps,
+            page_reads: lanes.page_reads,
             requests: client.requests,
             errors: client.errors,
             bytes: client.bytes,
@@ -200,6 +212,9 @@ impl ClientRow {
     fn since(&self, before: &ClientRow) -> ClientRow {
         ClientRow {
             lane_requests: self.lane_requests.saturating_sub(before.lane_requests),
+            lane_bells: self.lane_bells.saturating_sub(before.lane_bells),
+            lane_sleeps: self.lane_sleeps.saturating_sub(before.lane_sleeps),
+            page_reads: self.page_reads.saturating_sub(before.page_reads),
             requests: self.requests.saturating_sub(before.requests),
             errors: self.errors.saturating_sub(before.errors),
             bytes: self.bytes.saturating_sub(before.bytes),
@@ -223,6 +238,7 @@ impl ClientRow {
             waiting.to_string(),
             self.requests.to_string(),
             self.lane_requests.to_string(),
+            self.page_reads.to_string(),
             self.errors.to_string(),
             Bytes(self.bytes).to_string(),
             self.inodes.to_string(),
@@ -235,9 +251,9 @@ impl ClientRow {
 }
 
 /// The columns of the table of clients.
-pub const COLUMNS: [&str; 16] = [
-    "client", "user", "pid", "program", "age", "busy", "waiting", "requests", "by lanes", "errors",
-    "bytes", "inodes", "files", "locks", "mapped", "lost",
+pub const COLUMNS: [&str; 17] = [
+    "client", "user", "pid", "program", "age", "busy", "waiting", "requests", "by lanes",
+    "by pages", "errors", "bytes", "inodes", "files", "locks", "mapped", "lost",
 ];
 
 impl fmt::Display for Served {
@@ -321,6 +337,9 @@ pub mod tests {
             age_ms: 65_000,
             lanes: 2,
             lane_requests: 4,
+            lane_bells: 2,
+            lane_sleeps: 3,
+            page_reads: 900,
             requests: 5,
             errors: 1,
             bytes: 4096,
@@ -357,9 +376,9 @@ pub mod tests {
         let expected = "
 pages_limit                         1.0 MiB
 
-client  user   pid         program    age  busy  waiting  requests  by lanes  errors    bytes  inodes  files  locks  mapped  lost
-     7  1000  4711  bad\\u001b[2J\\n  1 min     0        1         5         4       1  4.0 KiB       0      3      0       -     0
-     8     0     -               -    0 s     0        0         2         0       0        -       0      0      0       -     0
+client  user   pid         program    age  busy  waiting  requests  by lanes  by pages  errors    bytes  inodes  files  locks  mapped  lost
+     7  1000  4711  bad\\u001b[2J\\n  1 min     0        1         5         4       900       1  4.0 KiB       0      3      0       -     0
+     8     0     -               -    0 s     0        0         2         0         0       0        -       0      0      0       -     0
 and 2 further clients
 
 /fast  uhs:/srv/fast

@@ -83,6 +83,38 @@ fn a_program_that_another_one_executes_has_lanes_too() {
     end(&asked(&place), Signal::TERM);
 }
 
+/// They make no request, so that only the client knows of them.
+#[test]
+fn reads_from_pages_and_system_calls_of_a_client_are_shown() {
+    let place = Place::new();
+    place.ok(&["serve", "memory:", "socket", "--shared"]);
+    let mount = format!("/x=shared:{}", place.path("socket").display());
+    let script = "import os, sys\n\
+                  fd = os.open('/x/file', os.O_RDWR | os.O_CREAT)\n\
+                  os.write(fd, bytes(65536))\n\
+                  for n in range(600): os.pread(fd, 4096, n % 16 * 4096)\n\
+                  print('read', flush=True)\n\
+                  sys.stdin.read()";
+    let mut program = place.command(&["run", "--mount", &mount, "--", "python3", "-c", script]);
+    let program = program.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut program = program.spawn().unwrap();
+    let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "read");
+    let answer = asked(&place);
+    let clients = answer["clients"].as_array().unwrap();
+    let of = |field: &str| clients.iter().map(|it| it[field].as_u64().unwrap()).max().unwrap();
+    assert!((500..=600).contains(&of("page_reads")), "{answer}");
+    assert!(of("lane_bells") > 0 && of("lane_sleeps") < of("page_reads"), "{answer}");
+    let text = place.ok(&["stat", "socket"]);
+    let reads = format!("  {}  ", of("page_reads"));
+    assert!(text.contains("by pages") && text.contains(&reads), "{text}");
+    let metrics = place.ok(&["stat", "socket", "--prometheus"]);
+    assert!(metrics.contains("defuse_client_page_reads_total"), "{metrics}");
+    drop(program.stdin.take());
+    assert!(program.wait().unwrap().success());
+    end(&asked(&place), Signal::TERM);
+}
+
 /// Each open searched for the path of the working directory: a listing and a lookup for each directory up to the mount. Paths with
 /// `./` took a lookup for each name.
 #[test]

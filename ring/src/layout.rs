@@ -3,7 +3,7 @@
 /// The first word of the memory: "defuseR1".
 pub const MAGIC: u64 = u64::from_le_bytes(*b"defuseR1");
 /// The version of the format.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 
 /// Number of lanes of a block. A connection begins with one block.
 pub const LANES_OF_BLOCK: usize = 16;
@@ -44,6 +44,20 @@ pub(crate) const AT_SLEEPERS: usize = 64;
 pub(crate) const AT_NOTICES: usize = 128;
 /// `u32`, written by the client: the lanes from 0 that it has used, of all blocks.
 pub(crate) const AT_USED: usize = 192;
+
+/// Three `u64`, written by the client: what it counts for others, in the order of [`Tally`].
+pub(crate) const AT_TALLIES: usize = 256;
+
+/// A number that a client counts for whoever looks at the server, which believes none of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tally {
+    /// Messages that woke the server.
+    Bells,
+    /// Sleeps of a thread that waited for a reply.
+    Sleeps,
+    /// Reads from cached pages, without a request.
+    PageReads,
+}
 
 /// Positions within a lane. Processors fetch cache lines in pairs, so that words of different owners lie in different pairs.
 pub(crate) mod lane {

@@ -11,7 +11,7 @@ use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 
-use crate::layout::{AT_MAGIC, AT_VERSION, BYTES, MAGIC, MOST_BLOCKS, VERSION};
+use crate::layout::{AT_MAGIC, AT_TALLIES, AT_VERSION, BYTES, MAGIC, MOST_BLOCKS, Tally, VERSION};
 
 /// Memory that another process may change at any time. Positions are in bytes, and those of words are
 /// multiples of four. A position outside of the memory panics: callers check first.
@@ -154,6 +154,11 @@ impl Memory {
             return Err(Errno::INVAL);
         }
         self.add(&fd, BYTES).map(drop)
+    }
+
+    /// A number of the client. The client adds to it, and the server looks at it.
+    pub fn tally(&self, which: Tally) -> &AtomicU64 {
+        self.word64(AT_TALLIES + 8 * which as usize)
     }
 
     /// The blocks that are there.

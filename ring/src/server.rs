@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::layout::{
-    AT_NOTICES, AT_SLEEPERS, AT_USED, ENTRIES, ENTRY, LANES, LANES_OF_BLOCK, SHORTEST, arena_of,
-    is_full, lane, lane_at,
+    AT_NOTICES, AT_SLEEPERS, AT_USED, ENTRIES, ENTRY, LANES, LANES_OF_BLOCK, SHORTEST, Tally,
+    arena_of, is_full, lane, lane_at,
 };
 use crate::{Memory, Shared, Violation};
 
@@ -86,6 +86,11 @@ impl Desk<Memory> {
         let lanes = self.memory.blocks() * LANES_OF_BLOCK;
         self.offered.fetch_max(lanes as u32, Ordering::AcqRel);
         Ok(fd)
+    }
+
+    /// The number that the client has counted, if it tells the truth.
+    pub fn told(&self, which: Tally) -> u64 {
+        self.memory.tally(which).load(Ordering::Relaxed)
     }
 }
 

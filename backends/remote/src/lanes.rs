@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use defuse_fs::{Context, Errno, ReadBuf, Result};
 use defuse_probe::clock;
-use defuse_ring::layout::{BELL, LANES_OF_BLOCK, LARGE_LANES, MORE, MOST_BLOCKS};
+use defuse_ring::layout::{BELL, LANES_OF_BLOCK, LARGE_LANES, MORE, MOST_BLOCKS, Tally};
 use defuse_ring::{Answer, Lane, Memory, Violation};
 use defuse_wire::abi::{InHeader, Opcode, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
@@ -41,15 +41,7 @@ pub(super) struct Lanes {
     may_spin: bool,
     /// Notifications of the server that were received.
     noticed: AtomicU32,
-    pub(super) counts: Counts,
-}
-
-/// Numbers of operations, to see which needed a system call.
-#[derive(Default)]
-pub(super) struct Counts {
-    pub(super) requests: AtomicU64,
-    pub(super) bells: AtomicU64,
-    pub(super) sleeps: AtomicU64,
+    requests: AtomicU64,
 }
 
 /// A lane with the memory for its replies.
@@ -102,6 +94,21 @@ impl Seat {
 }
 
 impl Lanes {
+    /// Counts what the server shows, too.
+    pub(super) fn count(&self, which: Tally) {
+        self.memory.tally(which).fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn counts(&self) -> LaneCounts {
+        let of = |which| self.memory.tally(which).load(Ordering::Relaxed);
+        LaneCounts {
+            requests: self.requests.load(Ordering::Relaxed),
+            bells: of(Tally::Bells),
+            page_reads: of(Tally::PageReads),
+            sleeps: of(Tally::Sleeps),
+        }
+    }
+
     /// The lanes in the memory that a server has passed.
     pub(super) fn of(fd: OwnedFd) -> Result<Lanes> {
         let memory = Memory::of(fd).map_err(errno)?;
@@ -114,7 +121,7 @@ impl Lanes {
             hope: AtomicU32::new(if may_spin { HOPE } else { 0 }),
             may_spin,
             noticed: AtomicU32::new(0),
-            counts: Counts::default(),
+            requests: AtomicU64::new(0),
         })
     }
 
@@ -222,7 +229,7 @@ impl ClientConnection {
         };
         seat.later.push((number, done));
         lanes.later.fetch_add(1, Ordering::Relaxed);
-        lanes.counts.requests.fetch_add(1, Ordering::Relaxed);
+        lanes.requests.fetch_add(1, Ordering::Relaxed);
         if sleeps {
             self.ring_bell(lanes);
         }
@@ -345,7 +352,7 @@ impl ClientConnection {
     ) -> Result<u64> {
         let number = seat.lane.next_number();
         write_number(head, number);
-        lanes.counts.requests.fetch_add(1, Ordering::Relaxed);
+        lanes.requests.fetch_add(1, Ordering::Relaxed);
         let sleeps = seat.lane.submit(&lanes.memory, number, &[head, data], most);
         if sleeps.map_err(|why| self.break_off(why))? {
             self.ring_bell(lanes);
@@ -387,7 +394,7 @@ impl ClientConnection {
             }
             let waiting = waiting.get_or_insert_with(|| Waiting::of(self.timeout()));
             let slept = clock::now();
-            lanes.counts.sleeps.fetch_add(1, Ordering::Relaxed);
+            lanes.count(Tally::Sleeps);
             seat.lane.sleep(&lanes.memory, TICK);
             let answer = seat.poll(lanes, number).map_err(|why| self.break_off(why))?;
             if let Some(answer) = answer {
@@ -438,7 +445,7 @@ impl ClientConnection {
 
     /// Wakes the server. If its socket is full, it has not yet slept.
     fn ring_bell(&self, lanes: &Lanes) {
-        lanes.counts.bells.fetch_add(1, Ordering::Relaxed);
+        lanes.count(Tally::Bells);
         let _ = self.try_tell(&[0; BELL], &[]);
     }
 
@@ -484,18 +491,6 @@ pub struct LaneCounts {
     pub page_reads: u64,
     /// Sleeps of a thread that waited for a reply, one system call each.
     pub sleeps: u64,
-}
-
-impl Counts {
-    pub(super) fn now(&self) -> LaneCounts {
-        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        LaneCounts {
-            requests: of(&self.requests),
-            bells: of(&self.bells),
-            sleeps: of(&self.sleeps),
-            page_reads: 0,
-        }
-    }
 }
 
 thread_local! {

@@ -501,9 +501,7 @@ impl Remote {
 
     /// The counts of requests through shared memory; `None` if there is none.
     pub fn lane_counts(&self) -> Option<LaneCounts> {
-        let page_reads = self.shared.pages.reads.load(Ordering::Relaxed);
-        let lanes = self.shared.connection.lanes()?;
-        Some(LaneCounts { page_reads, ..lanes.counts.now() })
+        Some(self.shared.connection.lanes()?.counts())
     }
 
     /// True after the server has ended or was given up.

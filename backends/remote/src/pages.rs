@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use defuse_fs::{Context, Fh, File, ReadArgs, ReadBuf, Result};
+use defuse_ring::layout::Tally;
 use defuse_ring::pages::PageReader;
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::encode::Request;
@@ -23,8 +24,6 @@ const MOST: usize = 4096;
 #[derive(Default)]
 pub(super) struct FilePages {
     files: RwLock<HashMap<Fh, Known>>,
-    /// Reads from pages.
-    pub(super) reads: AtomicU64,
 }
 
 #[derive(Default)]
@@ -62,9 +61,9 @@ impl Shared {
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> bool {
-        if self.connection.lanes().is_none() || self.connection.is_dead() {
+        let Some(lanes) = self.connection.lanes().filter(|_| !self.connection.is_dead()) else {
             return false;
-        }
+        };
         let files = self.pages.files();
         let Some(known) = files.get(&file.fh) else {
             drop(files);
@@ -80,7 +79,7 @@ impl Shared {
         };
         let (Some(pages), Some(room)) = (pages, out.lend()) else { return false };
         let Some(len) = pages.read(args.offset, room) else { return false };
-        self.pages.reads.fetch_add(1, Ordering::Relaxed);
+        lanes.count(Tally::PageReads);
         out.advance(len).is_ok()
     }
 

@@ -199,7 +199,7 @@ fn serve(
 }
 
 /// Reads of 4 KiB of cached pages by more and more processes, each of a file of its own. All files together have the same size,
-/// so that the caches of the processors hold as much of them.
+/// so that the caches of the processors hold as much of them; then each has the same size, so that they hold less.
 fn many_readers(
     runner: &Runner<'_>,
     place: &Place,
@@ -208,26 +208,27 @@ fn many_readers(
     results: &mut Results,
 ) -> Result<()> {
     let seconds = options.scale.seconds.min(3);
-    let mut alone = None;
     // As a test, the smallest and the largest number.
     let some = READERS.iter().filter(|processes| seconds > 1 || [1, 8].contains(*processes));
-    for &processes in some {
-        if way == Way::Inside && processes > 1 {
-            break;
+    let some: Vec<usize> = some.copied().filter(|&it| way != Way::Inside || it == 1).collect();
+    for (kind, share) in [("", true), (" of 8 MiB each", false)] {
+        let mut alone = None;
+        for &processes in &some {
+            let own = if share { OWN_FILES / processes as u64 } else { OWN_FILES };
+            let texts = (0..processes).map(|at| {
+                let file = format!("own{at}-{own}");
+                let flow = format!("flowop read name=read,filename={file},random,iosize=4k");
+                workload(&file, (own, "prealloc"), &flow, &format!("run {seconds}\n"))
+            });
+            let done = runner.run(place, &texts.collect::<Vec<_>>())?;
+            let rate = done.operations_per_second;
+            let row = format!("4K reads of own cached files{kind}, processes: {processes}");
+            results.add((&row, "1/s", Better::More, 0.0), way.name(), rate);
+            results.add((&row, "us of CPU", Better::Less, 0.0), way.name(), done.cpu_us);
+            let alone = *alone.get_or_insert(rate);
+            let row = format!("the same{kind} against one process, processes: {processes}");
+            results.add((&row, "times", Better::More, 0.0), way.name(), rate / alone);
         }
-        let texts = (0..processes).map(|at| {
-            let (file, bytes) = (format!("own{at}"), OWN_FILES / processes as u64);
-            let flow = format!("flowop read name=read,filename={file},random,iosize=4k");
-            workload(&file, (bytes, "prealloc"), &flow, &format!("run {seconds}\n"))
-        });
-        let done = runner.run(place, &texts.collect::<Vec<_>>())?;
-        let rate = done.operations_per_second;
-        let row = format!("4K reads of own cached files, processes: {processes}");
-        results.add((&row, "1/s", Better::More, 0.0), way.name(), rate);
-        results.add((&row, "us of CPU", Better::Less, 0.0), way.name(), done.cpu_us);
-        let alone = *alone.get_or_insert(rate);
-        let row = format!("the same against one process, processes: {processes}");
-        results.add((&row, "times", Better::More, 0.0), way.name(), rate / alone);
     }
     Ok(())
 }
@@ -245,25 +246,25 @@ fn once(
         let text = workload("common", (bytes, "prealloc,reuse"), &whole(bytes, direct), "");
         vec![text; TOGETHER]
     };
-    let mut add = |target: &str, read: u64, took: f64| {
+    let mut add = |target: &str, (read, took, cpu): (u64, f64, f64)| {
         let row = format!("one file read by {TOGETHER} processes");
         let times = read as f64 / bytes as f64;
         results.add((&row, "times read", Better::Less, 0.0), target, times);
         let rate = (bytes * TOGETHER as u64) as f64 / took / 1e6;
         results.add((&row, "MB/s", Better::More, 0.0), target, rate);
+        results.add((&row, "us of CPU for 64 KiB", Better::Less, 0.0), target, cpu);
     };
-    let timed = |stage: &Stage, place: &Place, direct: &str| -> Result<(u64, f64)> {
+    let timed = |stage: &Stage, place: &Place, direct: &str| -> Result<(u64, f64, f64)> {
         let (before, begun) = (sectors(stage.device()?, 2)?, Instant::now());
-        runner.run(place, &read_it(direct))?;
+        let done = runner.run(place, &read_it(direct))?;
         let took = begun.elapsed().as_secs_f64();
-        Ok((sectors(stage.device()?, 2)? - before, took))
+        Ok((sectors(stage.device()?, 2)? - before, took, done.cpu_us))
     };
     make(stage, runner.program)?;
     let written = std::slice::from_ref(&make_it);
     serve(stage, Way::Shared, runner, &mut |place| runner.run(place, written).map(drop))?;
     serve(stage, Way::Shared, runner, &mut |place| {
-        let (read, took) = timed(stage, place, "")?;
-        add("shared", read, took);
+        add("shared", timed(stage, place, "")?);
         Ok(())
     })?;
     stage.with(Target::Ext4, |stage, _| {
@@ -271,8 +272,7 @@ fn once(
         runner.run(&place, written)?;
         for (name, direct) in [("ext4, page cache", ""), ("ext4, O_DIRECT", ",directio")] {
             drop_pages(stage.mountpoint())?;
-            let (read, took) = timed(stage, &place, direct)?;
-            add(name, read, took);
+            add(name, timed(stage, &place, direct)?);
         }
         Ok(())
     })

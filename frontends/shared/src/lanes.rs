@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use defuse_fs::{Errno, Result};
+use defuse_ring::layout::Tally;
 use defuse_ring::layout::{BELL, BYTES, LANES_OF_BLOCK, MORE, VERSION, lane_of};
 use defuse_ring::{Desk, DeskCounts, Memory, Violation};
 use defuse_session::{COPIED_MOST, LaneCounts, Line, Lines, Places, Port, ReplyPort};
@@ -166,7 +167,15 @@ impl Line for LaneLine {
 
     fn lanes(&self) -> Option<LaneCounts> {
         let DeskCounts { lanes, taken, open } = self.blocks.desk.counts();
-        Some(LaneCounts { used: lanes, requests: taken, unanswered: open })
+        let told = |which| self.blocks.desk.told(which);
+        Some(LaneCounts {
+            used: lanes,
+            requests: taken,
+            unanswered: open,
+            bells: told(Tally::Bells),
+            sleeps: told(Tally::Sleeps),
+            page_reads: told(Tally::PageReads),
+        })
     }
 }
 

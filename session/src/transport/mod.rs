@@ -192,6 +192,12 @@ pub struct LaneCounts {
     pub requests: u64,
     /// Those of the requests that are not answered.
     pub unanswered: u64,
+    /// Messages by which the client woke the server, as the client says.
+    pub bells: u64,
+    /// Sleeps of its threads that waited for a reply, as the client says.
+    pub sleeps: u64,
+    /// Its reads from cached pages, which make no request, as the client says.
+    pub page_reads: u64,
 }
 
 /// Adds a transport to the messages of a client: requests then come by both.
