@@ -1,10 +1,11 @@
 //! The client of a GlusterFS volume under memcheck of valgrind: everything that libgfapi calls back uses memory that is
-//! allocated and initialised. All parts take three minutes, and run with `DEFUSE_FULL=1`.
+//! allocated and initialised. All parts take four minutes, and run with `DEFUSE_FULL=1`.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,6 +18,7 @@ use defuse_fs::{
     Buffer, Caller, Completion, Context, Errno, File, FileKind, FileSystem, Ino, Io, IoOp, Name,
     NewNode, OpenArgs, OpenFlags, ReadArgs, ReadSink, ReleaseArgs, WriteArgs, WriteSource,
 };
+use defuse_measure::server::Server;
 use defuse_testkit::cluster::Cluster;
 use defuse_testkit::gluster::{Volume, why_not};
 use defuse_testkit::mounted::{self, Mount};
@@ -24,6 +26,7 @@ use defuse_testkit::posix;
 use defuse_testkit::suites::{Suite, exclusions};
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::mount::{UnmountFlags, unmount};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 /// The checker, which runs the rest of its arguments. Coroutines of libgfapi have stacks of 2 MiB, so that a smaller
 /// change of the stack pointer may be the way to another one; frames of ours are far smaller.
@@ -64,6 +67,8 @@ fn callbacks_of_libgfapi_use_valid_memory() {
     timed("end", || a_mount_ends_with_requests_in_flight(&cluster, here));
     there.end().unwrap();
     is_clean(&fs::read_to_string(places[0].path().join("log")).unwrap());
+    let place = mounted::scratch().unwrap();
+    timed("server", || a_server_outlasts_its_clients(&cluster, place.path()));
 }
 
 fn no_memcheck() -> Option<&'static str> {
@@ -240,6 +245,50 @@ fn a_mount_ends_with_requests_in_flight(cluster: &Cluster, mount: Mount) {
     assert!(in_flight.count() > 0, "no request was in flight: {errors:?}");
     [1, 2].iter().for_each(|&server| cluster.join(server).unwrap());
     mount.end().unwrap();
+}
+
+/// Clients share memory with a server, which libgfapi reads from and writes to: large requests of a mount, and of programs that are killed
+/// during them.
+fn a_server_outlasts_its_clients(cluster: &Cluster, place: &Path) {
+    let (socket, said) = (place.join("socket"), place.join("said"));
+    let mut serve = cluster.servers().command(Path::new(MEMCHECK[0]));
+    serve.args(&MEMCHECK[1..]).arg(mounted::program().unwrap());
+    serve.stderr(fs::File::create(&said).unwrap());
+    let source = format!("gluster://{}/repl", cluster.host(3));
+    let options = ["-o", "no_sandbox"].map(str::to_owned);
+    let server = Server::start_by(serve, &options, source.as_ref(), &socket).unwrap();
+    let shared = format!("shared:{}", socket.display());
+    let mount = Mount::new(shared.as_ref(), place, &[]).unwrap();
+    let dir = mount.path().join("server");
+    fs::create_dir(&dir).unwrap();
+    fs::write(dir.join("large"), vec![7; 4 << 20]).unwrap();
+
+    let script =
+        "while :; do dd if=/x/server/large of=/x/server/copy bs=1M conv=notrunc,fsync 2>&1; done";
+    for _ in 0..6 {
+        let mut run = Command::new(mounted::program().unwrap());
+        run.args(["run", "--mount", &format!("/x={shared}"), "--", "sh", "-c", script]);
+        let run = run.stdout(std::process::Stdio::piped()).process_group(0);
+        let mut run = run.spawn().unwrap();
+        // Copies are under way.
+        let mut some = [0; 64];
+        run.stdout.take().unwrap().read_exact(&mut some).unwrap();
+        std::thread::sleep(Duration::from_millis(fastrand::u64(0..300)));
+        let group = Pid::from_raw(run.id() as i32).unwrap();
+        kill_process_group(group, Signal::KILL).unwrap();
+        run.wait().unwrap();
+    }
+    let (rounds, errors) = load(&dir, || {
+        cluster.kill_brick(1, "repl").unwrap();
+        std::thread::sleep(Duration::from_secs(2));
+        cluster.gluster(3, &["volume", "start", "repl", "force"]).unwrap();
+    });
+    println!("  {rounds} rounds, {} errors", errors.len());
+    assert!(rounds > 0 && errors.is_empty(), "{rounds} rounds, {errors:?}");
+    assert_eq!(fs::read(dir.join("large")).unwrap(), vec![7; 4 << 20]);
+    mount.end().unwrap();
+    server.end().unwrap();
+    is_clean(&fs::read_to_string(said).unwrap());
 }
 
 /// Runs [`child`] under memcheck.

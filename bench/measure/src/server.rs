@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Time limit for a socket to appear.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `defuse serve --shared` in the foreground of a child process, ended when dropped.
 #[derive(Debug)]
@@ -37,9 +37,24 @@ impl Server {
         source: &OsStr,
         socket: &Path,
     ) -> Result<Server> {
-        let mut serve = Command::new(program);
-        serve.args(["serve", "--foreground", "--shared"]).args(options).arg(source).arg(socket);
-        let child = serve.stdin(Stdio::null()).stderr(Stdio::null()).spawn();
+        let mut command = Command::new(program);
+        command.stderr(Stdio::null());
+        Server::start_by(command, options, source, socket)
+    }
+
+    /// As [`start_with`](Server::start_with), by a command that runs the program with its further arguments: under a checker, say.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`start`](Server::start).
+    pub fn start_by(
+        mut command: Command,
+        options: &[String],
+        source: &OsStr,
+        socket: &Path,
+    ) -> Result<Server> {
+        command.args(["serve", "--foreground", "--shared"]).args(options).arg(source).arg(socket);
+        let child = command.stdin(Stdio::null()).spawn();
         let mut server = Server(child.context("defuse cannot be run")?);
         let begun = Instant::now();
         while !is_listening(socket) {

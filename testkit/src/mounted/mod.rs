@@ -24,7 +24,7 @@ pub use program::program;
 pub(crate) use program::root;
 
 /// Time limit for a mount to appear, and for a server to exit.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The reason why mounting is not possible here; `None` if it is.
 pub fn why_not() -> Option<&'static str> {
