@@ -25,6 +25,9 @@ const VALID_FOR: Duration = Duration::from_secs(600);
 /// The same for one about which there was no answer.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
 
+/// Time between two questions: a walk of many directories shall not take longer for them.
+const PAUSE: Duration = Duration::from_millis(20);
+
 /// A part of the volume, by a number of this client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part(pub u16);
@@ -108,6 +111,7 @@ impl Parts {
         while let Some(dir) = self.next() {
             let text = volume.object(dir).and_then(|dir| volume.path_info(&dir)).ok();
             self.answer(dir, text.as_deref(), Instant::now());
+            std::thread::sleep(PAUSE);
         }
     }
 
