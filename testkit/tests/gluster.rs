@@ -65,8 +65,8 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
     timed("errors", || errors_say_what_to_do(&servers));
 }
 
-/// The suites of others, with servers of their own, are run with `DEFUSE_FULL=1`. Those without a mount need a program that starts
-/// itself again, and have the step `gluster-run` of xtask.
+/// The suites of others, with servers of their own, are run with `DEFUSE_FULL=1`, also by GlusterFS's own client. Those without a
+/// mount need a program that starts itself again, and have the step `gluster-run` of xtask.
 #[test]
 fn suites_of_others_fail_on_volumes_only_for_known_reasons() {
     if std::env::var_os("DEFUSE_FULL").is_none() {
@@ -76,14 +76,19 @@ fn suites_of_others_fail_on_volumes_only_for_known_reasons() {
         println!("skipped: {reason}");
         return;
     }
-    let mounts: Vec<_> = suites::VOLUMES.iter().filter(|it| !it.name.starts_with("run-")).collect();
-    for suite in [Suite::Pjdfstest, Suite::Fsx, Suite::File, Suite::Tree, Suite::Programs] {
+    // The other test has the POSIX cases on our mounts.
+    let is_apart = |suite, name: &str| suite == Suite::Posix && !name.starts_with("native-");
+    for (_, suite) in Suite::ALL {
         if let Err(error) = suite.install() {
             println!("skipped: {}: {error:#}", suite.name());
             continue;
         }
+        let mounts = suites::VOLUMES.iter().filter(|it| !it.name.starts_with("run-"));
+        let mounts = mounts.filter(|it| suite.runs_on(it) && !is_apart(suite, it.name));
+        let mounts: Vec<_> = mounts.collect();
         for row in suites::run(suite, &mounts, true, &mut |row| println!("{row}")).unwrap() {
             assert!(row.unexpected.is_empty(), "{row}\n{:#?}", row.unexpected);
+            assert!(row.outdated().is_empty(), "{row}\nthese pass: {:#?}", row.outdated());
         }
     }
 }
@@ -133,6 +138,8 @@ fn posix_cases(dir: &Path, volume: &str) {
     let is_new = |case: &&&str| exclusions::reason(Suite::Posix, &config, case).is_none();
     let unexpected: Vec<_> = failed.iter().filter(is_new).collect();
     assert!(unexpected.is_empty(), "{unexpected:?}\n{report}");
+    let outdated = exclusions::outdated(Suite::Posix, &config, &failed);
+    assert!(outdated.is_empty(), "these pass: {outdated:?}");
     let (passed, _, skipped) = report.counts();
     assert!(passed >= 170, "only {passed} passed and {skipped} skipped");
 }

@@ -4,8 +4,7 @@
 mod clients;
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +12,6 @@ use std::time::{Duration, Instant};
 use clients::{Client, Counts, Episode};
 use defuse_testkit::gluster::{HOST, Servers, why_not};
 use defuse_testkit::mounted::{self, Mount, program};
-use rustix::mount::{UnmountFlags, unmount};
 use tempfile::TempDir;
 
 /// The promise: a change by another client is seen within a second, by a message of the servers or because answers are
@@ -39,12 +37,12 @@ fn changes_by_other_clients_are_seen_within_a_second() {
     // The servers of this volume tell of changes.
     {
         let mounts = [mount(&servers, "repl"), mount(&servers, "repl")];
-        let native = Native::new(&servers, "repl");
+        let native = native(&servers, "repl");
         let clients = [
             Client::mounted("one", mounts[0].path(), PROMISE),
             Client::mounted("other", mounts[1].path(), PROMISE),
             run(&servers, "repl"),
-            Client::mounted("native", &native.path, Duration::ZERO),
+            Client::mounted("native", native.path(), Duration::ZERO),
         ];
         work("all clients, with messages of the servers", &clients, count / 2);
         work("two mounts, with messages of the servers", &clients[..2], count / 4);
@@ -52,11 +50,11 @@ fn changes_by_other_clients_are_seen_within_a_second() {
     }
     // Those of this one do not.
     let mounts = [mount(&servers, "dist"), mount(&servers, "dist")];
-    let native = Native::new(&servers, "dist");
+    let native = native(&servers, "dist");
     let clients = [
         Client::mounted("one", mounts[0].path(), PROMISE),
         Client::mounted("other", mounts[1].path(), PROMISE),
-        Client::mounted("native", &native.path, Duration::ZERO),
+        Client::mounted("native", native.path(), Duration::ZERO),
     ];
     work("all mounts, without messages", &clients, count / 4);
 }
@@ -152,45 +150,19 @@ fn run(servers: &Servers, volume: &str) -> Client {
 
 /// A mount by GlusterFS's own client, which keeps nothing, as a witness of what the servers have. Like ours, it closes
 /// files when the servers have the data.
-struct Native {
-    path: PathBuf,
-    client: Child,
-    _place: TempDir,
-}
-
-impl Native {
-    fn new(servers: &Servers, volume: &str) -> Native {
-        let place = mounted::scratch().unwrap();
-        let path = place.path().to_owned();
-        let device = || rustix::fs::stat(&path).map(|stat| stat.st_dev);
-        let outside = device().unwrap();
-        let mut client: Command = servers.command(Path::new("glusterfs"));
-        client.args(["--no-daemon", "--log-file=/dev/null"]);
-        client.args(["--attribute-timeout=0", "--entry-timeout=0", "--direct-io-mode=enable"]);
-        let options = [
-            "*-write-behind.flush-behind=off",
-            "*-open-behind.pass-through=on",
-            "*-read-ahead.pass-through=on",
-            "*-quick-read.max-file-size=0",
-            "*-io-cache.cache-timeout=0",
-            "*-md-cache.md-cache-timeout=0",
-        ];
-        client.args(options.map(|option| format!("--xlator-option={option}")));
-        client.arg(format!("--volfile-server={HOST}")).arg(format!("--volfile-id={volume}"));
-        let client = client.arg(&path).stdin(Stdio::null()).spawn().unwrap();
-        let begun = Instant::now();
-        while !device().is_ok_and(|device| device != outside) {
-            assert!(begun.elapsed() < Duration::from_secs(60), "GlusterFS's own mount");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Native { path, client, _place: place }
-    }
-}
-
-impl Drop for Native {
-    fn drop(&mut self) {
-        let _ = unmount(&self.path, UnmountFlags::DETACH);
-        let _ = self.client.kill();
-        let _ = self.client.wait();
-    }
+fn native(servers: &Servers, volume: &str) -> Placed {
+    const OPTIONS: [&str; 9] = [
+        "--attribute-timeout=0",
+        "--entry-timeout=0",
+        "--direct-io-mode=enable",
+        "--xlator-option=*-write-behind.flush-behind=off",
+        "--xlator-option=*-open-behind.pass-through=on",
+        "--xlator-option=*-read-ahead.pass-through=on",
+        "--xlator-option=*-quick-read.max-file-size=0",
+        "--xlator-option=*-io-cache.cache-timeout=0",
+        "--xlator-option=*-md-cache.md-cache-timeout=0",
+    ];
+    let place = mounted::scratch().unwrap();
+    let mount = Mount::native(servers, (HOST, volume), place.path(), &OPTIONS).unwrap();
+    Placed { mount: Some(mount), _place: place }
 }

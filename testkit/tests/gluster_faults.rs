@@ -11,7 +11,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use cluster::{
-    Callers, HANGS, LONG, Load, Native, PING, Written, heal_until, heals, memory, mount, ticks,
+    Callers, HANGS, LONG, Load, PING, Written, heal_until, heals, memory, mount, native, ticks,
     timed, until,
 };
 use defuse_testkit::cluster::Cluster;
@@ -163,7 +163,7 @@ fn a_cut_line_holds_up_only_those_who_need_it(cluster: &Cluster) {
     let (near, far): (Vec<_>, Vec<_>) =
         all.into_iter().partition(|name| cluster.brick(1, "dist").join(name).exists());
     assert!(near.len() > 16 && far.len() > 8 + THREADS, "{near:?} {far:?}");
-    let native = Native::new(cluster, "dist", place.path());
+    let native = native(cluster, "dist", place.path());
     let (ours, theirs) = (mount.path(), native.path());
     let start = |dir: &Path, skip, names: &[String]| {
         Load::start(dir, names.iter().skip(skip).take(4).cloned())
@@ -228,7 +228,7 @@ fn a_cut_line_holds_up_only_those_who_need_it(cluster: &Cluster) {
 fn messages_of_servers_cost_less_than_changes(cluster: &Cluster) {
     let place = mounted::scratch().unwrap();
     let mount = mount(cluster, "dist", place.path());
-    let native = Native::new(cluster, "dist", place.path());
+    let native = native(cluster, "dist", place.path());
     let known: Vec<String> = names("known").collect();
     known.iter().for_each(|name| fs::write(mount.path().join(name), name).unwrap());
     let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode));
@@ -289,7 +289,7 @@ os.waitpid(child, 0)
 fn locks_last_as_in_the_native_client(cluster: &Cluster) {
     let places = [mounted::scratch().unwrap(), mounted::scratch().unwrap()];
     let mut here = mount(cluster, "repl", places[0].path());
-    let native = Native::new(cluster, "repl", places[1].path());
+    let native = native(cluster, "repl", places[1].path());
     fs::write(here.path().join("lock"), "x").unwrap();
     let open = |dir: &Path| {
         let path = dir.join("lock");
@@ -336,7 +336,7 @@ fn locks_last_as_in_the_native_client(cluster: &Cluster) {
 fn locks_survive_bricks_as_in_the_native_client(cluster: &Cluster) {
     let places = [mounted::scratch().unwrap(), mounted::scratch().unwrap()];
     let here = mount(cluster, "repl", places[0].path());
-    let native = Native::new(cluster, "repl", places[1].path());
+    let native = native(cluster, "repl", places[1].path());
     let open = |dir: &Path, name: &str| {
         let path = dir.join(name);
         fs::File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
@@ -477,7 +477,7 @@ fn new_options_disturb_no_program(cluster: &Cluster, times: usize) {
 fn new_options_take_no_more_memory_than_in_the_native_client(cluster: &Cluster) {
     let place = mounted::scratch().unwrap();
     let here = mount(cluster, "repl", place.path());
-    let native = Native::new(cluster, "repl", place.path());
+    let native = native(cluster, "repl", place.path());
     let loads =
         [Load::start(here.path(), names("ours")), Load::start(native.path(), names("native"))];
     // The first graphs take memory that stays.

@@ -10,6 +10,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -17,6 +18,8 @@ use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+
+use crate::gluster::Servers;
 
 pub use ext4::Ext4;
 pub(crate) use ext4::succeed;
@@ -45,11 +48,13 @@ pub fn scratch() -> Result<TempDir> {
     }
 }
 
-/// A mount that `defuse mount` serves in the foreground of a child process.
+/// A mount that a child process serves in its foreground: `defuse mount`, or GlusterFS's own client.
 pub struct Mount {
     path: PathBuf,
     server: Child,
     log: PathBuf,
+    /// The exit code of the server after an unmount.
+    ends_with: i32,
     reaped: bool,
 }
 
@@ -100,25 +105,57 @@ impl Mount {
         let err = fs::OpenOptions::new().create(true).append(true).open(&log)?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(err);
         let server = command.spawn().context("defuse cannot be run")?;
-        let mut mount = Mount { path, server, log, reaped: false };
-        mount.wait_until_ready()?;
+        let mut mount = Mount { path, server, log, ends_with: 0, reaped: false };
+        mount.wait_until_ready("defuse mount")?;
         Ok(mount)
     }
 
-    fn wait_until_ready(&mut self) -> Result<()> {
+    /// Mounts `volume` by GlusterFS's own client, with these options of glusterfs(8), on a new directory `native` in
+    /// `place`. `host` is one of its servers.
+    ///
+    /// # Errors
+    ///
+    /// The error contains the log of the client.
+    pub fn native(
+        servers: &Servers,
+        (host, volume): (&str, &str),
+        place: &Path,
+        args: &[&str],
+    ) -> Result<Mount> {
+        let (path, log) = (place.join("native"), place.join("native.log"));
+        fs::create_dir_all(&path)?;
+        // nsenter(1) becomes the client, so that it is the child.
+        let mut command = servers.command(Path::new("glusterfs"));
+        command.args(["--no-daemon", "--log-level=ERROR"]).args(args);
+        command.arg(format!("--log-file={}", log.display()));
+        command.arg(format!("--volfile-server={host}")).arg(format!("--volfile-id={volume}"));
+        command.arg(&path).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let server = command.spawn().context("nsenter(1) of util-linux")?;
+        // After an unmount, it sends SIGTERM to itself, and exits with the number of the signal.
+        let ends_with = Signal::TERM.as_raw();
+        let mut mount = Mount { path, server, log, ends_with, reaped: false };
+        mount.wait_until_ready("glusterfs")?;
+        Ok(mount)
+    }
+
+    fn wait_until_ready(&mut self, program: &str) -> Result<()> {
         let outside = device(self.path.parent().context("a mount point has a parent")?)?;
         let begun = Instant::now();
-        while device(&self.path).is_ok_and(|inside| inside == outside) {
+        loop {
+            let inside = device_within(&self.path, PATIENCE.saturating_sub(begun.elapsed()));
             if let Some(status) = self.server.try_wait()? {
                 self.reaped = true;
-                bail!("defuse mount: {status}\n{}", self.log());
+                bail!("{program}: {status}\n{}", self.log());
             }
-            if begun.elapsed() > PATIENCE {
-                bail!("not mounted after {PATIENCE:?}\n{}", self.log());
+            match inside {
+                Some(Ok(inside)) if inside == outside => {}
+                // The server is not connected yet, or is about to exit.
+                Some(Err(Errno::NOTCONN | Errno::CONNABORTED)) => {}
+                Some(_) => return Ok(()),
+                None => bail!("{program}: not mounted after {PATIENCE:?}\n{}", self.log()),
             }
             std::thread::sleep(Duration::from_millis(2));
         }
-        Ok(())
     }
 
     /// The mount point.
@@ -172,7 +209,8 @@ impl Mount {
         while begun.elapsed() < PATIENCE {
             if let Some(status) = self.server.try_wait()? {
                 self.reaped = true;
-                anyhow::ensure!(status.success(), "the server: {status}\n{}", self.log());
+                let is_expected = status.code() == Some(self.ends_with);
+                anyhow::ensure!(is_expected, "the server: {status}\n{}", self.log());
                 return Ok(true);
             }
             std::thread::sleep(Duration::from_millis(2));
@@ -193,6 +231,15 @@ impl Drop for Mount {
             let _ = self.server.wait();
         }
     }
+}
+
+/// The device of a directory; `None` if the server of a mount there has not answered in time. The thread that waits for
+/// it ends with the server.
+fn device_within(path: &Path, limit: Duration) -> Option<rustix::io::Result<u64>> {
+    let (send, answer) = channel();
+    let path = path.to_owned();
+    std::thread::spawn(move || send.send(device(&path)));
+    answer.recv_timeout(limit).ok()
 }
 
 fn device(path: &Path) -> rustix::io::Result<u64> {

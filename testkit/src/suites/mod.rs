@@ -63,6 +63,8 @@ impl Suite {
         match config.backend {
             Backend::Run(_) if *config == SERVED => matches!(self, Suite::File | Suite::Tree),
             Backend::Run(_) => self.runs_in_process(),
+            // It is beside ours for the cases of POSIX.
+            Backend::NativeGluster(_) => self != Suite::Programs,
             _ => true,
         }
     }
@@ -139,6 +141,14 @@ pub struct Row {
     pub unexpected: Vec<(String, String)>,
     /// Duration.
     pub took: Duration,
+}
+
+impl Row {
+    /// The excluded cases that did not fail, so that their reasons are [`outdated`](exclusions::outdated).
+    pub fn outdated(&self) -> Vec<&'static str> {
+        let failed: Vec<&str> = self.tally.failed.iter().map(|(case, _)| case.as_str()).collect();
+        exclusions::outdated(self.suite, self.config, &failed)
+    }
 }
 
 impl fmt::Display for Row {

@@ -24,6 +24,8 @@ pub enum Backend {
     Uhs,
     /// `defuse mount gluster:` of this volume, on servers of its own.
     Gluster(&'static str),
+    /// GlusterFS's own client on this volume, on servers of its own. It is measured beside ours.
+    NativeGluster(&'static str),
     /// `defuse mount shared:` of a server of this source. `SOURCE` in it stands for a directory of ext4, and `IMAGE` for
     /// a new image of uhs.
     Shared(&'static str),
@@ -39,7 +41,7 @@ pub struct Config {
     pub name: &'static str,
     /// The server.
     pub backend: Backend,
-    /// Arguments of `defuse mount` or `defuse run`.
+    /// Arguments of `defuse mount`, `defuse run` or glusterfs(8).
     pub args: &'static [&'static str],
 }
 
@@ -51,7 +53,7 @@ impl Config {
     /// True if it has servers of GlusterFS.
     pub fn needs_servers(&self) -> bool {
         match self.backend {
-            Gluster(_) => true,
+            Gluster(_) | NativeGluster(_) => true,
             Run(source) => source.starts_with("gluster:"),
             _ => false,
         }
@@ -70,6 +72,7 @@ impl Config {
             Memory => ("memory:", false),
             Uhs => ("uhs:IMAGE", false),
             Gluster(volume) => return Some((format!("gluster://{HOST}/{volume}"), false)),
+            NativeGluster(volume) => return Some((format!("{HOST}:/{volume}"), false)),
             Shared(source) => (source, true),
             Run(source) => match source.strip_prefix("shared:") {
                 Some(served) => (served, true),
@@ -80,7 +83,7 @@ impl Config {
     }
 }
 
-use Backend::{Gluster, Memory, Passthrough, Run, Shared, Uhs};
+use Backend::{Gluster, Memory, NativeGluster, Passthrough, Run, Shared, Uhs};
 
 /// The reference.
 pub static NATIVE: Config = config("native", Backend::Native, &[]);
@@ -136,6 +139,8 @@ pub static VOLUMES: &[Config] = &[
     config("gluster-repl", Gluster("repl"), &[]),
     config("run-gluster-dist", Run("gluster://127.1.1.1/dist"), &[]),
     config("run-gluster-repl", Run("gluster://127.1.1.1/repl"), &[]),
+    config("native-gluster-dist", NativeGluster("dist"), &["--acl"]),
+    config("native-gluster-repl", NativeGluster("repl"), &["--acl"]),
 ];
 
 /// The path of the files of [`RUNS`], which does not exist for other programs.
@@ -251,13 +256,16 @@ impl Stage {
 
     fn new_mount(&self) -> Result<Mount> {
         let (source, place, args) = (&self.text, self.place.path(), self.config.args);
-        match &self.servers {
-            Some(servers) => {
+        match (&self.servers, self.config.backend) {
+            (Some(servers), NativeGluster(volume)) => {
+                Mount::native(servers, (HOST, volume), place, args)
+            }
+            (Some(servers), _) => {
                 let inside = servers.inside();
                 let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
                 Mount::under(&inside, source, place, args)
             }
-            None => Mount::new(source, place, args),
+            (None, _) => Mount::new(source, place, args),
         }
     }
 

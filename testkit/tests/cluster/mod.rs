@@ -4,13 +4,11 @@ mod load;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use defuse_testkit::cluster::Cluster;
 use defuse_testkit::mounted::Mount;
-use rustix::mount::{UnmountFlags, unmount};
 
 pub use load::{Callers, LONG, Load, Written};
 
@@ -44,45 +42,9 @@ pub fn mount(cluster: &Cluster, volume: &str, place: &Path) -> Mount {
     Mount::under(&inside, source.as_ref(), place, &[]).unwrap()
 }
 
-/// A mount by GlusterFS's own client.
-pub struct Native {
-    path: PathBuf,
-    client: Child,
-}
-
-impl Native {
-    /// Mounts a volume on a new directory `native` in `place`.
-    pub fn new(cluster: &Cluster, volume: &str, place: &Path) -> Native {
-        let path = place.join("native");
-        fs::create_dir(&path).unwrap();
-        let device = || rustix::fs::stat(&path).map(|stat| stat.st_dev);
-        let outside = device().unwrap();
-        let mut client = cluster.servers().command(Path::new("glusterfs"));
-        client.args(["--no-daemon", "--log-file=/dev/null"]);
-        client.arg(format!("--volfile-server={}", cluster.host(3)));
-        client.arg(format!("--volfile-id={volume}")).arg(&path);
-        let client = client.stdin(Stdio::null()).spawn().unwrap();
-        until("GlusterFS's own mount", || device().is_ok_and(|device| device != outside));
-        Native { path, client }
-    }
-
-    /// The mount point.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The process.
-    pub fn pid(&self) -> u32 {
-        self.client.id()
-    }
-}
-
-impl Drop for Native {
-    fn drop(&mut self) {
-        let _ = unmount(&self.path, UnmountFlags::DETACH);
-        let _ = self.client.kill();
-        let _ = self.client.wait();
-    }
+/// Mounts a volume by GlusterFS's own client.
+pub fn native(cluster: &Cluster, volume: &str, place: &Path) -> Mount {
+    Mount::native(cluster.servers(), (&cluster.host(3), volume), place, &[]).unwrap()
 }
 
 /// Resident memory of a process in KiB.

@@ -220,7 +220,7 @@ pub const STEPS: &[Step] = &[
         env: &[("DEFUSE_FULL", "1")],
         ..cargo(
             "gluster-suites",
-            "pjdfstest, fsx, git, sqlite3, tar, rsync, make and all POSIX cases on mounts of volumes of GlusterFS",
+            "pjdfstest, fsx, git, sqlite3, tar, rsync, make and all POSIX cases on mounts of GlusterFS, and on its own client",
             TEST_TOOLS,
             // The POSIX cases must be alone in their process.
             &[
