@@ -31,3 +31,16 @@ pub use defuse_measure::{cluster, gluster};
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/direct.md")]
 pub struct DirectDocument;
+
+/// A count of requests, once it stays the same for 20 ms: a server counts a request after its answer.
+pub fn settled(count: impl Fn() -> u64) -> u64 {
+    let mut last = count();
+    loop {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let now = count();
+        if now == last {
+            return now;
+        }
+        last = now;
+    }
+}

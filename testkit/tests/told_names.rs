@@ -15,6 +15,7 @@ use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use defuse_ring::names::NameReader;
 use defuse_shared::Versioned;
 use defuse_socket::ServerOptions;
+use defuse_testkit::settled;
 
 #[allow(dead_code, unused_imports)] // Not all of it is used here.
 mod served;
@@ -59,7 +60,7 @@ fn count(served: &Served, kind: &str) -> u64 {
 
 /// The number of requests that the clients have made.
 fn requests(served: &Served) -> u64 {
-    served.server.snapshot().ops.iter().map(|op| op.latency.count).sum()
+    settled(|| served.server.snapshot().ops.iter().map(|op| op.latency.count).sum())
 }
 
 fn make_tree(fs: &dyn FileSystem, files: usize) {

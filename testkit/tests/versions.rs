@@ -17,6 +17,7 @@ use defuse_remote::{LaneUse, RemoteOptions};
 use defuse_ring::versions::{Thing, VersionReader};
 use defuse_shared::Versioned;
 use defuse_socket::ServerOptions;
+use defuse_testkit::settled;
 
 mod served;
 use served::{Served, context, create, name, read, write};
@@ -262,7 +263,7 @@ fn what_a_client_knows_ends_with_the_change_of_another() {
 
 /// The number of requests that the clients have made.
 fn requests(served: &Served) -> u64 {
-    served.server.snapshot().ops.iter().map(|op| op.latency.count).sum()
+    settled(|| served.server.snapshot().ops.iter().map(|op| op.latency.count).sum())
 }
 
 #[test]
@@ -301,9 +302,11 @@ fn a_file_is_removed_by_one_request_and_others_know_at_once() {
     // The directory is known by then.
     assert_eq!(remove("m:/dir/none"), Err(Errno::ENOENT));
     let kinds = |names: &[&str]| {
-        let ops = served.server.snapshot().ops;
-        let ops = ops.iter().filter(|op| names.contains(&op.op.name()));
-        ops.map(|op| op.latency.count).sum::<u64>()
+        settled(|| {
+            let ops = served.server.snapshot().ops;
+            let ops = ops.iter().filter(|op| names.contains(&op.op.name()));
+            ops.map(|op| op.latency.count).sum::<u64>()
+        })
     };
     let looks = || kinds(&["LOOKUP", "IOCTL", "GETATTR", "STATX"]);
     let before = (looks(), kinds(&["UNLINK"]) + 2);
