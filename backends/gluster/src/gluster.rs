@@ -299,9 +299,7 @@ impl Gluster {
     ) -> Result<Entry> {
         let mut attr = attr(stat, Duration::ZERO)?;
         let Place { dir, name, is_listed } = place;
-        let is_file = attr.kind != FileKind::Directory;
-        let hash = name.filter(|_| is_file).map(|name| Hash::of(name.as_bytes()));
-        let ino = self.nodes.look_up(gfid, Some(dir), hash);
+        let ino = self.nodes.look_up(gfid, Some(dir), hash_of(&attr, name));
         let is_told = self.listen(ino, || self.refer(gfid));
         attr.valid_for = self.attributes_valid(gfid, &attr, (is_told, asked));
         self.keep_answer((gfid, stat), Some(place), asked, || self.volume.keep(gfid).ok());
@@ -414,9 +412,7 @@ impl Gluster {
         };
         let valid_for = self.watch.short();
         let attr = attr(&stat, valid_for).ok()?;
-        let is_file = attr.kind != FileKind::Directory;
-        let hash = is_file.then(|| Hash::of(name.as_bytes()));
-        let ino = self.nodes.look_up(gfid, Some(dir), hash);
+        let ino = self.nodes.look_up(gfid, Some(dir), hash_of(&attr, Some(name)));
         Some(Entry { ino, generation: 0, attr, valid_for })
     }
 
@@ -676,6 +672,12 @@ pub(crate) fn try_again<T>(once: &dyn Fn() -> Result<T>) -> Result<T> {
 /// a message has overtaken does not hold anyway.
 fn name_holds(valid: Duration, long: Duration) -> Duration {
     if valid == long { long } else { long.min(DIRECTORIES_HOLD) }
+}
+
+/// The hash by which a name has its part. Directories are in all parts.
+fn hash_of(attr: &Attr, name: Option<Name<'_>>) -> Option<Hash> {
+    let is_file = attr.kind != FileKind::Directory;
+    name.filter(|_| is_file).map(|name| Hash::of(name.as_bytes()))
 }
 
 impl Drop for Gluster {

@@ -13,6 +13,12 @@ use crate::volume::{Gfid, Volume};
 /// Maximum number of directories whose ranges are kept.
 const DIRECTORIES: usize = 8192;
 
+/// Maximum number of ranges of all of them, 12 bytes each.
+const RANGES: usize = 1 << 20;
+
+/// Bytes of the longest name of a part.
+const LONGEST_NAME: usize = 255;
+
 /// Maximum number of directories that wait to be asked for.
 const WANTED: usize = 256;
 
@@ -70,8 +76,10 @@ pub struct Parts {
 #[derive(Debug, Default)]
 struct State {
     directories: HashMap<Gfid, Known>,
-    /// The names of the parts, in the order of their numbers.
-    names: Vec<String>,
+    /// Ranges of all directories.
+    ranges: usize,
+    /// The numbers of the parts, by their names.
+    parts: HashMap<String, Part>,
     wanted: VecDeque<Gfid>,
     /// The volume has a single part, as far as is known until then.
     is_whole_until: Option<Instant>,
@@ -142,12 +150,16 @@ impl Parts {
         // A failure tells nothing new.
         let old = state.directories.remove(&dir).and_then(|known| known.ranges);
         let valid = if ranges.is_some() { VALID_FOR } else { RETRY_AFTER };
-        let is_whole = ranges.is_some() && state.names.len() == 1;
+        let is_whole = ranges.is_some() && state.parts.len() == 1;
         state.is_whole_until = is_whole.then(|| now + VALID_FOR);
-        if state.directories.len() >= DIRECTORIES {
+        let (gone, kept) = (old.as_ref().map_or(0, |old| old.len()), ranges.or(old));
+        state.ranges += kept.as_ref().map_or(0, |kept| kept.len());
+        state.ranges -= gone;
+        if state.directories.len() >= DIRECTORIES || state.ranges > RANGES {
             state.directories.clear();
+            state.ranges = kept.as_ref().map_or(0, |kept| kept.len());
         }
-        let known = Known { ranges: ranges.or(old), until: now + valid };
+        let known = Known { ranges: kept, until: now + valid };
         state.directories.insert(dir, known);
     }
 
@@ -171,15 +183,15 @@ impl State {
     }
 
     fn part(&mut self, name: &str) -> Option<Part> {
-        let known = self.names.iter().position(|known| known == name);
-        let number = known.unwrap_or(self.names.len());
-        if number == MOST {
+        if let Some(known) = self.parts.get(name) {
+            return Some(*known);
+        }
+        let number = u16::try_from(self.parts.len()).ok()?;
+        if usize::from(number) == MOST || name.len() > LONGEST_NAME {
             return None;
         }
-        if known.is_none() {
-            self.names.push(name.to_owned());
-        }
-        u16::try_from(number).ok().map(Part)
+        self.parts.insert(name.to_owned(), Part(number));
+        Some(Part(number))
     }
 }
 
@@ -328,7 +340,20 @@ mod tests {
         let many: String =
             (0..=MOST).map(|number| format!("(p{number} {number} {number})")).collect();
         parts.answer(DIR, Some(&format!("x-layout {many}")), Instant::now());
-        assert!(parts.lock().names.len() <= MOST);
+        assert!(parts.lock().parts.len() <= MOST);
+        // Many ranges in many directories, and names without an end, take bounded memory.
+        let parts = Parts::default();
+        let many: String = (0..MOST).map(|number| format!("(p {number} {number})")).collect();
+        for number in 0..2 * RANGES / MOST {
+            parts.answer(dir(number), Some(&format!("x-layout {many}")), Instant::now());
+            let state = parts.lock();
+            let ranges = state.directories.values().filter_map(|known| known.ranges.as_ref());
+            assert_eq!(state.ranges, ranges.map(|ranges| ranges.len()).sum::<usize>());
+            assert!(state.ranges <= RANGES);
+        }
+        let long = format!("x-layout ({} 0 4294967295)", "p".repeat(LONGEST_NAME + 1));
+        parts.answer(DIR, Some(&long), Instant::now());
+        assert_eq!((find(&parts, b"a"), parts.lock().parts.len()), (None, 1));
     }
 
     #[test]
