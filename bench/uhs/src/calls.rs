@@ -1,5 +1,6 @@
 //! Single calls of one process on `memory:`: by shared memory, by a socket, and by a mount of the kernel.
 
+use std::cell::Cell;
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -44,19 +45,21 @@ pub(crate) fn measure(
         let mounted = at.join("file");
         fs::write(&mounted, [7; BLOCK])?;
         let mounted = OpenOptions::new().read(true).write(true).open(mounted)?;
-        let (mut names, mut room) = (0, [0; BLOCK]);
+        let (names, mut room) = (Cell::new(0), [0; BLOCK]);
         let by_mount: [Call<'_>; 3] = [
             Box::new(|| Ok(mounted.read_exact_at(&mut room, 0)?)),
             Box::new(|| {
-                names += 1;
-                let found = fs::symlink_metadata(at.join(format!("missing {names}")));
+                let found = fs::symlink_metadata(at.join(missing(&names)));
                 anyhow::ensure!(found.is_err(), "a name that nobody has made");
                 Ok(())
             }),
             Box::new(|| Ok(mounted.write_all_at(&[7; BLOCK], 0)?)),
         ];
-        let mut targets =
-            [("shared", shared.calls()), ("socket", messages.calls()), ("kernel mount", by_mount)];
+        let mut targets = [
+            ("shared", shared.calls(&names)),
+            ("socket", messages.calls(&names)),
+            ("kernel mount", by_mount),
+        ];
         let mut best = [[f64::MAX; 3]; 3];
         for _ in 0..TURNS {
             for ((_, calls), best) in targets.iter_mut().zip(&mut best) {
@@ -77,6 +80,12 @@ pub(crate) fn measure(
     drop((shared, messages));
     drop(server);
     Ok(())
+}
+
+/// A name that no target was asked for.
+fn missing(names: &Cell<u64>) -> String {
+    names.set(names.get() + 1);
+    format!("missing {}", names.get())
 }
 
 type Call<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
@@ -122,9 +131,8 @@ impl Client {
         Ok(client)
     }
 
-    fn calls(&self) -> [Call<'_>; 3] {
-        let mut names = 0;
-        let look = move || self.look(&mut names);
+    fn calls<'a>(&'a self, names: &'a Cell<u64>) -> [Call<'a>; 3] {
+        let look = || self.look(names);
         [Box::new(|| self.read()), Box::new(look), Box::new(|| self.write())]
     }
 
@@ -137,9 +145,8 @@ impl Client {
         Ok(())
     }
 
-    fn look(&self, names: &mut u64) -> Result<()> {
-        *names += 1;
-        let text = format!("missing {names}");
+    fn look(&self, names: &Cell<u64>) -> Result<()> {
+        let text = missing(names);
         let name = Name::new(text.as_bytes()).ok().context("a name")?;
         let found = self.fs.lookup(&cx(), Ino::ROOT, name);
         anyhow::ensure!(found == Err(Errno::ENOENT), "a name that nobody has made");
