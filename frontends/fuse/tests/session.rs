@@ -868,17 +868,47 @@ fn an_interrupt_ends_a_handler_over_rings() {
 /// queue's workers sleep.
 #[test]
 fn sleeping_handlers_do_not_block_a_ring() {
+    sleepers_leave_a_worker();
+}
+
+fn sleepers_leave_a_worker() {
     let options = SessionOptions { workers: Some(16), ..over(IoUring::Required) };
     let Some(mount) = Mount::new(&options) else { return };
     mount.fs.set(Script::WaitForever);
     let mut readers: Vec<Child> = (0..8).map(|_| mount.reader()).collect();
     eventually("all are inside", || mount.fs.inside.load(Ordering::Acquire) == 8);
-    assert_eq!(std::fs::metadata(mount.file()).unwrap().len(), 7);
+    let file = mount.file();
+    let other = std::thread::spawn(move || std::fs::metadata(file).unwrap().len());
+    eventually("another request is answered", || other.is_finished());
+    assert_eq!(other.join().unwrap(), 7);
     mount.fs.gate.store(true, Ordering::Release);
     for reader in &mut readers {
         assert!(reader.wait().unwrap().success());
     }
     assert!(mount.end().1);
+}
+
+/// A thread that was added needs the processor of its queue, and another program has it for most of the time.
+#[test]
+fn a_busy_processor_leaves_workers_for_the_queues_of_others() {
+    if Mount::new(&over(IoUring::Required)).is_none() {
+        return;
+    }
+    let busy = "while :; do i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done; sleep 0.01; done";
+    let mut hog = Command::new("timeout");
+    hog.args(["60", "chrt", "--fifo", "1", "taskset", "--cpu-list", "0", "bash", "-c", busy]);
+    let mut hog = hog.stderr(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    if let Some(refused) = hog.try_wait().unwrap() {
+        println!("not here: a program with a fixed priority (chrt, taskset): {refused}");
+        return;
+    }
+    let tried = std::panic::catch_unwind(|| (0..4).for_each(|_| sleepers_leave_a_worker()));
+    // timeout(1) passes it on.
+    let pid = rustix::process::Pid::from_child(&hog);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    hog.wait().unwrap();
+    assert!(tried.is_ok());
 }
 
 /// Entries whose requests finish later are handled by a thread that does not run handlers.

@@ -3,12 +3,12 @@
 //! Every queue has a worker from the start. If all workers of a queue are busy, another one is added:
 //! by a worker if requests arrive without a pause, and by the sentinel if all workers sleep in
 //! handlers. User space cannot see whether requests wait in a queue, so that one worker more than the
-//! sleeping ones is kept. Workers stay until the end, because the kernel does not return an entry, and
+//! sleeping ones is kept, and one at a time is added. Workers stay until the end, because the kernel does not return an entry, and
 //! an idle entry costs nothing.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -63,6 +63,8 @@ pub(crate) struct Rings {
 #[repr(align(64))]
 struct Queue {
     threads: AtomicUsize,
+    /// A thread was added and has not begun to wait.
+    is_growing: AtomicBool,
     /// The threads that wait for a request.
     idle: AtomicUsize,
     served: AtomicU64,
@@ -140,16 +142,30 @@ fn spawn(shared: &Arc<Shared>, qid: usize, ready: Option<Sender<Result<()>>>) ->
 
 /// Adds a worker to the queue `qid`, within the limits.
 fn add_worker(shared: &Arc<Shared>, rings: &Rings, qid: usize) {
-    let waiting: usize = rings.queues.iter().map(|q| q.threads.load(Ordering::Relaxed)).sum();
-    if waiting >= rings.most || shared.pool.grow_new() != Growth::Spawn {
+    let queue = &rings.queues[qid];
+    // The thread needs the queue's processor, which may take long. Those added meanwhile would stay idle, and leave
+    // too few for the other queues.
+    if queue.is_growing.swap(true, Ordering::SeqCst) {
         return;
     }
-    // It counts from now on, so that no other thread adds one before it runs.
+    if !spawn_within_limits(shared, rings, qid) {
+        queue.is_growing.store(false, Ordering::SeqCst);
+    }
+}
+
+/// False if there is no further worker.
+fn spawn_within_limits(shared: &Arc<Shared>, rings: &Rings, qid: usize) -> bool {
+    let waiting: usize = rings.queues.iter().map(|q| q.threads.load(Ordering::Relaxed)).sum();
+    if waiting >= rings.most || shared.pool.grow_new() != Growth::Spawn {
+        return false;
+    }
     rings.queues[qid].threads.fetch_add(1, Ordering::SeqCst);
-    if let Err(errno) = spawn(shared, qid, None) {
+    let started = spawn(shared, qid, None);
+    if let Err(errno) = &started {
         rings.queues[qid].threads.fetch_sub(1, Ordering::SeqCst);
         log::warn!("no further worker: {errno}");
     }
+    started.is_ok()
 }
 
 /// The sentinel's check of the queues.
@@ -196,6 +212,7 @@ fn run(shared: &Arc<Shared>, qid: usize, ready: Option<Sender<Result<()>>>) {
                 Some(ready) => drop(ready.send(Err(errno))),
                 None => {
                     queue.threads.fetch_sub(1, Ordering::SeqCst);
+                    queue.is_growing.store(false, Ordering::SeqCst);
                     log::warn!("no further ring: {errno}");
                 }
             }
@@ -207,8 +224,9 @@ fn run(shared: &Arc<Shared>, qid: usize, ready: Option<Sender<Result<()>>>) {
         queue.threads.fetch_add(1, Ordering::SeqCst);
     }
     queue.idle.fetch_add(1, Ordering::SeqCst);
-    if let Some(ready) = ready {
-        let _ = ready.send(Ok(()));
+    match ready {
+        Some(ready) => drop(ready.send(Ok(()))),
+        None => queue.is_growing.store(false, Ordering::SeqCst),
     }
     let mut worker = Worker {
         shared,
