@@ -378,9 +378,7 @@ fn only_users_in_the_configuration_bind_and_only_devices_that_may_be() {
     let (place, open) = (&managed.place, PermissionsExt::from_mode(0o777));
     fs::set_permissions(place.path(""), open).unwrap();
     let program = place.for_all_users();
-    let folder = std::path::Path::new(common::PROGRAM).parent().unwrap();
-    let built = folder.join("libdefuse_preload.so");
-    let library = place.library_for_all_users().unwrap_or(built);
+    let library = place.library_for_all_users().unwrap_or_else(common::built_library);
     let run = |uid: u32, device: &str| {
         let bound = managed.bound(device);
         let arguments =

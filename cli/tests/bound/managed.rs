@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -69,7 +69,16 @@ impl Managed {
     }
 
     pub fn await_holder(&self, by: &str) {
-        eventually(by, || self.holder()["by"] == by && self.holder()["serving"] != false);
+        let begun = Instant::now();
+        let has_it = || {
+            let holder = self.holder();
+            (holder["by"] == by && holder["serving"] != false).then_some(()).ok_or(holder)
+        };
+        while let Err(holder) = has_it() {
+            let is_late = begun.elapsed() > Duration::from_secs(60);
+            assert!(!is_late, "not {by} after a minute, but {holder}:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// The source by which an application binds a device.

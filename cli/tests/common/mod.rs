@@ -153,10 +153,8 @@ impl Place {
         if folder.ancestors().all(is_open) {
             return None;
         }
-        let name = "libdefuse_preload.so";
-        let built = [folder.join("deps").join(name), folder.join(name)];
-        let copy = self.path(name);
-        fs::copy(built.iter().find(|library| library.exists()).unwrap(), &copy).unwrap();
+        let copy = self.path(LIBRARY);
+        fs::copy(built_library(), &copy).unwrap();
         fs::set_permissions(&copy, fs::Permissions::from_mode(0o755)).unwrap();
         fs::set_permissions(self.path(""), fs::Permissions::from_mode(0o755)).unwrap();
         Some(copy)
@@ -183,6 +181,16 @@ impl Drop for Place {
             }
         }
     }
+}
+
+const LIBRARY: &str = "libdefuse_preload.so";
+
+/// The library of `defuse run` that was built with the program, for a copy of the program.
+pub fn built_library() -> PathBuf {
+    let folder = Path::new(PROGRAM).parent().unwrap();
+    // A build of tests leaves it in `deps` alone.
+    let mut places = [folder.join("deps").join(LIBRARY), folder.join(LIBRARY)].into_iter();
+    places.find(|library| library.exists()).unwrap()
 }
 
 pub fn said(output: Output) -> Said {
