@@ -286,17 +286,15 @@ impl Choice {
     }
 
     fn io(&self, place: Place, cases: &mut Vec<Case>) {
-        for block in [4 << 10, 1 << 20] {
-            for pattern in Pattern::ALL {
-                let work = Work::Io { pattern, block, engine: Engine::Sync };
-                cases.extend(self.jobs.iter().map(|&jobs| Case { place, work, jobs, depth: 1 }));
-            }
-        }
-        for pattern in [Pattern::RandRead, Pattern::RandWrite] {
-            let work = Work::Io { pattern, block: 4 << 10, engine: Engine::Libaio };
-            for &jobs in &self.jobs {
-                let depths = self.depths.iter();
-                cases.extend(depths.map(|&depth| Case { place, work, jobs, depth }));
+        for engine in [Engine::Sync, Engine::Libaio] {
+            let depths = if engine == Engine::Libaio { &self.depths[..] } else { &[1] };
+            for block in [4 << 10, 1 << 20] {
+                for pattern in Pattern::ALL {
+                    let work = Work::Io { pattern, block, engine };
+                    let of_jobs =
+                        |&jobs| depths.iter().map(move |&depth| Case { place, work, jobs, depth });
+                    cases.extend(self.jobs.iter().flat_map(of_jobs));
+                }
             }
         }
     }
@@ -321,7 +319,7 @@ mod tests {
 
     #[test]
     fn cases_are_chosen_by_the_beginning_of_their_names() {
-        assert_eq!(names(Place::Dist, &[]).len(), 2 * 4 * 2 + 2 * 4 + 4);
+        assert_eq!(names(Place::Dist, &[]).len(), 2 * 4 * 2 * (1 + 2) + 4);
         let chosen = names(Place::Repl, &["randread-4k-sync", "randwrite-4k-libaio-32x16", "del"]);
         let expected =
             ["randread-4k-sync-1", "randread-4k-sync-32", "randwrite-4k-libaio-32x16", "delete-16"];
