@@ -263,6 +263,40 @@ with tempfile.TemporaryDirectory(dir=".") as d: open(d + "/x", "w").close()
     everywhere("python3", &["python3"], script);
 }
 
+/// A parent that waits, as in vfork(2) and posix_spawn(3), has not asked for a copy of its connection for the child.
+#[test]
+fn children_whose_parents_wait_use_files_before_they_execute_a_program() {
+    let script = r#"
+        mkdir d; echo one >d/one; echo two >d/two
+        python3 -c '
+import fcntl, os, subprocess, sys
+held = open("d/held", "w+"); held.write("held"); held.flush()
+fcntl.lockf(held, fcntl.LOCK_EX)
+gone = open("d/gone", "w+"); gone.write("gone\n"); gone.flush(); os.unlink("d/gone")
+look = """
+import fcntl
+try: fcntl.lockf(open("d/held", "r+"), fcntl.LOCK_EX | fcntl.LOCK_NB); print("free")
+except OSError: print("taken")
+"""
+for turn in range(5):
+    shell = ["sh", "-c", "cat; cat two; pwd | sed s,.*/,,; echo new >>new"]
+    subprocess.run(shell, stdin=open("d/one"), cwd="d", check=True)
+    gone.seek(0)
+    subprocess.run(["cat"], stdin=gone, check=True)
+    out = "d/out%d" % turn
+    actions = [(os.POSIX_SPAWN_OPEN, 0, "d/two", os.O_RDONLY, 0),
+               (os.POSIX_SPAWN_OPEN, 1, out, os.O_WRONLY | os.O_CREAT, 0o644)]
+    child = os.posix_spawn("/bin/cat", ["cat"], os.environ, file_actions=actions)
+    print(os.waitpid(child, 0)[1], open(out).read(), end="", flush=True)
+    subprocess.run([sys.executable, "-c", look], check=True)
+print(held.seek(0), held.read())
+        '; cat d/new"#;
+    // Where descriptors are the kernel's, or another process has the files.
+    for mount in ["passthrough:SRC", "memory:"] {
+        same("waiting", &["python3"], mount, script);
+    }
+}
+
 #[test]
 fn editors_write_their_files() {
     let script =

@@ -1,33 +1,31 @@
 //! Inodes with versions of their attributes, of which one side knows something while the version stays. Nobody shares them.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The number of places. Of the inodes that share one, the last one is kept.
 const PLACES: usize = 4096;
 
-/// A set of inodes, each with a version.
-pub struct Marks(Box<[AtomicU64]>);
-
-impl Default for Marks {
-    fn default() -> Self {
-        Marks((0..PLACES).map(|_| AtomicU64::new(0)).collect())
-    }
-}
+/// A set of inodes, each with a version. It has memory from the first one on: most programs end before.
+#[derive(Default)]
+pub struct Marks(OnceLock<Box<[AtomicU64]>>);
 
 impl Marks {
-    fn place(&self, ino: u64) -> &AtomicU64 {
-        &self.0[ino as usize % PLACES]
-    }
-
     /// Adds an inode with this version, in place of another one.
     pub fn add(&self, ino: u64, version: u64) {
-        self.place(ino).store(mark(ino, version), Ordering::Release);
+        let places = self.0.get_or_init(|| (0..PLACES).map(|_| AtomicU64::new(0)).collect());
+        places[place(ino)].store(mark(ino, version), Ordering::Release);
     }
 
     /// True if the inode is there with this version.
     pub fn has(&self, ino: u64, version: u64) -> bool {
-        self.place(ino).load(Ordering::Acquire) == mark(ino, version)
+        let mark = mark(ino, version);
+        self.0.get().is_some_and(|places| places[place(ino)].load(Ordering::Acquire) == mark)
     }
+}
+
+fn place(ino: u64) -> usize {
+    ino as usize % PLACES
 }
 
 /// The inode and the version in one number, which hardly any other pair has.

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use defuse_fs::{
-    Caller, Caps, Context, Entry, Errno, File, FileKind, FileSystem, Ino, InterruptToken, Lock,
-    LockKind, LockOwner, LockRequest, LockSupport, LockType, Name, NewNode, OpenArgs, OpenFlags,
-    ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SliceSink, SliceSource,
-    WriteArgs, WriteBuf, delegate,
+    Caller, Caps, Context, Entry, Errno, Fh, File, FileKind, FileSystem, Ino, InterruptToken,
+    IoctlArgs, Lock, LockKind, LockOwner, LockRequest, LockSupport, LockType, Name, NewNode,
+    OpenArgs, OpenFlags, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SliceSink,
+    SliceSource, WriteArgs, WriteBuf, delegate,
 };
 use defuse_memory::{Memory, Options};
-use defuse_remote::{Legacy, Remote, RemoteError, RemoteOptions};
+use defuse_remote::{Legacy, OpenLegacy, Remote, RemoteError, RemoteOptions};
 use defuse_socket::{Admission, ServeError, Server, ServerOptions};
 use defuse_testkit::model::{Missing, check};
 use served::{Served, context, create, name, read, write};
@@ -414,6 +414,26 @@ fn only_root_acts_for_other_users() {
     });
 }
 
+/// The right to take over has ended with the beginning of the connection.
+fn take_over_later(heir: &Remote, ino: Ino, fh: Fh) -> Result<()> {
+    // `TAKE_OVER` of the wire, with an open file.
+    let cmd = u32::from(b'D') << 8 | 1;
+    let what = [ino.0, fh.0, 0, 0, 1].map(u64::to_ne_bytes).concat();
+    let args = IoctlArgs {
+        cmd,
+        arg: 0,
+        input: &what,
+        output_len: size_of::<i32>(),
+        dir: false,
+        compat32: false,
+    };
+    let reply = heir.ioctl(&context(), File { ino: Ino::ROOT, fh: Fh(0) }, &args)?;
+    match i32::from_ne_bytes(reply.output.try_into().unwrap()) {
+        0 => Ok(()),
+        error => Err(Errno::from_raw(error)),
+    }
+}
+
 /// A program of root becomes another user, and executes a program of that user. The connection gets
 /// the files that are handed over, and otherwise only the rights of that user.
 #[test]
@@ -439,24 +459,28 @@ fn an_heir_of_another_user_has_the_files_handed_over_and_the_rights_of_that_user
         mode(&secret, 0o600);
         mode(&given, 0o600);
         assert_eq!(write(&root, given_file, 0, b"given"), Ok(5));
+        let open = |file: File| {
+            let (flags, owner) = (OpenFlags(0), LockOwner(1));
+            let open = OpenLegacy { fh: file.fh, flags, owner, process_locks: false };
+            Legacy { ino: file.ino, open: Some(open) }
+        };
+        let unknown = Legacy { ino: Ino(u64::MAX), open: None };
+        // More than one message has room for.
+        let mut legacies = vec![unknown; 3000];
+        legacies.push(open(given_file));
         let heir = std::thread::scope(|scope| {
             let become_another = || {
                 let uid = rustix::process::Uid::from_raw(4322);
                 rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
-                root.heir().unwrap()
+                root.heir(&legacies).unwrap()
             };
             scope.spawn(become_another).join().unwrap()
         });
-        let legacy = Legacy {
-            fh: given_file.fh,
-            flags: OpenFlags(0),
-            owner: LockOwner(1),
-            process_locks: false,
-        };
-        assert_eq!(heir.take_over(given.ino, Some(legacy)), Ok(()));
-        assert_eq!(heir.settle(), Ok(()));
-        let legacy = Legacy { fh: secret_file.fh, ..legacy };
-        assert_eq!(heir.take_over(secret.ino, Some(legacy)), Err(Errno::EPERM));
+        let (given_over, unknown) = heir.taken.split_last().unwrap();
+        assert_eq!((given_over, unknown.len()), (&Ok(()), 3000));
+        assert!(unknown.iter().all(|taken| *taken == Err(Errno::ESTALE)));
+        let heir = heir.client;
+        assert_eq!(take_over_later(&heir, secret.ino, secret_file.fh), Err(Errno::EPERM));
         let cx = Context::new(Caller { uid: 4322, gid: 0, pid: 1 });
         // Open files stay open.
         let mut bytes = [0; 5];

@@ -1,6 +1,6 @@
 //! Extensions of the protocol between clients and servers of this project.
 //!
-//! [`TakeOver`] is sent by IOCTL: other servers answer as for any unknown ioctl. [`Names`] are sent
+//! [`TAKE_OVER`] is sent by IOCTL: other servers answer as for any unknown ioctl. [`Names`] are sent
 //! in fields of INIT that the kernel leaves zero.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -14,21 +14,26 @@ pub const SOCKET_IO_MAX: usize = 128 * 1024;
 /// The maximum length of the data in one message through shared memory.
 pub const SHARED_IO_MAX: usize = 1024 * 1024;
 
-/// The ioctl for [`TakeOver`], numbered like the kernel's `_IOW('D', 1, ...)`.
-pub const TAKE_OVER: u32 = 1 << 30 | (size_of::<TakeOver>() as u32) << 16 | (b'D' as u32) << 8 | 1;
+/// The ioctl for the things that the heir of another connection takes over. Its argument is a [`TakeOver`] for each; its output is an
+/// error number or 0 for each, in 32 bits. Numbered like the kernel's `_IO('D', 1)`.
+pub const TAKE_OVER: u32 = (b'D' as u32) << 8 | 1;
 
-/// The argument of [`TAKE_OVER`]. The heir of another connection takes over the inode of the
-/// request, with the open file described here.
+/// The most of [`TakeOver`] in one message.
+pub const TAKE_OVER_MAX: usize = 2048;
+
+/// An inode to take over, with an open file of it if there is one.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct TakeOver {
+    /// The inode.
+    pub ino: u64,
     /// The handle, with [`TakeOver::OPEN`].
     pub fh: u64,
     /// The owner of the locks of that open file.
     pub owner: u64,
     /// The flags of open(2), of which only the access mode is used.
     pub open_flags: u64,
-    /// [`TakeOver::OPEN`], [`TakeOver::PROCESS_LOCKS`] and [`TakeOver::SETTLE`].
+    /// [`TakeOver::OPEN`] and [`TakeOver::PROCESS_LOCKS`], or [`TakeOver::SETTLE`].
     pub flags: u64,
 }
 
@@ -37,7 +42,7 @@ impl TakeOver {
     pub const OPEN: u64 = 1;
     /// Flag: keep the record locks of the process on the inode.
     pub const PROCESS_LOCKS: u64 = 2;
-    /// Flag: end taking over.
+    /// Flag: no inode, but the end of taking over.
     pub const SETTLE: u64 = 4;
 }
 

@@ -260,6 +260,25 @@ impl ClientConnection {
         self.wait(claim, cx, Some(patience), decode)
     }
 
+    /// Sends two requests, of which the second has `data`, and waits for both replies.
+    pub(super) fn ask_both<A, B>(
+        &self,
+        patience: Duration,
+        cx: &Context<'_>,
+        (first, decode_first): (&mut [u8], impl FnOnce(&[u8]) -> Result<A>),
+        (second, data, decode_second): (&mut [u8], &[u8], impl FnOnce(&[u8]) -> Result<B>),
+    ) -> Result<(A, Result<B>)> {
+        let earlier = self.claim(None)?;
+        self.send_claimed(earlier, first, &[])?;
+        let later = self.claim(None).and_then(|later| {
+            self.send_claimed(later, second, data)?;
+            Ok(later)
+        });
+        let first = self.wait(earlier, cx, Some(patience), decode_first);
+        let second = later.and_then(|later| self.wait(later, cx, Some(patience), decode_second));
+        Ok((first?, second))
+    }
+
     fn wait<T>(
         &self,
         claim: Claim,
@@ -402,13 +421,20 @@ impl ClientConnection {
 
     /// Ends the connection: present and future requests fail with `ENOTCONN`.
     pub(super) fn end(&self, reason: &str) {
+        if !self.is_dead() {
+            self.give_up(reason);
+            let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
+        }
+    }
+
+    /// As [`end`](Self::end), while another process goes on with the socket.
+    pub(super) fn give_up(&self, reason: &str) {
         if self.dead.swap(true, Ordering::SeqCst) {
             return;
         }
         if !reason.is_empty() {
             log::error!("the connection to a FUSE server has ended: {reason}");
         }
-        let _ = rustix::net::shutdown(&self.socket, Shutdown::Both);
         self.slots.answer_all(Errno::ENOTCONN);
     }
 

@@ -1,7 +1,8 @@
 //! Copies of connections for child processes.
 //!
 //! Few children use one: most execute a program, which begins with a connection of its own. So the server makes the copy before the
-//! fork, and a session of it when the child asks.
+//! fork, and a session of it when the child asks. For a child whose parent waits until it executes a program (vfork(2)), the server
+//! makes no copy before the child asks: meanwhile the parent's connection stays as it was.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,8 +22,8 @@ use crate::init::Agreement;
 use crate::paths::SharedNames;
 use crate::sys::{errno, peer_user};
 use crate::{
-    INIT_PATIENCE, LaneUse, Remote, RemoteError, RemoteOptions, connect_socket, introduce,
-    new_number,
+    Heir, INIT_PATIENCE, LaneUse, Legacy, Remote, RemoteError, RemoteOptions, connect_socket,
+    introduce, new_number,
 };
 
 /// A connection to the server of another one, with all that that one had when this was made: inodes and open files are valid
@@ -32,8 +33,11 @@ use crate::{
 /// The child [uses](Inheritance::begin) it, if it needs one at all. Dropping it closes the socket: the server takes everything back
 /// when neither process has it open.
 pub struct Inheritance {
+    /// The socket of the copy, or this process's descriptor of the parent's.
     socket: OwnedFd,
+    /// The number of the copy, or that of the parent's connection.
     own: Number,
+    is_copied: bool,
     agreement: Agreement,
     missing: u64,
     versions: Option<Arc<dyn Versions>>,
@@ -45,17 +49,34 @@ pub struct Inheritance {
 impl Inheritance {
     pub(crate) fn of(client: &Remote) -> std::result::Result<Inheritance, RemoteError> {
         let shared = &client.shared;
-        let path = shared.path.clone().ok_or(RemoteError::NoPath)?;
-        let (socket, own) = copied((client.as_fd(), shared.names.own), &path, shared.options)?;
+        let path = shared.path.as_deref().ok_or(RemoteError::NoPath)?;
+        let copy = copied((client.as_fd(), shared.names.own), path, shared.options)?;
+        Inheritance::with(client, copy, true)
+    }
+
+    pub(crate) fn when_used(
+        client: &Remote,
+        socket: OwnedFd,
+    ) -> std::result::Result<Inheritance, RemoteError> {
+        Inheritance::with(client, (socket, client.shared.names.own), false)
+    }
+
+    fn with(
+        client: &Remote,
+        (socket, own): (OwnedFd, Number),
+        is_copied: bool,
+    ) -> std::result::Result<Inheritance, RemoteError> {
+        let shared = &client.shared;
         Ok(Inheritance {
             socket,
             own,
+            is_copied,
             agreement: shared.agreement,
             missing: shared.missing.load(Ordering::Relaxed),
             versions: shared.paths.versions.get().cloned(),
             told_names: shared.paths.shared.get().cloned(),
             options: shared.options,
-            path,
+            path: shared.path.clone().ok_or(RemoteError::NoPath)?,
         })
     }
 
@@ -65,11 +86,30 @@ impl Inheritance {
     ///
     /// As there.
     pub fn inheritance(&self) -> std::result::Result<Inheritance, RemoteError> {
-        let (socket, own) = copied((self.socket.as_fd(), self.own), &self.path, self.options)?;
+        let copy = copied((self.socket.as_fd(), self.own), &self.path, self.options)?;
+        Ok(self.again(copy, true))
+    }
+
+    /// As [`Remote::inheritance_when_used`], of a connection that the parent has not begun to use.
+    pub fn inheritance_when_used(&self, socket: OwnedFd) -> Inheritance {
+        self.again((socket, self.own), false)
+    }
+
+    fn again(&self, (socket, own): (OwnedFd, Number), is_copied: bool) -> Inheritance {
         let (versions, told_names) = (self.versions.clone(), self.told_names.clone());
         let (agreement, missing, options) = (self.agreement, self.missing, self.options);
         let path = self.path.clone();
-        Ok(Inheritance { socket, own, agreement, missing, versions, told_names, options, path })
+        Inheritance {
+            socket,
+            own,
+            is_copied,
+            agreement,
+            missing,
+            versions,
+            told_names,
+            options,
+            path,
+        }
     }
 
     /// As [`Remote::heir`].
@@ -77,8 +117,8 @@ impl Inheritance {
     /// # Errors
     ///
     /// As there.
-    pub fn heir(&self) -> std::result::Result<Remote, RemoteError> {
-        Remote::heir_of(&self.path, self.options, self.own, self.socket.as_fd())
+    pub fn heir(&self, legacies: &[Legacy]) -> std::result::Result<Heir, RemoteError> {
+        Heir::of((self.as_fd(), self.own), &self.path, self.options, legacies)
     }
 
     /// The properties of the file system.
@@ -89,12 +129,23 @@ impl Inheritance {
     /// Begins to use the connection, in the calling process. If the server is gone, or refuses, the log says so and every call fails
     /// with `ENOTCONN`.
     pub fn begin(self) -> Remote {
-        let Inheritance { socket, own, mut agreement, missing, options, path, .. } = self;
+        let Inheritance { socket, own, is_copied, mut agreement, missing, options, path, .. } =
+            self;
+        let copy = match is_copied {
+            true => Ok(None),
+            false => copied((socket.as_fd(), own), &path, options).map(Some),
+        };
+        let (copy, refused) = copy.map_or_else(|error| (None, Some(error)), |copy| (copy, None));
+        let (socket, own) = copy.unwrap_or((socket, own));
         let (connection, notices) = Remote::connection(socket, options);
         let names = Names { own, ..Names::default() };
-        match introduce(&connection, names, options.init_patience()) {
-            Ok(agreed) => agreement = agreed,
-            Err(error) => connection.end(&error.to_string()),
+        match refused {
+            // Of the parent's socket, which stays as it is.
+            Some(error) => connection.give_up(&error.to_string()),
+            None => match introduce(&connection, names, options.init_patience()) {
+                Ok(agreed) => agreement = agreed,
+                Err(error) => connection.end(&error.to_string()),
+            },
         }
         if options.lanes != LaneUse::Never
             && let Err(errno) = connection.use_lanes()
@@ -113,6 +164,7 @@ impl Inheritance {
     }
 }
 
+/// The socket of the copy, or the process's own descriptor of its parent's.
 impl AsFd for Inheritance {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()

@@ -1,10 +1,11 @@
 //! INIT from the kernel's side: the offered capabilities, and the meaning of the server's reply.
 
-use defuse_fs::{Caps, Denied, Errno, LockSupport, Result};
+use defuse_fs::{Caller, Caps, Context, Denied, Errno, Ino, LockSupport, Result};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::RemoteError;
 use defuse_wire::abi::*;
+use defuse_wire::encode::Request;
 use defuse_wire::vendor::{
     CALLER_GROUPS, COMPOUND, DECIDES_ON_NAMES, NO_BIRTH_TIMES, Names, SHARED_IO_MAX, SOCKET_IO_MAX,
 };
@@ -51,7 +52,17 @@ const OFFERED: u64 = FUSE_ASYNC_READ
     | DECIDES_ON_NAMES;
 
 /// The INIT of the client.
-pub(super) fn init_in(names: Names) -> InitIn {
+pub(super) fn request(names: Names) -> Request {
+    let cx = Context::new(Caller::default());
+    Request::new(Opcode::Init, &cx, Ino(0)).with(&init_in(names))
+}
+
+/// The answer to it, for [`Agreement::of`].
+pub(super) fn answer(body: &[u8]) -> Result<Vec<u8>> {
+    Ok(body[..body.len().min(size_of::<InitOut>())].to_vec())
+}
+
+fn init_in(names: Names) -> InitIn {
     let mut init = InitIn {
         major: FUSE_KERNEL_VERSION,
         minor: FUSE_KERNEL_MINOR_VERSION,

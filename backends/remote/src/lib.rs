@@ -18,6 +18,7 @@ mod fs;
 #[cfg(any(test, fuzzing))]
 mod fuzzed;
 mod gains;
+mod heir;
 mod inheritance;
 mod init;
 mod interest;
@@ -35,14 +36,14 @@ mod sys;
 mod versions;
 mod whole;
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use defuse_fs::{Caller, Caps, Context, Errno, Fh, File, Ino, LockOwner, OpenFlags, Result};
+use defuse_fs::{Caller, Caps, Context, Errno, File, Ino, Result};
 use defuse_probe::Limited;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
@@ -51,10 +52,11 @@ use connection::ClientConnection;
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode;
 use defuse_wire::encode::Request;
-use defuse_wire::vendor::{self, CALLER_GROUPS, Names, Number, TakeOver};
+use defuse_wire::vendor::{CALLER_GROUPS, Names, Number};
 use forget::Forgets;
 #[cfg(fuzzing)]
 pub use fuzzed::answer as fuzz_answer;
+pub use heir::{Heir, Legacy, OpenLegacy};
 pub use inheritance::Inheritance;
 use init::Agreement;
 pub use kind::{PROGRAM, SHARED, SOCKET};
@@ -97,6 +99,9 @@ pub enum RemoteError {
     /// The server made no copy of a connection for a child.
     #[error("the server made no copy of the connection for a child: {0}")]
     Copy(Errno),
+    /// The server did not say what an heir has taken over.
+    #[error("the server does not hand files over to the next program: {0}")]
+    Heir(Errno),
     /// The server speaks another version.
     #[error("the server speaks FUSE {0}.{1}; 7.{oldest} or later is needed", oldest = init::OLDEST_MINOR)]
     Version(u32, u32),
@@ -152,19 +157,6 @@ pub enum LaneUse {
     Required,
 }
 
-/// An open file or directory that an executed program inherits, see [`Remote::take_over`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Legacy {
-    /// Its handle.
-    pub fh: Fh,
-    /// Its flags of open(2). The heir gets no further access.
-    pub flags: OpenFlags,
-    /// The owner of its own locks.
-    pub owner: LockOwner,
-    /// Keep the record locks of the process on the file.
-    pub process_locks: bool,
-}
-
 /// Limits the warnings about servers, which can cause any number.
 static LOG: Limited = Limited::new();
 /// The time for INIT. Without it, a silent server would block its client forever.
@@ -217,7 +209,7 @@ impl Remote {
         path: &Path,
         options: RemoteOptions,
     ) -> std::result::Result<Remote, RemoteError> {
-        Remote::connect_within(path, options, 0, None, |uid| {
+        Remote::connect_within(path, options, None, |uid| {
             let is_abstract = path.as_os_str().as_bytes().starts_with(b"@");
             !is_abstract || uid == 0 || uid == rustix::process::geteuid().as_raw()
         })
@@ -227,11 +219,11 @@ impl Remote {
     fn connect_within(
         path: &Path,
         options: RemoteOptions,
-        heir_of: Number,
         patience: Option<Duration>,
         trusts: impl FnOnce(u32) -> bool,
     ) -> std::result::Result<Remote, RemoteError> {
-        let names = Names { heir_of, own: new_number().map_err(RemoteError::Socket)? };
+        let own = new_number().map_err(RemoteError::Socket)?;
+        let names = Names { own, ..Names::default() };
         let socket = connect_socket(path, options.descriptors_from, patience, trusts)?;
         let patience = patience.unwrap_or(INIT_PATIENCE);
         Remote::start_within(patience, socket, options, Some(path.to_path_buf()), names)
@@ -273,6 +265,20 @@ impl Remote {
         Inheritance::of(self)
     }
 
+    /// As [`inheritance`](Remote::inheritance), but the server makes the copy when the child uses it. `socket` is the child's own
+    /// descriptor of this connection. The child calls this, and nothing may use the connection before the child has ended or
+    /// executed a program, like a parent that waits for that in vfork(2).
+    ///
+    /// # Errors
+    ///
+    /// [`RemoteError::NoPath`] for a client that was not created by [`connect`](Remote::connect).
+    pub fn inheritance_when_used(
+        &self,
+        socket: OwnedFd,
+    ) -> std::result::Result<Inheritance, RemoteError> {
+        Inheritance::when_used(self, socket)
+    }
+
     /// Closes the files and directories that were opened before anybody asked for them, and tells the server of reads that it does not
     /// know of yet.
     pub fn give_back(&self) {
@@ -288,48 +294,17 @@ impl Remote {
     }
 
     /// Creates another connection to the same server, for the program that this process is about to
-    /// execute. It begins with nothing and [takes over](Remote::take_over) the files that the
-    /// program inherits. The server frees the others when this connection ends. It acts for the
-    /// present user of the process, and leaves the [lanes](Remote::unused_lanes) to that program. Fails like
-    /// [`inheritance`](Remote::inheritance).
-    pub fn heir(&self) -> std::result::Result<Remote, RemoteError> {
-        let path = self.shared.path.as_deref().ok_or(RemoteError::NoPath)?;
-        Remote::heir_of(
-            path,
-            self.shared.options,
-            self.shared.names.own,
-            self.shared.connection.as_fd(),
-        )
-    }
-
-    /// Connects to the same server as `socket`, or to one of the same user, which could do no more.
-    fn heir_of(
-        path: &Path,
-        options: RemoteOptions,
-        heir_of: Number,
-        socket: BorrowedFd<'_>,
-    ) -> std::result::Result<Remote, RemoteError> {
-        let own = peer_user(socket).map_err(RemoteError::Socket)?;
-        Remote::connect_within(path, options, heir_of, None, |uid| uid == own)
-    }
-
-    /// Takes over `ino` from the connection of which this is the [heir](Remote::heir), with an open
-    /// file or directory. Fails with `EPERM` if this is not an heir, or was
-    /// [settled](Remote::settle), with `ESTALE` or `EBADF` for inodes or handles that the other
-    /// connection does not have, and with other errors from servers that do not support heirs.
-    pub fn take_over(&self, ino: Ino, open: Option<Legacy>) -> Result<()> {
-        let mut what = TakeOver::default();
-        if let Some(Legacy { fh, flags, owner, process_locks }) = open {
-            let locks = if process_locks { TakeOver::PROCESS_LOCKS } else { 0 };
-            let (open_flags, flags) = (flags.0.into(), TakeOver::OPEN | locks);
-            what = TakeOver { fh: fh.0, owner: owner.0, open_flags, flags };
-        }
-        self.tell_of_heir(ino, &what)
-    }
-
-    /// Ends taking over: from now on the connection only has rights of its own.
-    pub fn settle(&self) -> Result<()> {
-        self.tell_of_heir(Ino::ROOT, &TakeOver { flags: TakeOver::SETTLE, ..TakeOver::default() })
+    /// execute. It begins with nothing and takes over what the program inherits. The server frees the others
+    /// when this connection ends. It acts for the present user of the process, and leaves the
+    /// [lanes](Remote::unused_lanes) to that program.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`inheritance`](Remote::inheritance).
+    pub fn heir(&self, legacies: &[Legacy]) -> std::result::Result<Heir, RemoteError> {
+        let shared = &self.shared;
+        let path = shared.path.as_deref().ok_or(RemoteError::NoPath)?;
+        Heir::of((self.as_fd(), shared.names.own), path, shared.options, legacies)
     }
 
     /// Returns the memory that all mappings of an open file share, across all clients of the
@@ -362,17 +337,6 @@ impl Remote {
             .with(&abi::RemovemappingIn { count: 1 })
             .with(&abi::RemovemappingOne::default());
         self.shared.ask(cx, request, decode::nothing)
-    }
-
-    fn tell_of_heir(&self, ino: Ino, what: &TakeOver) -> Result<()> {
-        let ioctl = abi::IoctlIn {
-            cmd: vendor::TAKE_OVER,
-            in_size: size_of::<TakeOver>() as u32,
-            ..abi::IoctlIn::default()
-        };
-        let cx = Context::new(Caller::default());
-        let request = Request::new(Opcode::Ioctl, &cx, ino).with(&ioctl).with(what);
-        self.shared.ask(&cx, request, |_| Ok(()))
     }
 
     /// The state of the connection as text without spaces, for an executed program that inherits
@@ -443,8 +407,7 @@ impl Remote {
         ClientConnection::prepare(&socket).map_err(RemoteError::Socket)?;
         let (connection, notices) = Remote::connection(socket, options);
         let agreement = introduce(&connection, names, patience)?;
-        // Those of an heir are for the program that gets it.
-        if options.lanes != LaneUse::Never && names.heir_of == 0 {
+        if options.lanes != LaneUse::Never {
             let offered = connection.use_lanes().map_err(RemoteError::Lanes)?;
             if !offered && options.lanes == LaneUse::Required {
                 return Err(RemoteError::NoLanes);
@@ -510,7 +473,7 @@ impl Remote {
     }
 }
 
-impl std::os::fd::AsFd for Remote {
+impl AsFd for Remote {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.shared.connection.as_fd()
     }
@@ -656,12 +619,10 @@ fn introduce(
     names: Names,
     patience: Duration,
 ) -> std::result::Result<Agreement, RemoteError> {
+    let mut request = init::request(names);
     let cx = Context::new(Caller::default());
-    let mut request = Request::new(Opcode::Init, &cx, Ino(0)).with(&init::init_in(names));
-    let body = connection.ask_within(patience, &cx, request.finish(0), |body| {
-        Ok(body[..body.len().min(size_of::<abi::InitOut>())].to_vec())
-    });
-    Agreement::of(&body.map_err(RemoteError::Init)?)
+    let answer = connection.ask_within(patience, &cx, request.finish(0), init::answer);
+    Agreement::of(&answer.map_err(RemoteError::Init)?)
 }
 
 /// Connects to the server of a user that `trusts` approves, and waits up to `patience` for one that does not accept; else as long

@@ -32,26 +32,29 @@ pub(crate) struct Passed {
 
 #[derive(Default)]
 struct Set {
-    dirs: [Option<Dir>; WAYS],
+    /// At most [`WAYS`].
+    dirs: Vec<Dir>,
     /// Counts directories that took the place of others.
     turn: usize,
 }
 
 impl Set {
     fn find(&self, parent: Ino, name: &[u8]) -> Option<usize> {
-        let is_it = |dir: &Option<Dir>| dir.as_ref().is_some_and(|dir| dir.is(parent, name));
-        self.dirs.iter().position(is_it)
+        self.dirs.iter().position(|dir| dir.is(parent, name))
     }
 
-    /// Puts a directory in the place of the same one, of none, or of any other, which it returns.
+    /// Adds a directory, or puts it in the place of the same one or any other, which it returns.
     fn put(&mut self, dir: Dir) -> Option<Dir> {
         let known = self.find(dir.parent, &dir.name);
-        let place = known.or_else(|| self.dirs.iter().position(Option::is_none));
-        let place = place.unwrap_or_else(|| {
+        if known.is_none() && self.dirs.len() < WAYS {
+            self.dirs.push(dir);
+            return None;
+        }
+        let place = known.unwrap_or_else(|| {
             self.turn = self.turn.wrapping_add(1);
             self.turn % WAYS
         });
-        self.dirs[place].replace(dir)
+        Some(std::mem::replace(&mut self.dirs[place], dir))
     }
 }
 
@@ -122,7 +125,7 @@ impl Passed {
     fn get_for(&self, parent: Ino, name: &[u8], who: Option<&Credentials>) -> Option<Found> {
         let (_, counter) = self.holds?;
         let set = self.set(parent, name);
-        let dir = set.dirs[set.find(parent, name)?].as_ref()?;
+        let dir = &set.dirs[set.find(parent, name)?];
         let may_search = match (&dir.searched_by, who) {
             (Some(by), Some(who)) => by.has_rights_of(who),
             (by, who) => by.is_none() && who.is_none(),
@@ -154,7 +157,7 @@ impl Passed {
         changes: u32,
     ) -> u64 {
         let is_it = |dir: &Dir| dir.is(parent, name) && Arc::ptr_eq(&dir.found.node, node);
-        if self.holds.is_none() && self.set(parent, name).dirs.iter().flatten().any(is_it) {
+        if self.holds.is_none() && self.set(parent, name).dirs.iter().any(is_it) {
             return 0;
         }
         let until = self.holds.map_or(0, |(time, _)| expiry(time));
@@ -193,7 +196,7 @@ impl Passed {
     /// Forgets the directory of this name.
     pub(crate) fn remove(&self, parent: Ino, name: &[u8]) {
         let mut set = self.set(parent, name);
-        let old = set.find(parent, name).and_then(|place| set.dirs[place].take());
+        let old = set.find(parent, name).map(|place| set.dirs.swap_remove(place));
         drop(set);
         drop(old);
     }
@@ -211,7 +214,7 @@ impl Passed {
     fn forget_if(&self, is_meant: impl Fn(&Dir) -> bool) {
         for set in &self.sets {
             let mut set = lock(set);
-            let old = set.dirs.each_mut().map(|place| place.take_if(|dir| is_meant(dir)));
+            let old: Vec<Dir> = set.dirs.extract_if(.., |dir| is_meant(dir)).collect();
             drop(set);
             drop(old);
         }

@@ -20,6 +20,7 @@ mod processes;
 mod server;
 mod single;
 mod steps;
+mod threads;
 mod unsent;
 mod waiting;
 

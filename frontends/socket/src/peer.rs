@@ -8,7 +8,9 @@ use defuse_fs::{
     Context, Errno, Fh, File, FileSystem, Ino, IoctlArgs, IoctlReply, OpenFlags, Result, delegate,
 };
 use defuse_session::SharedMemory;
-use defuse_wire::vendor::{NAMES, OPEN_AHEAD, OPEN_BYTES_MAX, RESOLVE, TAKE_OVER, TakeOver};
+use defuse_wire::vendor::{
+    NAMES, OPEN_AHEAD, OPEN_BYTES_MAX, RESOLVE, TAKE_OVER, TAKE_OVER_MAX, TakeOver,
+};
 use zerocopy::FromBytes;
 
 use crate::{ahead, steps};
@@ -26,7 +28,7 @@ impl FileSystem for Peer {
     /// Some are for the connection itself.
     fn ioctl(&self, cx: &Context<'_>, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
         match args.cmd {
-            TAKE_OVER => self.take_over(file, args),
+            TAKE_OVER => self.take_over(args),
             RESOLVE => steps::resolve(&self.connection, cx, file.ino, args),
             NAMES => steps::names(&self.connection, cx, file.ino, args),
             OPEN_AHEAD => match &self.versions {
@@ -40,19 +42,32 @@ impl FileSystem for Peer {
 }
 
 impl Peer {
-    fn take_over(&self, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
-        let what = TakeOver::read_from_bytes(args.input).map_err(|_| Errno::EINVAL)?;
+    fn take_over(&self, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
+        let (all, rest) = args.input.as_chunks::<{ size_of::<TakeOver>() }>();
+        let fits = all.len() <= TAKE_OVER_MAX && all.len() * size_of::<i32>() <= args.output_len;
+        if !rest.is_empty() || !fits {
+            return Err(Errno::EINVAL);
+        }
+        let errors = all.iter().map(|bytes| {
+            let done = TakeOver::read_from_bytes(bytes)
+                .map_err(|_| Errno::EINVAL)
+                .and_then(|what| self.take_over_one(&what));
+            done.map_or_else(Errno::raw, |()| 0)
+        });
+        Ok(IoctlReply { result: 0, output: errors.flat_map(i32::to_ne_bytes).collect() })
+    }
+
+    fn take_over_one(&self, what: &TakeOver) -> Result<()> {
         if what.flags & TakeOver::SETTLE != 0 {
             self.connection.settle();
-        } else {
-            self.connection.take_over(&Legacy {
-                ino: file.ino,
-                fh: (what.flags & TakeOver::OPEN != 0).then_some(Fh(what.fh)),
-                mode: OpenFlags(what.open_flags as u32).access(),
-                process_locks: what.flags & TakeOver::PROCESS_LOCKS != 0,
-            })?;
+            return Ok(());
         }
-        Ok(IoctlReply { result: 0, output: Vec::new() })
+        self.connection.take_over(&Legacy {
+            ino: Ino(what.ino),
+            fh: (what.flags & TakeOver::OPEN != 0).then_some(Fh(what.fh)),
+            mode: OpenFlags(what.open_flags as u32).access(),
+            process_locks: what.flags & TakeOver::PROCESS_LOCKS != 0,
+        })
     }
 }
 

@@ -23,6 +23,7 @@ use crate::line::{self, MessageLine, errno};
 use crate::others::Others;
 use crate::peer::Peer;
 use crate::processes;
+use crate::threads::Threads;
 use crate::waiting::{Stage, Waiting};
 
 /// The error if a socket cannot be served.
@@ -138,6 +139,7 @@ pub(crate) struct Shared {
     next: AtomicU64,
     pub(crate) clients: Mutex<Clients>,
     changed: Condvar,
+    pub(crate) threads: Arc<Threads>,
     pub(crate) service: Arc<Service>,
     sentinel: Sentinel,
     /// Some connections did not end in time.
@@ -243,6 +245,7 @@ impl Server {
                 next: AtomicU64::new(0),
                 clients: Mutex::default(),
                 changed: Condvar::new(),
+                threads: Arc::default(),
                 service,
                 sentinel: Sentinel::default(),
                 left: AtomicBool::new(false),
@@ -444,6 +447,7 @@ impl Shared {
         if !clean && !self.left.swap(true, Ordering::SeqCst) {
             log::warn!("{left} connections have not ended");
         }
+        self.threads.end();
         if let Some(path) = &self.path {
             let _ = std::fs::remove_file(path);
         }

@@ -295,8 +295,7 @@ impl Shared {
     fn begin_apart(self: &Arc<Self>, number: u64, socket: Arc<OwnedFd>, begin: Begin) {
         let kept = begin.clone();
         let shared = Arc::clone(self);
-        let thread = std::thread::Builder::new().name("defuse-peer".to_owned());
-        let started = thread.stack_size(256 * 1024).spawn(move || {
+        let started = self.threads.run(Box::new(move || {
             match begin {
                 Begin::Client { peer, name } => shared.serve(number, &socket, &peer, name),
                 Begin::Other(others, who) => {
@@ -305,7 +304,7 @@ impl Shared {
                 Begin::End { peer, name } => shared.part(&peer, name),
             }
             shared.gone(number);
-        });
+        }));
         if let Err(error) = started {
             LOG.warn(|| format!("there is no thread for a connection: {error}"));
             if let Begin::Client { peer, name } | Begin::End { peer, name } = kept {

@@ -290,12 +290,12 @@ pub unsafe extern "C" fn syscall(
 
 /// # Safety
 ///
-/// vfork(2), which POSIX lets be fork(2): a child that shares our memory would change our table.
+/// vfork(2), with a child that has memory of its own, as POSIX allows: one that shares ours would change our table.
 #[unsafe(no_mangle)]
 // SAFETY: as fork.
 pub unsafe extern "C" fn vfork() -> c_int {
     // SAFETY: fork has no preconditions that vfork does not have.
-    unsafe { fork() }
+    process_fork::as_vfork(|| unsafe { fork() })
 }
 
 /// # Safety
@@ -304,8 +304,8 @@ pub unsafe extern "C" fn vfork() -> c_int {
 #[unsafe(no_mangle)]
 // SAFETY: as fork.
 pub unsafe extern "C" fn __vfork() -> c_int {
-    // SAFETY: see `vfork`.
-    unsafe { fork() }
+    // SAFETY: the same function.
+    unsafe { vfork() }
 }
 
 /// # Safety

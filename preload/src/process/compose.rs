@@ -17,9 +17,9 @@ use defuse_fs::{
     Opened as OpenedFile, Resolved, delegate,
 };
 use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
-use defuse_remote::{Inheritance, LaneUse, Remote, RemoteOptions};
+use defuse_remote::{Heir, Inheritance, LaneUse, Legacy, Remote, RemoteOptions};
 
-use crate::machine::descriptors::close;
+use crate::machine::descriptors::{close, owned};
 use crate::machine::lock::Lock;
 
 /// The kinds of sources that this library links. A run serves all others to its programs.
@@ -58,11 +58,22 @@ pub struct InheritedConnection {
 ///
 /// The server makes that of a child before the fork, while no other thread of the parent is at work: it
 /// begins with all that the parent's has, inodes and open files, and from then on each of both gives
-/// back its own. A child that makes no request does not begin to use it.
+/// back its own. A child that makes no request does not begin to use it. Where the parent waits for the child, as in
+/// vfork(2), the server makes it with the child's first request.
 pub struct Relay {
     inner: Current,
     /// For the child that is being made.
-    next: Lock<Option<Inheritance>>,
+    next: Lock<Next>,
+}
+
+/// The connection of the child that is being made.
+enum Next {
+    /// Nobody has seen to it.
+    Unknown,
+    /// The server has made it.
+    Made(Inheritance),
+    /// The child asks for it.
+    WhenUsed,
 }
 
 impl FileSystem for Relay {
@@ -167,7 +178,7 @@ impl Relay {
             Some(client) => client,
             None => Remote::connect(path, options).map_err(|error| error.to_string())?,
         };
-        Ok(Arc::new(Relay { inner: Current::new(Own::of(client)), next: Lock::new(None) }))
+        Ok(Arc::new(Relay { inner: Current::new(Own::of(client)), next: Lock::new(Next::Unknown) }))
     }
 
     fn inheritance(&self) -> Result<Inheritance, String> {
@@ -175,14 +186,18 @@ impl Relay {
         made.map_err(|error| error.to_string())
     }
 
-    /// Before a fork, while no other thread is at work. Where this fails the child says so.
-    pub fn before_fork(&self) {
-        *self.next.lock() = self.inheritance().ok();
+    /// Before a fork, while no other thread is at work. Where this fails the child says so. If the parent `waits` until the
+    /// child has executed a program or ended, its connection stays as it is for so long.
+    pub fn before_fork(&self, waits: bool) {
+        *self.next.lock() = match waits {
+            true => Next::WhenUsed,
+            false => self.inheritance().map_or(Next::Unknown, Next::Made),
+        };
     }
 
     /// In the parent, after a fork or in place of one.
     pub fn after_fork(&self) {
-        drop(self.next.lock().take());
+        *self.next.lock() = Next::Unknown;
     }
 
     /// True once the process that has the file system is gone.
@@ -202,9 +217,10 @@ impl Relay {
         }
     }
 
-    /// A connection for the next program of this process, which begins with nothing.
-    pub fn heir(&self) -> Option<Remote> {
-        self.inner.now().either(Inheritance::heir, Remote::heir).ok()
+    /// A connection for the next program of this process, which takes over these things alone.
+    pub fn heir(&self, legacies: &[Legacy]) -> Option<Heir> {
+        let own = self.inner.now();
+        own.either(|inherited| inherited.heir(legacies), |begun| begun.heir(legacies)).ok()
     }
 
     /// The memory that all mappings of an open file share, with `range` of the file in it. `ENOSYS` if
@@ -227,18 +243,28 @@ impl Relay {
 
     /// In a child: its own connection.
     pub fn follow_fork(&self) -> Result<(), String> {
-        let next = match self.next.lock().take() {
-            Some(next) => next,
+        let parents = self.inner.now();
+        let socket = parents
+            .either(|inherited| inherited.as_fd().as_raw_fd(), |begun| begun.as_fd().as_raw_fd());
+        let next = match std::mem::replace(&mut *self.next.lock(), Next::Unknown) {
+            Next::Made(next) => next,
             // Nobody saw that it was made.
-            None => self.inheritance()?,
+            Next::Unknown => self.inheritance()?,
+            Next::WhenUsed => {
+                // What has it here stays, and does not use it.
+                let socket = owned(socket);
+                let made = match &*parents.inherited.lock() {
+                    Some(inherited) => Ok(inherited.inheritance_when_used(socket)),
+                    None => parents.begun().inheritance_when_used(socket),
+                };
+                let next = made.map_err(|error| error.to_string())?;
+                self.inner.0.store(Arc::new(leaked(Own::inherited(next))));
+                return Ok(());
+            }
         };
         // The parent's would not end with the parent. What it is made of stays.
-        let parents = self
-            .inner
-            .now()
-            .either(|inherited| inherited.as_fd().as_raw_fd(), |begun| begun.as_fd().as_raw_fd());
         self.inner.0.store(Arc::new(leaked(Own::inherited(next))));
-        close(parents);
+        close(socket);
         Ok(())
     }
 }

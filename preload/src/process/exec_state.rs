@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 
 use defuse_direct::{At, How, OpenFileState};
 use defuse_fs::{Fh, FileKind, Ino, LockOwner, OpenFlags};
-use defuse_remote::{Legacy, Remote};
+use defuse_remote::{Heir, Legacy, OpenLegacy, Remote};
 
 use crate::machine::descriptors::{keep_above, owned};
 use crate::machine::{state_pipe, sys};
@@ -39,27 +39,84 @@ impl OutgoingState {
     /// All that the next program goes on with.
     pub fn of(process: &'static Process) -> OutgoingState {
         process.relays().for_each(Relay::tell_of_reads);
-        let mounts = 0..process.mounts.len();
-        let heirs: Vec<NextConnection> =
-            mounts.filter_map(|mount| NextConnection::new(process, mount)).collect();
-        let mut writer = StateWriter { process, heirs, closed: HashSet::new(), kept: Vec::new() };
+        let all = process.view().table.all();
+        let (closed, kept): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|(fd, _)| closes_at_exec(*fd));
+        let inherited = Inherited::of(process, &closed, &kept);
+        let next = |(mount, legacies): (usize, &Vec<Legacy>)| {
+            NextConnection::new(process, mount, legacies)
+        };
+        let heirs = inherited.legacies.iter().enumerate().filter_map(next).collect();
+        let mut writer = StateWriter { process, inherited, heirs, lower: Vec::new() };
         let limit = process.limit.load(Ordering::Relaxed);
         let (slot, slot_fd) = holders::own();
         let (next_id, cwd) = (process.client.next_file_id(), writer.cwd());
         let mut text = format!("{limit} {next_id} {slot} {slot_fd} {cwd}\n");
-        let lines = writer.lines();
-        let mut descriptors = writer.kept;
-        for NextConnection { mount, client, fd, lanes } in writer.heirs {
-            // From here on the connection has no rights but its own.
-            if client.settle().is_ok() {
-                let (fd_number, known) = (fd.as_raw_fd(), client.to_text());
-                let lanes_number = lanes.as_ref().map_or(-1, AsRawFd::as_raw_fd);
-                text += &format!("@ {mount} {fd_number} {lanes_number} {known}\n");
-                descriptors.extend([fd].into_iter().chain(lanes));
-            }
+        let lines = writer.lines(&kept);
+        let mut descriptors = writer.lower;
+        for NextConnection { mount, client, fd, lanes, .. } in writer.heirs {
+            let (fd_number, known) = (fd.as_raw_fd(), client.to_text());
+            let lanes_number = lanes.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+            text += &format!("@ {mount} {fd_number} {lanes_number} {known}\n");
+            descriptors.extend([fd].into_iter().chain(lanes));
             client.leave();
         }
         OutgoingState { text: text + &lines, _descriptors: descriptors }
+    }
+}
+
+/// A number of the program, and its open file.
+type Numbered = (i32, Arc<Entry>);
+
+/// The things that the next program's connections take over, and where.
+struct Inherited {
+    /// Of each mount.
+    legacies: Vec<Vec<Legacy>>,
+    /// The mount of each open file, and its place among the legacies. Duplicates are one open file.
+    entries: HashMap<*const Entry, (usize, usize)>,
+    cwd: Option<(usize, usize)>,
+}
+
+impl Inherited {
+    fn of(process: &'static Process, closed: &[Numbered], kept: &[Numbered]) -> Inherited {
+        // Inodes with a descriptor that closes at exec: that releases the record locks of the process.
+        let files = closed.iter().filter(|(_, entry)| !entry.backed && !entry.file().is_path());
+        let inode = |(_, entry): &Numbered| {
+            Some((process.place_of(entry.file().mount())?, entry.file().exec_state().ino))
+        };
+        let closed: HashSet<(usize, Ino)> = files.filter_map(inode).collect();
+
+        let legacies = vec![Vec::new(); process.mounts.len()];
+        let mut all = Inherited { legacies, entries: HashMap::new(), cwd: None };
+        if let Some((mount, ino)) = process.task().cwd().inside()
+            && let Some(mount) = process.place_of(mount)
+        {
+            all.cwd = all.add(process, mount, Legacy { ino, open: None });
+        }
+        for (_, entry) in kept.iter().filter(|(_, entry)| !entry.backed) {
+            let known = all.entries.contains_key(&Arc::as_ptr(entry));
+            let mount = process.place_of(entry.file().mount()).filter(|_| !known);
+            if let Some(mount) = mount
+                && let Some(relay) = &process.mounts[mount].relay
+            {
+                let OpenFileState { ino, fh, flags, id, .. } = entry.file().exec_state();
+                // A connection that was not used has no locks of this process, and may still be the parent's.
+                let process_locks = !relay.is_unused() && !closed.contains(&(mount, ino));
+                let (flags, owner) = (OpenFlags(flags), LockOwner(id));
+                let open = fh.map(|fh| OpenLegacy { fh, flags, owner, process_locks });
+                let place = all.add(process, mount, Legacy { ino, open });
+                all.entries.extend(place.map(|place| (Arc::as_ptr(entry), place)));
+            }
+        }
+        all
+    }
+
+    /// Adds a legacy of a mount that another process serves.
+    fn add(&mut self, process: &Process, mount: usize, legacy: Legacy) -> Option<(usize, usize)> {
+        process.mounts[mount].relay.as_ref()?;
+        let all = &mut self.legacies[mount];
+        all.push(legacy);
+        Some((mount, all.len() - 1))
     }
 }
 
@@ -67,66 +124,54 @@ impl OutgoingState {
 struct NextConnection {
     mount: usize,
     client: Remote,
+    /// The result for each legacy.
+    taken: Vec<defuse_fs::Result<()>>,
     /// Duplicates of its descriptors, which the next program inherits.
     fd: OwnedFd,
     lanes: Option<OwnedFd>,
 }
 
 impl NextConnection {
-    fn new(process: &Process, mount: usize) -> Option<NextConnection> {
-        let client = process.mounts[mount].relay.as_ref()?.heir()?;
+    fn new(process: &Process, mount: usize, legacies: &[Legacy]) -> Option<NextConnection> {
+        let Heir { client, taken } = process.mounts[mount].relay.as_ref()?.heir(legacies)?;
         let inherited = |fd: &dyn AsRawFd| keep_above(fd.as_raw_fd(), process.floor, false);
         let fd = inherited(&client.as_fd()).ok()?;
         let lanes = client.unused_lanes().and_then(|lanes| inherited(&lanes).ok());
-        Some(NextConnection { mount, client, fd: owned(fd), lanes: lanes.map(owned) })
+        Some(NextConnection { mount, client, taken, fd: owned(fd), lanes: lanes.map(owned) })
     }
 }
-
-/// An inode, by the mount and its number.
-type Inode = (usize, Ino);
 
 /// The text in the making.
 struct StateWriter {
     process: &'static Process,
+    inherited: Inherited,
     heirs: Vec<NextConnection>,
-    /// Inodes with a descriptor that closes at exec: that releases the record locks of the process.
-    closed: HashSet<Inode>,
     /// Lower open files, for the next program to inherit.
-    kept: Vec<OwnedFd>,
+    lower: Vec<OwnedFd>,
 }
 
 impl StateWriter {
-    fn heir(&self, mount: usize) -> Option<&Remote> {
-        self.heirs.iter().find(|heir| heir.mount == mount).map(|heir| &heir.client)
+    fn is_taken(&self, (mount, place): (usize, usize)) -> bool {
+        let heir = self.heirs.iter().find(|heir| heir.mount == mount);
+        heir.is_some_and(|heir| heir.taken.get(place).is_some_and(Result::is_ok))
     }
 
     /// The working directory: `mount:inode`, or its path.
     fn cwd(&self) -> String {
         let process = self.process;
-        let cwd = self.process.task().cwd();
-        let Some((mount, ino)) = cwd.inside() else { return String::new() };
-        if let Some(mount) = process.place_of(mount)
-            && self.heir(mount).is_some_and(|heir| heir.take_over(ino, None).is_ok())
-        {
-            return format!("{mount}:{}", ino.0);
+        let cwd = process.task().cwd();
+        let Some((_, ino)) = cwd.inside() else { return String::new() };
+        match self.inherited.cwd {
+            Some(place) if self.is_taken(place) => format!("{}:{}", place.0, ino.0),
+            _ => hex(&process.client.getcwd(process.task()).unwrap_or_default()),
         }
-        hex(&process.client.getcwd(self.process.task()).unwrap_or_default())
     }
 
     /// All descriptors that stay open, a line for each.
-    fn lines(&mut self) -> String {
-        let process = self.process;
-        let all = process.view().table.all();
-        let (closed, kept): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|(fd, _)| closes_at_exec(*fd));
-        let files = closed.iter().filter(|(_, entry)| !entry.backed && !entry.file().is_path());
-        let inode = |(_, entry): &(i32, Arc<Entry>)| {
-            Some((process.place_of(entry.file().mount())?, entry.file().exec_state().ino))
-        };
-        self.closed = files.filter_map(inode).collect();
+    fn lines(&mut self, kept: &[Numbered]) -> String {
         let mut known = HashMap::new();
         let mut lines = String::new();
-        for (fd, entry) in &kept {
+        for (fd, entry) in kept {
             // Duplicates are one open file.
             let what = known.entry(Arc::as_ptr(entry));
             let what = what.or_insert_with(|| self.describe(entry));
@@ -136,9 +181,9 @@ impl StateWriter {
     }
 
     /// All but the number of a descriptor's line.
-    fn describe(&mut self, entry: &Entry) -> String {
+    fn describe(&mut self, entry: &Arc<Entry>) -> String {
         let process = self.process;
-        let taken = if entry.backed { None } else { self.take_over(entry) };
+        let taken = self.taken_over(entry);
         // What is taken over needs no other number.
         let ino = match &taken {
             Some(_) => 0,
@@ -166,20 +211,19 @@ impl StateWriter {
         let floor = self.process.floor;
         let kept = entry.lower.as_ref().map(|fd| keep_above(fd.as_raw_fd(), floor, false));
         let Some(Ok(fd)) = kept else { return -1 };
-        self.kept.push(owned(fd));
+        self.lower.push(owned(fd));
         fd
     }
 
-    /// Gives an open file to the next program's connection; what that has to know.
-    fn take_over(&self, entry: &Entry) -> Option<String> {
-        let mount = self.process.place_of(entry.file().mount())?;
-        let OpenFileState { ino, fh, kind, flags, stream, needs_flush, id } =
+    /// The facts about an open file that the next program, whose connection has taken it over, needs.
+    fn taken_over(&self, entry: &Arc<Entry>) -> Option<String> {
+        let place = *self.inherited.entries.get(&Arc::as_ptr(entry))?;
+        if !self.is_taken(place) {
+            return None;
+        }
+        let OpenFileState { ino, fh, kind, stream, needs_flush, id, .. } =
             entry.file().exec_state();
-        let process_locks = !self.closed.contains(&(mount, ino));
-        let (flags, owner) = (OpenFlags(flags), LockOwner(id));
-        let open = fh.map(|fh| Legacy { fh, flags, owner, process_locks });
-        self.heir(mount)?.take_over(ino, open).ok()?;
-        let (stream, flush) = (u8::from(stream), u8::from(needs_flush));
+        let (mount, stream, flush) = (place.0, u8::from(stream), u8::from(needs_flush));
         let fh = fh.map_or("-".to_owned(), |fh| fh.0.to_string());
         Some(format!(" {mount} {} {fh} {} {stream} {flush} {id}", ino.0, kind.mode_bits()))
     }

@@ -73,6 +73,17 @@ thread_local! {
     /// The ends of the pipe by which this thread waits for the child that it makes now, instead of by
     /// `CLONE_VFORK`. The child has a copy.
     static EXEC_PIPE: Cell<[i32; 2]> = const { Cell::new([NONE; 2]) };
+    /// The process that this thread makes next is made by vfork(2).
+    static IS_VFORK: Cell<bool> = const { Cell::new(false) };
+}
+
+/// vfork(2), by `fork`, which makes a child with memory of its own. A process with one thread waits for it where that spares a copy
+/// of its connection, and goes on elsewhere, as POSIX allows.
+pub fn as_vfork(fork: impl FnOnce() -> i32) -> i32 {
+    IS_VFORK.set(true);
+    let child = fork();
+    IS_VFORK.set(false);
+    child
 }
 
 /// The flags of a clone(2) or clone3(2).
@@ -87,7 +98,15 @@ impl Flags<'_> {
     }
 
     fn take(&mut self, flag: i32) {
-        let Some(flags) = self.get().map(|flags| flags & !(flag as u64)) else { return };
+        self.change(|flags| flags & !(flag as u64));
+    }
+
+    fn give(&mut self, flag: i32) {
+        self.change(|flags| flags | flag as u64);
+    }
+
+    fn change(&mut self, change: impl FnOnce(u64) -> u64) {
+        let Some(flags) = self.get().map(change) else { return };
         if self.is_clone3 {
             // The record is the C library's, on its stack.
             let _ = sys::store(self.args[0], flags);
@@ -152,14 +171,20 @@ pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
         // The child has all capabilities, of its own name space.
         credentials::changed();
     }
-    {
+    let waits = {
         let _inside = Inside::enter();
-        if asked & WAITS != 0 && inside::has_others() && open_pipe(process) {
+        let has_others = inside::has_others();
+        if asked & WAITS != 0 && has_others && open_pipe(process) {
             flags.take(libc::CLONE_VFORK);
         }
-    }
+        if IS_VFORK.take() && !has_others && process.relays().next().is_some() {
+            flags.give(libc::CLONE_VFORK);
+        }
+        // By a pipe, only this thread waits.
+        flags.get().is_some_and(|flags| flags & WAITS != 0)
+    };
     if inside::stop_others() {
-        if share(process) {
+        if share(process, waits) {
             return Ok(true);
         }
         inside::let_others_go_on();
@@ -209,15 +234,16 @@ pub fn after_clone(value: i64) {
 }
 
 /// Counts all open files once more, for the child. No other thread of ours may run: a file that one opens
-/// or closes meanwhile would be counted wrongly.
+/// or closes meanwhile would be counted wrongly. If the process `waits`, nothing of it runs until the child has executed a
+/// program or ended.
 ///
 /// False if the run can have no more processes.
-fn share(process: &'static Process) -> bool {
+fn share(process: &'static Process, waits: bool) -> bool {
     let _inside = Inside::enter();
     if !holders::before_fork(&process.shared, process.inherited.memory, process.floor) {
         return false;
     }
-    process.relays().for_each(Relay::before_fork);
+    process.relays().for_each(|relay| relay.before_fork(waits));
     true
 }
 
@@ -302,7 +328,7 @@ extern "C" fn prepare() {
     if let Some(process) = state::get() {
         inside::stop_others();
         // Without a slot for it, the child looks for one itself.
-        let _ = share(process);
+        let _ = share(process, false);
     }
 }
 

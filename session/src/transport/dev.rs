@@ -175,7 +175,7 @@ impl DevChannel {
             splice.write_min = usize::MAX;
         }
         DevChannel {
-            request: AlignedBuf::new(WRITE_LEAD, data),
+            request: AlignedBuf::again(WRITE_LEAD, data),
             capacity: WRITE_LEAD + data,
             len: 0,
             in_pipe: false,
@@ -186,7 +186,7 @@ impl DevChannel {
                 later: false,
                 unique: 0,
                 short: AlignedBuf::new(0, SHORT),
-                buf: AlignedBuf::new(HEADER_LEN, limits.max_read.max(4096)),
+                buf: AlignedBuf::again(HEADER_LEN, limits.max_read.max(4096)),
                 filled: 0,
                 spliced: false,
                 splice,
@@ -716,6 +716,15 @@ impl DeferredReply for DevDeferred {
 
     fn send_errno(mut self: Box<Self>, errno: i32) -> Result<()> {
         self.reply.send_errno(errno)
+    }
+}
+
+/// A connection that ends leaves its memory to the next one.
+impl Drop for DevChannel {
+    fn drop(&mut self) {
+        for used in [&mut self.request, &mut self.reply.buf] {
+            std::mem::replace(used, AlignedBuf::unaligned(0, 0)).spare();
+        }
     }
 }
 

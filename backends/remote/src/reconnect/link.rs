@@ -207,7 +207,7 @@ impl Link {
 
     fn try_once(&self, epoch: Epoch, patience: Duration) -> Option<Connected> {
         let Next::AtPath { path, options, uid: own } = &self.next else { return None };
-        let remote = Remote::connect_within(path, *options, 0, Some(patience), |uid| uid == *own);
+        let remote = Remote::connect_within(path, *options, Some(patience), |uid| uid == *own);
         match remote {
             Ok(remote) => Some(Connected::new(epoch, Server::Remote(Box::new(remote)))),
             Err(error @ RemoteError::Stranger { .. }) => {

@@ -1,0 +1,121 @@
+//! Connections for the next programs of processes.
+
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+use defuse_fs::{Caller, Context, Errno, Fh, Ino, LockOwner, OpenFlags, Result};
+use defuse_wire::abi::{IoctlIn, Opcode};
+use defuse_wire::encode::Request;
+use defuse_wire::vendor::{Names, Number, TAKE_OVER, TAKE_OVER_MAX, TakeOver};
+use zerocopy::IntoBytes;
+
+use crate::connection::ClientConnection;
+use crate::files::ioctl_out;
+use crate::init::{self, Agreement};
+use crate::sys::peer_user;
+use crate::{Remote, RemoteError, RemoteOptions, connect_socket, new_number};
+
+/// An inode that an executed program inherits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Legacy {
+    /// The inode.
+    pub ino: Ino,
+    /// An open file or directory of it.
+    pub open: Option<OpenLegacy>,
+}
+
+/// An open file or directory that an executed program inherits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenLegacy {
+    /// Its handle.
+    pub fh: Fh,
+    /// Its flags of open(2). The heir gets no further access.
+    pub flags: OpenFlags,
+    /// The owner of its own locks.
+    pub owner: LockOwner,
+    /// Keep the record locks of the process on the file.
+    pub process_locks: bool,
+}
+
+/// The connection of the next program, made by [`Remote::heir`].
+pub struct Heir {
+    /// The connection. It has only rights of its own.
+    pub client: Remote,
+    /// The result for each legacy: `ESTALE` or `EBADF` if the other connection does not have the inode or the handle.
+    pub taken: Vec<Result<()>>,
+}
+
+impl Heir {
+    /// Connects to the same server as the socket of the connection `heir_of`, or to one of the same user, which could do no more.
+    /// The introduction and what is taken over are one message after the other, for which this waits once.
+    pub(crate) fn of(
+        (socket, heir_of): (BorrowedFd<'_>, Number),
+        path: &Path,
+        options: RemoteOptions,
+        legacies: &[Legacy],
+    ) -> std::result::Result<Heir, RemoteError> {
+        let user = peer_user(socket).map_err(RemoteError::Socket)?;
+        let names = Names { heir_of, own: new_number().map_err(RemoteError::Socket)? };
+        let socket = connect_socket(path, options.descriptors_from, None, |uid| uid == user)?;
+        ClientConnection::prepare(&socket).map_err(RemoteError::Socket)?;
+        let (connection, notices) = Remote::connection(socket, options);
+
+        let settle = TakeOver { flags: TakeOver::SETTLE, ..TakeOver::default() };
+        let all: Vec<TakeOver> = legacies.iter().map(take_over).chain([settle]).collect();
+        let mut messages = all.chunks(TAKE_OVER_MAX).map(|part| (request(part.len()), part));
+        let (mut first, part) = messages.next().ok_or(RemoteError::Init(Errno::EINVAL))?;
+        let (cx, patience) = (Context::new(Caller::default()), options.init_patience());
+        let (mut hello, data) = (init::request(names), part.as_bytes());
+        let (agreement, taken) = connection
+            .ask_both(
+                patience,
+                &cx,
+                (hello.finish(0), init::answer),
+                (first.finish(data.len()), data, |body| results(body, part.len())),
+            )
+            .map_err(RemoteError::Init)?;
+        let mut taken = taken.map_err(RemoteError::Heir)?;
+        for (mut request, part) in messages {
+            let (data, decode) = (part.as_bytes(), |body: &[u8]| results(body, part.len()));
+            let more = connection.ask(&cx, request.finish(data.len()), data, decode);
+            taken.extend(more.map_err(RemoteError::Heir)?);
+        }
+        taken.truncate(legacies.len());
+        let agreement = Agreement::of(&agreement)?;
+        let client = Remote::with((connection, notices), agreement, options, Some(path), names);
+        Ok(Heir { client, taken })
+    }
+}
+
+fn take_over(legacy: &Legacy) -> TakeOver {
+    let what = TakeOver { ino: legacy.ino.0, ..TakeOver::default() };
+    let Some(OpenLegacy { fh, flags, owner, process_locks }) = legacy.open else { return what };
+    let locks = if process_locks { TakeOver::PROCESS_LOCKS } else { 0 };
+    let (open_flags, flags) = (flags.0.into(), TakeOver::OPEN | locks);
+    TakeOver { fh: fh.0, owner: owner.0, open_flags, flags, ..what }
+}
+
+/// [`TAKE_OVER`], for so many things.
+fn request(count: usize) -> Request {
+    let ioctl = IoctlIn {
+        cmd: TAKE_OVER,
+        in_size: (count * size_of::<TakeOver>()) as u32,
+        out_size: (count * size_of::<i32>()) as u32,
+        ..IoctlIn::default()
+    };
+    Request::new(Opcode::Ioctl, &Context::new(Caller::default()), Ino::ROOT).with(&ioctl)
+}
+
+/// The results in an answer to [`TAKE_OVER`].
+fn results(body: &[u8], count: usize) -> Result<Vec<Result<()>>> {
+    let output = ioctl_out(body, count * size_of::<i32>())?.output;
+    let (errors, rest) = output.as_chunks();
+    if errors.len() != count || !rest.is_empty() {
+        return Err(Errno::EIO);
+    }
+    let result = |error: &[u8; 4]| match i32::from_ne_bytes(*error) {
+        0 => Ok(()),
+        error => Err(Errno::from_raw(error)),
+    };
+    Ok(errors.iter().map(result).collect())
+}
