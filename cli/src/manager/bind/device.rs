@@ -204,7 +204,11 @@ impl Bindable {
             if !is_nobodys || self.ending.load(Ordering::SeqCst) {
                 return true;
             }
-            self.opening.store(true, Ordering::SeqCst);
+            // Another thread may still be here: a device can be lost, taken and given back while it pauses. Of two
+            // that open, the second finds the device taken by this process, and would say that nobody has it.
+            if self.opening.swap(true, Ordering::SeqCst) {
+                return false;
+            }
         }
         let opened = self.open();
         let is_open = opened.is_ok();
@@ -268,5 +272,45 @@ fn take_over(device: &Weak<Bindable>) {
         }
         std::thread::sleep(pause);
         pause = (2 * pause).min(PAUSES[1]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use defuse_fs::source::{NewImage, Unwatched};
+
+    use super::*;
+    use crate::sources::SOURCES;
+
+    /// Of two that opened at once, the second found the device taken by its own process, and said that nobody had it.
+    #[test]
+    fn of_several_threads_that_take_a_device_over_one_opens_it() {
+        let place = tempfile::tempdir().unwrap();
+        let image = place.path().join("image");
+        let new = NewImage {
+            size: Some(64 << 20),
+            sparse: true,
+            force: false,
+            root_perm: 0o755,
+            root_uid: 0,
+            root_gid: 0,
+        };
+        let kind = SOURCES.kinds().find(|kind| kind.about().name == "uhs").unwrap();
+        kind.images().unwrap().make(&image, &new, &Unwatched).unwrap();
+        let source = SOURCES.parse(format!("uhs:{}", image.display()).as_ref()).unwrap();
+        let (path, settings) = ("/one".to_owned(), Settings::default());
+        let one = OneDevice { path, source, settings, bind: Some(Vec::new()), place: 0 };
+        for _ in 0..10 {
+            let device = Arc::new(Bindable::new(&one, Vec::new(), Duration::from_secs(1)));
+            (0..4).for_each(|_| device.await_it());
+            let begun = Instant::now();
+            // Until all have seen it.
+            while Arc::weak_count(&device) > 0 {
+                let holder = device.holder();
+                assert!(begun.elapsed() < Duration::from_secs(60), "{holder}");
+                std::thread::sleep(PAUSES[0]);
+            }
+            assert_eq!(device.holder(), Holder::Manager);
+        }
     }
 }
