@@ -11,6 +11,7 @@ use crate::parts::Parts;
 /// works in directories of its own, and expects no absolute time.
 const WAITING: &[&str] = &[
     "attacks",
+    "bench_gluster",
     "conformance",
     "direct_differential",
     "direct_document",
@@ -20,6 +21,7 @@ const WAITING: &[&str] = &[
     "gluster_clients",
     "gluster_faults",
     "gluster_frontends",
+    "gluster_report",
     "mounted_posix",
     "permissions",
     "several_clients",

@@ -29,7 +29,7 @@ pub struct TestArgs {
 }
 
 /// Time limit of a regular step. The longest builds and runs all tests.
-const PATIENCE: Duration = Duration::from_secs(30 * 60);
+const PATIENCE: Duration = Duration::from_secs(40 * 60);
 
 /// The result of a step.
 enum Outcome {

@@ -1,5 +1,5 @@
 //! Measures the cost of measuring, in nanoseconds: `cargo run --release -p defuse-probe --example
-//! cost`.
+//! recorder_cost`.
 
 use std::hint::black_box;
 use std::time::Instant;
