@@ -279,6 +279,9 @@ try: fcntl.lockf(open("d/held", "r+"), fcntl.LOCK_EX | fcntl.LOCK_NB); print("fr
 except OSError: print("taken")
 """
 for turn in range(5):
+    os.utime("d/two", (1, 2))
+    open("d/two").read()
+    subprocess.run(["sh", "-c", "test $(stat -c %X d/two) -gt 2 && echo read"], check=True)
     shell = ["sh", "-c", "cat; cat two; pwd | sed s,.*/,,; echo new >>new"]
     subprocess.run(shell, stdin=open("d/one"), cwd="d", check=True)
     gone.seek(0)

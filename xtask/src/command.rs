@@ -64,6 +64,12 @@ pub fn target_dir() -> Result<PathBuf> {
     Ok(dir.into())
 }
 
+/// The program that the build of all tests makes. A test without it builds one with other features, which takes minutes and
+/// replaces the library of runs that other tests use at that moment.
+pub fn program_under_test() -> Result<PathBuf> {
+    Ok(target_dir()?.join("debug/defuse"))
+}
+
 /// The path of a program in `PATH`.
 pub fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;

@@ -37,9 +37,7 @@ pub fn test(parts: &mut Parts) -> Result<()> {
     ensure!(unknown.is_none(), "there is no test program {}", unknown.unwrap_or(&""));
     let (waiting, others): (Vec<_>, Vec<_>) =
         programs.iter().partition(|program| WAITING.contains(&program.as_str()));
-    // A test that builds the program itself gives it other features, and replaces the library of runs that other
-    // tests use at that moment.
-    let program = command::target_dir()?.join("debug/defuse");
+    let program = command::program_under_test()?;
     let lane = |programs: &[&String]| {
         let mut cargo = command::cargo();
         cargo.env("DEFUSE_PROGRAM", &program);

@@ -59,7 +59,6 @@ pub fn test(parts: &mut Parts) -> Result<()> {
     parts.run_tests(command::cargo().args(session))?;
     let mut mounted = command::cargo();
     mounted.args(["test", "--workspace", "--test", "mounted_posix", "--test", "faults"]);
-    // A test that builds the program itself gives it other features, which takes minutes.
-    mounted.env("DEFUSE_PROGRAM", command::target_dir()?.join("debug/defuse"));
+    mounted.env("DEFUSE_PROGRAM", command::program_under_test()?);
     parts.run_tests(mounted.env("DEFUSE_TRANSPORT", "io_uring"))
 }

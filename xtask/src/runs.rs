@@ -37,7 +37,7 @@ fn run(parts: &mut Parts, configs: &str, (clients, suites): (usize, &[&str])) ->
     // build is taken then. The library of runs lies beside the program.
     let program = ["build", "--workspace", "--lib", "--bin", "defuse", "--test", "messages"];
     command::run(command::cargo().args(program))?;
-    let program = command::target_dir()?.join("debug/defuse");
+    let program = command::program_under_test()?;
     let runner = ["run", "--release", "--package", "defuse-testkit", "--bin", "conformance", "--"];
     let suites = suites.iter().flat_map(|suite| ["--suite", suite]);
     let mut run = command::cargo();

@@ -62,10 +62,10 @@ impl Heir {
 
         let settle = TakeOver { flags: TakeOver::SETTLE, ..TakeOver::default() };
         let all: Vec<TakeOver> = legacies.iter().map(take_over).chain([settle]).collect();
-        let mut messages = all.chunks(TAKE_OVER_MAX).map(|part| (request(part.len()), part));
-        let (mut first, part) = messages.next().ok_or(RemoteError::Init(Errno::EINVAL))?;
+        let (part, more) = all.split_at(all.len().min(TAKE_OVER_MAX));
         let (cx, patience) = (Context::new(Caller::default()), options.init_patience());
-        let (mut hello, data) = (init::request(names), part.as_bytes());
+        let (mut hello, mut first) = (init::request(names), request(part.len()));
+        let data = part.as_bytes();
         let (agreement, taken) = connection
             .ask_both(
                 patience,
@@ -75,12 +75,14 @@ impl Heir {
             )
             .map_err(RemoteError::Init)?;
         let mut taken = taken.map_err(RemoteError::Heir)?;
-        for (mut request, part) in messages {
-            let (data, decode) = (part.as_bytes(), |body: &[u8]| results(body, part.len()));
+        for part in more.chunks(TAKE_OVER_MAX) {
+            let (mut request, data) = (request(part.len()), part.as_bytes());
+            let decode = |body: &[u8]| results(body, part.len());
             let more = connection.ask(&cx, request.finish(data.len()), data, decode);
             taken.extend(more.map_err(RemoteError::Heir)?);
         }
-        taken.truncate(legacies.len());
+        // The last one, by which the rights of the other connection have ended.
+        taken.pop().unwrap_or(Err(Errno::EIO)).map_err(RemoteError::Heir)?;
         let agreement = Agreement::of(&agreement)?;
         let client = Remote::with((connection, notices), agreement, options, Some(path), names);
         Ok(Heir { client, taken })

@@ -131,12 +131,12 @@ impl Inheritance {
     pub fn begin(self) -> Remote {
         let Inheritance { socket, own, is_copied, mut agreement, missing, options, path, .. } =
             self;
-        let copy = match is_copied {
-            true => Ok(None),
-            false => copied((socket.as_fd(), own), &path, options).map(Some),
+        let copy = (!is_copied).then(|| copied((socket.as_fd(), own), &path, options));
+        let (socket, own, refused) = match copy {
+            None => (socket, own, None),
+            Some(Ok((socket, own))) => (socket, own, None),
+            Some(Err(error)) => (socket, own, Some(error)),
         };
-        let (copy, refused) = copy.map_or_else(|error| (None, Some(error)), |copy| (copy, None));
-        let (socket, own) = copy.unwrap_or((socket, own));
         let (connection, notices) = Remote::connection(socket, options);
         let names = Names { own, ..Names::default() };
         match refused {

@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::common::{Place, Said, eventually, said};
+use crate::common::{Place, Said, eventually, eventually_or, said};
 
 /// The time after which an application that says nothing is given up.
 pub const LIMIT: Duration = Duration::from_secs(2);
@@ -69,16 +69,8 @@ impl Managed {
     }
 
     pub fn await_holder(&self, by: &str) {
-        let begun = Instant::now();
-        let has_it = || {
-            let holder = self.holder();
-            (holder["by"] == by && holder["serving"] != false).then_some(()).ok_or(holder)
-        };
-        while let Err(holder) = has_it() {
-            let is_late = begun.elapsed() > Duration::from_secs(60);
-            assert!(!is_late, "not {by} after a minute, but {holder}:\n{}", self.log());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let what = || format!("{by} but {}, by the log\n{}\n", self.holder(), self.log());
+        eventually_or(what, || self.holder()["by"] == by && self.holder()["serving"] != false);
     }
 
     /// The source by which an application binds a device.

@@ -202,10 +202,15 @@ pub fn said(output: Output) -> Said {
 }
 
 /// Waits up to a minute until `happened` returns true.
-pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
+pub fn eventually(what: &str, happened: impl FnMut() -> bool) {
+    eventually_or(|| what.to_owned(), happened);
+}
+
+/// As [`eventually`]; `what` looks at the end of the minute.
+pub fn eventually_or(what: impl Fn() -> String, mut happened: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !happened() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "not {what} after a minute");
+        assert!(begun.elapsed() < Duration::from_secs(60), "not {} after a minute", what());
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -189,9 +189,12 @@ impl Relay {
     /// Before a fork, while no other thread is at work. Where this fails the child says so. If the parent `waits` until the
     /// child has executed a program or ended, its connection stays as it is for so long.
     pub fn before_fork(&self, waits: bool) {
-        *self.next.lock() = match waits {
-            true => Next::WhenUsed,
-            false => self.inheritance().map_or(Next::Unknown, Next::Made),
+        *self.next.lock() = if waits {
+            // The child's program may look at the access times of what was read.
+            self.tell_of_reads();
+            Next::WhenUsed
+        } else {
+            self.inheritance().map_or(Next::Unknown, Next::Made)
         };
     }
 
@@ -246,25 +249,24 @@ impl Relay {
         let parents = self.inner.now();
         let socket = parents
             .either(|inherited| inherited.as_fd().as_raw_fd(), |begun| begun.as_fd().as_raw_fd());
-        let next = match std::mem::replace(&mut *self.next.lock(), Next::Unknown) {
-            Next::Made(next) => next,
+        // What the parent's is made of stays here, unused.
+        let (next, needs_parents) = match std::mem::replace(&mut *self.next.lock(), Next::Unknown) {
+            Next::Made(next) => (next, false),
             // Nobody saw that it was made.
-            Next::Unknown => self.inheritance()?,
+            Next::Unknown => (self.inheritance()?, false),
             Next::WhenUsed => {
-                // What has it here stays, and does not use it.
-                let socket = owned(socket);
-                let made = match &*parents.inherited.lock() {
-                    Some(inherited) => Ok(inherited.inheritance_when_used(socket)),
-                    None => parents.begun().inheritance_when_used(socket),
-                };
-                let next = made.map_err(|error| error.to_string())?;
-                self.inner.0.store(Arc::new(leaked(Own::inherited(next))));
-                return Ok(());
+                let made = parents.either(
+                    |inherited| Ok(inherited.inheritance_when_used(owned(socket))),
+                    |begun| begun.inheritance_when_used(owned(socket)),
+                );
+                (made.map_err(|error| error.to_string())?, true)
             }
         };
-        // The parent's would not end with the parent. What it is made of stays.
         self.inner.0.store(Arc::new(leaked(Own::inherited(next))));
-        close(socket);
+        if !needs_parents {
+            // It would not end with the parent.
+            close(socket);
+        }
         Ok(())
     }
 }

@@ -47,12 +47,13 @@ impl AlignedBuf {
         AlignedBuf::new(lead, len)
     }
 
-    /// Keeps the buffer for its next use, unless it is small or there are enough.
-    pub(crate) fn spare(self) {
-        if self.room() >= AGAIN_MIN {
+    /// Leaves the memory to the next use, unless it is small or there is enough. Nothing remains here.
+    pub(crate) fn spare(&mut self) {
+        let used = std::mem::replace(self, AlignedBuf::unaligned(0, 0));
+        if used.room() >= AGAIN_MIN {
             let mut spares = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
             if spares.len() < SPARES {
-                spares.push(self);
+                spares.push(used);
             }
         }
     }
@@ -106,7 +107,7 @@ mod tests {
 
     #[test]
     fn large_buffers_are_used_again_and_few_are_kept() {
-        let first = AlignedBuf::again(16, 1 << 20);
+        let mut first = AlignedBuf::again(16, 1 << 20);
         let at = first.data_ptr();
         first.spare();
         assert_eq!(AlignedBuf::again(16, 1 << 19).data_ptr(), at);

@@ -722,15 +722,14 @@ impl DeferredReply for DevDeferred {
 /// A connection that ends leaves its memory to the next one.
 impl Drop for DevChannel {
     fn drop(&mut self) {
-        for used in [&mut self.request, &mut self.reply.buf] {
-            std::mem::replace(used, AlignedBuf::unaligned(0, 0)).spare();
-        }
+        self.request.spare();
+        self.reply.buf.spare();
     }
 }
 
 impl Drop for DevDeferred {
     fn drop(&mut self) {
-        std::mem::replace(&mut self.reply.buf, AlignedBuf::unaligned(0, 0)).spare();
+        self.reply.buf.spare();
     }
 }
 

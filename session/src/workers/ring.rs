@@ -3,8 +3,8 @@
 //! Every queue has a worker from the start. If all workers of a queue are busy, another one is added:
 //! by a worker if requests arrive without a pause, and by the sentinel if all workers sleep in
 //! handlers. User space cannot see whether requests wait in a queue, so that one worker more than the
-//! sleeping ones is kept, and one at a time is added. Workers stay until the end, because the kernel does not return an entry, and
-//! an idle entry costs nothing.
+//! sleeping ones is kept, and one at a time is added. Workers stay until the end, because the kernel does
+//! not return an entry, and an idle entry costs nothing.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
