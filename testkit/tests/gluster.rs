@@ -557,6 +557,16 @@ fn changes_are_seen_although_answers_are_kept(servers: &Servers) {
     fs::rename(other.with_extension("new"), &other).unwrap();
     until("a replacement", || fs::metadata(&known).unwrap().len() == 11);
 
+    // The server tells of the file, not of the directory with its first name.
+    let (known, _) = new("linked");
+    fs::create_dir(from.join("second")).unwrap();
+    fs::hard_link(&known, from.join("second/name")).unwrap();
+    std::thread::sleep(Duration::from_millis(1200));
+    fs::metadata(known.parent().unwrap()).unwrap();
+    let before = requests(&here, &["LOOKUP"]);
+    fs::metadata(&known).unwrap();
+    assert!(requests(&here, &["LOOKUP"]) > before, "the first of two names is still kept");
+
     // Nobody tells of this one, because the replaced file lives on, and its successor is not known here.
     let (known, other) = new("replaced-while-open");
     let open = fs::File::open(&known).unwrap();

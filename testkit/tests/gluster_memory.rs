@@ -30,7 +30,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 /// The checker, which runs the rest of its arguments. Coroutines of libgfapi have stacks of 2 MiB, so that a smaller
 /// change of the stack pointer may be the way to another one; frames of ours are far smaller.
-const MEMCHECK: [&str; 7] = [
+const MEMCHECK: [&str; 8] = [
     "valgrind",
     "--tool=memcheck",
     "--leak-check=no",
@@ -38,6 +38,7 @@ const MEMCHECK: [&str; 7] = [
     "--max-stackframe=1000000",
     "--fair-sched=try",
     "--num-callers=40",
+    concat!("--suppressions=", env!("CARGO_MANIFEST_DIR"), "/tests/gluster_memory.supp"),
 ];
 
 /// A time after which something hangs: the program is many times slower than usual.
@@ -287,8 +288,9 @@ fn a_server_outlasts_its_clients(cluster: &Cluster, place: &Path) {
     assert!(rounds > 0 && errors.is_empty(), "{rounds} rounds, {errors:?}");
     assert_eq!(fs::read(dir.join("large")).unwrap(), vec![7; 4 << 20]);
     mount.end().unwrap();
-    server.end().unwrap();
+    let ended = server.end();
     is_clean(&fs::read_to_string(said).unwrap());
+    ended.unwrap();
 }
 
 /// Runs [`child`] under memcheck.

@@ -299,7 +299,10 @@ impl Gluster {
     ) -> Result<Entry> {
         let mut attr = attr(stat, Duration::ZERO)?;
         let Place { dir, name, is_listed } = place;
-        let ino = self.nodes.look_up(gfid, Some(dir), hash_of(&attr, name));
+        let (ino, left) = self.nodes.look_up_from(gfid, Some(dir), hash_of(&attr, name));
+        if let Some(left) = left {
+            self.watch.left(left, ino);
+        }
         let is_told = self.listen(ino, || self.refer(gfid));
         attr.valid_for = self.attributes_valid(gfid, &attr, (is_told, asked));
         self.keep_answer((gfid, stat), Some(place), asked, || self.volume.keep(gfid).ok());
@@ -307,7 +310,14 @@ impl Gluster {
         let child = Child { ino, gfid, is_single: attr.nlink == 1 || is_dir, is_dir, is_listed };
         let valid_for = match name {
             Some(name) if is_told && self.hears_of(dir) => {
-                self.watch.name(dir, name.as_bytes(), &child, asked.since)
+                let valid_for = self.watch.name(dir, name.as_bytes(), &child, asked.since);
+                if self.nodes.parent(ino) == Ok(Some(dir)) {
+                    valid_for
+                } else {
+                    // Another thread has found it elsewhere meanwhile.
+                    self.watch.left(dir, ino);
+                    Duration::ZERO
+                }
             }
             _ => self.watch.short(),
         };

@@ -118,10 +118,17 @@ impl Gluster {
     fn take_entries(&self, dir: &Listing, (at, plus): (&mut At, bool), now: &Asked) -> Result<()> {
         at.with = plus;
         let keeps = plus && (self.watch.is_on() || self.keeps_listings());
+        // A replicated volume goes on with the brick with which a listing began, also if it is lost. Nothing was told of it yet.
+        let mut may_begin_again = at.position == 0;
         while at.batch.len() < BATCH {
             match dir.handle.next_entry(plus, keeps) {
                 Ok(Some(listed)) => at.batch.push_back(listed),
                 Ok(None) => break,
+                Err(Errno::ENOTCONN) if may_begin_again => {
+                    may_begin_again = false;
+                    at.batch.clear();
+                    dir.handle.seek_dir(0);
+                }
                 // After the entries before it.
                 Err(_) if !at.batch.is_empty() => break,
                 Err(errno) => return Err(errno),

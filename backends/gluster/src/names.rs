@@ -18,6 +18,9 @@ fn named(dir: Gfid, name: Name<'_>) -> [Thing<'_>; 2] {
     [Thing::Name(dir, name.as_bytes()), Thing::Attributes(dir)]
 }
 
+/// Tries of a look at a name after [`try_again`] has given up, of 150 ms each.
+const MORE_TRIES: u32 = 6;
+
 /// The default access list of a directory.
 pub(crate) const DEFAULT_ACL: &CStr = c"system.posix_acl_default";
 
@@ -31,22 +34,35 @@ impl Gluster {
         let _turn = self.turn_to_look((gfid, name));
         // After the changes that were waited for.
         acting.asked.since = self.watch.inbox.now();
-        let dir = self.directory(gfid)?;
         if self.watch.needs_asking(gfid) {
             // Then nothing is kept.
             let _ = self.look_at(gfid, &acting.asked);
         }
-        let text = c_name(name)?;
-        // A directory that another client is renaming is stale for a moment.
-        let found = try_again(&|| match self.volume.look_up(Some(&dir), &text) {
-            Err(Errno::ENOENT) => Ok(None),
-            found => found.map(Some),
-        })?;
+        let found = self.find(gfid, &c_name(name)?)?;
         if found.is_none() {
             self.keep_missing((gfid, name), &acting.asked);
         }
         let (object, stat) = found.ok_or(Errno::ENOENT)?;
         self.entry((&object, &stat), (gfid, name), &acting.asked)
+    }
+
+    /// Asks for a name of a directory. A name of a directory that is there leads to an inode or to none: `ESTALE` means that another
+    /// client is about to rename it, for as long as the slowest brick takes.
+    fn find(&self, dir: Gfid, name: &CStr) -> Result<Option<(Object<'_>, libc::stat)>> {
+        let ask = || match self.volume.look_up(Some(&self.directory(dir)?), name) {
+            Err(Errno::ENOENT) => Ok(None),
+            found => found.map(Some),
+        };
+        let mut found = try_again(&ask);
+        for _ in 0..MORE_TRIES {
+            let is_there =
+                || self.volume.object(dir).and_then(|dir| self.volume.stat(&dir)).is_ok();
+            if !matches!(found, Err(Errno::ESTALE)) || !is_there() {
+                break;
+            }
+            found = try_again(&ask);
+        }
+        found
     }
 
     /// The parent of a directory, in which it was found last.

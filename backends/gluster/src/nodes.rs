@@ -146,6 +146,17 @@ impl Nodes {
 
     /// Adds a lookup of `gfid`, in the directory `parent` if that is given, by a name with this hash if it is a file.
     pub fn look_up(&self, gfid: Gfid, parent: Option<Gfid>, hash: Option<Hash>) -> Ino {
+        self.look_up_from(gfid, parent, hash).0
+    }
+
+    /// Adds a lookup, as [`Nodes::look_up`] does. Returns the directory in which the inode was found before, if it was another one.
+    pub fn look_up_from(
+        &self,
+        gfid: Gfid,
+        parent: Option<Gfid>,
+        hash: Option<Hash>,
+    ) -> (Ino, Option<Gfid>) {
+        let mut left = None;
         let mut inner = self.lock();
         let next = inner.next;
         let number = *inner.by_gfid.entry(gfid).or_insert(next);
@@ -156,10 +167,11 @@ impl Nodes {
         if number != Ino::ROOT.0 {
             node.lookups += 1;
             if let Some(parent) = parent {
+                left = Some(node.parent).filter(|&left| left != parent && left != NOWHERE);
                 node.found(parent, hash, &self.parts);
             }
         }
-        Ino(number)
+        (Ino(number), left)
     }
 
     /// The part of the volume that a file needs, as far as it is known.

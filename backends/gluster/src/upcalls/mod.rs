@@ -261,6 +261,15 @@ impl Watch {
         }
     }
 
+    /// An inode was found in another directory than before: its names in `dir` are taken back. When a server tells of the inode, only
+    /// its names in the directory where it was found last are.
+    pub fn left(&self, dir: Gfid, ino: Ino) {
+        if self.long().is_some() {
+            let taken = lock(&self.names).take_child(dir, ino);
+            taken.iter().for_each(|name| self.inbox.put_name(dir, name));
+        }
+    }
+
     /// The time for which something may be kept for long, if at all.
     pub fn long(&self) -> Option<Duration> {
         match self.long_ms.load(Ordering::SeqCst) {
@@ -356,6 +365,21 @@ mod tests {
         assert_eq!(watch.directory(D, (1, 1), watch.inbox.now()), SHORT);
         let child = Child { ino, gfid: F, is_single: false, is_dir: false, is_listed: false };
         assert_eq!(watch.name(D, b"f", &child, watch.inbox.now()), SHORT);
+    }
+
+    /// A file got a further name in another directory, and the removal of the first one was not seen for minutes.
+    #[test]
+    fn names_of_a_file_that_is_found_in_another_directory_are_taken_back() {
+        const E: Gfid = [3; 16];
+        let (watch, nodes, ino) = watch();
+        let child = Child { ino, gfid: F, is_single: true, is_dir: false, is_listed: false };
+        assert_eq!(watch.name(D, b"f", &child, watch.inbox.now()), LONG);
+        assert_eq!(nodes.look_up_from(F, Some(D), None), (ino, None));
+        assert_eq!(nodes.look_up_from(F, Some(E), None), (ino, Some(D)));
+        watch.left(D, ino);
+        assert_eq!(watch.inbox.take(Duration::ZERO).names, [(D, Box::from(*b"f"))]);
+        watch.left(D, ino);
+        assert_eq!(watch.inbox.take(Duration::ZERO).names, []);
     }
 
     #[test]
