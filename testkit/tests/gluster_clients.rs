@@ -86,6 +86,9 @@ fn work(what: &str, clients: &[Client], operations: u64) {
     println!("  {counts:?} in {:.1} s", begun.elapsed().as_secs_f64());
     let errors = errors.into_inner().unwrap();
     assert!(errors.is_empty(), "{}", errors.join("\n"));
+    let [refused, changes] =
+        [&counts.refused, &counts.changes].map(|it| it.load(Ordering::Relaxed));
+    assert!(refused <= 1 + changes / 500, "the servers refused {refused} of {changes} changes");
 }
 
 /// A mount asks libgfapi for messages of the servers, because its callback is dear. It asked 25 times a second for ever.

@@ -86,7 +86,7 @@ impl Parts {
     ///
     /// # Errors
     ///
-    /// Fails if tests fail twice, or if the failure is not that of a test.
+    /// Fails if tests fail twice, if the failure is not that of a test, and if there was no test.
     pub fn run_tests(&mut self, cargo: &mut Command) -> Result<()> {
         self.run_side_by_side(std::slice::from_mut(cargo))
     }
@@ -123,6 +123,7 @@ impl Parts {
     fn judge(&mut self, cargo: &Command, attempt: Attempt) -> Result<()> {
         let Attempt { status, read } = self.note_missing(attempt);
         if status.success() {
+            ensure!(read.run > 0, "`{}` ran no test", command::line(cargo));
             return Ok(());
         }
         let passed_later = !read.targets.is_empty()
@@ -338,6 +339,8 @@ mod tests {
         parts.run_tests(&mut cargo(true)).unwrap_err();
         let [_, twice] = parts.failures() else { panic!("{parts:?}") };
         assert!(!twice.passed_later && twice.test.said.iter().any(|line| line == "a reason"));
+        let nothing = parts.run_tests(cargo(false).arg("no_such_test")).unwrap_err();
+        assert!(nothing.to_string().contains("ran no test"), "{nothing}");
     }
 
     /// A daemon left behind by a test has the pipe, too. Waiting for its end would take for ever.

@@ -217,22 +217,13 @@ pub const STEPS: &[Step] = &[
     },
     Step {
         when: When::Full,
-        env: &[("DEFUSE_FULL", "1")],
+        // The POSIX cases must be alone in their process.
+        env: &[("DEFUSE_FULL", "1"), ("RUST_TEST_THREADS", "1")],
         ..cargo(
             "gluster-suites",
             "pjdfstest, fsx, git, sqlite3, tar, rsync, make and all POSIX cases on mounts of GlusterFS, and on its own client",
             TEST_TOOLS,
-            // The POSIX cases must be alone in their process.
-            &[
-                "test",
-                "--package",
-                "defuse-testkit",
-                "--test",
-                "gluster",
-                "--",
-                "--test-threads=1",
-                "--nocapture",
-            ],
+            &["test", "--package", "defuse-testkit", "--test", "gluster"],
         )
     },
     Step {
