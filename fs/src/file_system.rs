@@ -141,6 +141,18 @@ pub trait FileSystem: Send + Sync {
         Ok((self.resolve(cx, from, path)?, None))
     }
 
+    /// Looks up a name like [`lookup`](FileSystem::lookup), and opens the regular file that has it, if that takes less than to open it
+    /// afterwards. What is said of [`resolve_to_open`](FileSystem::resolve_to_open) about `args`, errors and the file holds here, too.
+    fn lookup_to_open(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Option<Opened>)> {
+        Ok((self.lookup(cx, parent, name)?, None))
+    }
+
     /// Creates a regular file with the contents `data`, and closes it. Adds a lookup. Fails like
     /// [`create`](FileSystem::create), [`write`](FileSystem::write) and [`flush`](FileSystem::flush); after an error of the last two the file is there, with
     /// what was written. The default makes these calls.

@@ -26,7 +26,7 @@ pub fn clients(parts: &mut Parts) -> Result<()> {
     Ok(())
 }
 
-/// Runs them on these configurations. The runner is a release build, because the numbers of its system calls can be read
+/// Runs them on these configurations. The runner is an optimised build, because the numbers of its system calls can be read
 /// only then. The program under test is that of the other tests.
 fn run(parts: &mut Parts, configs: &str, (clients, suites): (usize, &[&str])) -> Result<()> {
     if !command::is_root() {
@@ -38,10 +38,10 @@ fn run(parts: &mut Parts, configs: &str, (clients, suites): (usize, &[&str])) ->
     let program = ["build", "--workspace", "--lib", "--bin", "defuse", "--test", "messages"];
     command::run(command::cargo().args(program))?;
     let program = command::program_under_test()?;
-    let runner = ["run", "--release", "--package", "defuse-testkit", "--bin", "conformance", "--"];
+    let runner = ["run", "--profile", "runner", "--package", "defuse-testkit"];
     let suites = suites.iter().flat_map(|suite| ["--suite", suite]);
     let mut run = command::cargo();
-    run.args(runner).args(["--quick", "--clients", &clients.to_string()]);
+    run.args(runner).args(["--bin", "conformance", "--", "--quick", "--clients", &clients.to_string()]);
     run.args(suites).args(["--configs", configs]);
     command::run(run.env("DEFUSE_PROGRAM", program))
 }

@@ -91,6 +91,17 @@ impl FileSystem for Passthrough {
         self.lookup(parent, name)
     }
 
+    fn lookup_to_open(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Option<Opened>)> {
+        self.act_as(cx);
+        self.lookup_to_open(parent, name, args)
+    }
+
     fn peek(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Attr> {
         self.act_as(cx);
         self.peek(parent, name)

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use defuse_fs::{Entry, Errno, FileKind, Ino, Result};
+use defuse_fs::{Entry, Errno, FileKind, Ino, OpenFlags, Opened, Result};
 use rustix::fs::{Mode, OFlags};
 use rustix::path::Arg;
 
@@ -30,18 +30,66 @@ impl Passthrough {
         fd: BorrowedFd<'_>,
         name: &[u8],
     ) -> Result<Entry> {
-        let entry = self.find_in(dir.key.mount, fd, name)?;
+        let entry = self.find_in(dir.key.mount, fd, name, &Stat::at(fd, name)?)?;
         self.note_place(entry.ino, dir, name);
         Ok(entry)
     }
 
-    /// Looks up `name` in `dir`, a directory on the mount `likely`.
+    /// Looks up `name` like [`lookup_in`](Self::lookup_in), and opens it if it is a regular file that can be opened.
+    pub(crate) fn lookup_in_to_open(
+        &self,
+        dir: &Arc<Inode>,
+        fd: BorrowedFd<'_>,
+        name: &[u8],
+        flags: OpenFlags,
+    ) -> Result<(Entry, Option<Opened>)> {
+        let stat = Stat::at(fd, name)?;
+        if stat.kind() == Ok(FileKind::Regular)
+            && let Some((entry, opened)) = self.open_in((dir.key.mount, &stat), fd, name, flags)
+        {
+            return Ok((entry, Some(opened)));
+        }
+        let entry = self.find_in(dir.key.mount, fd, name, &stat)?;
+        self.note_place(entry.ino, dir, name);
+        Ok((entry, None))
+    }
+
+    /// Opens the regular file `name` in `dir`, a directory on the mount `likely`. It must be the one of `stat`, because the
+    /// name may change before the open. Its inode keeps the descriptor, in place of a file handle. Returns `None` if the file
+    /// cannot be opened by its name.
+    fn open_in(
+        &self,
+        (likely, stat): (u32, &Stat),
+        dir: BorrowedFd<'_>,
+        name: &[u8],
+        flags: OpenFlags,
+    ) -> Option<(Entry, Opened)> {
+        let index = self.mounts.find(stat.mount_id(), likely)?;
+        let key_of = |stat: &Stat| self.mounts.get(index).ok()?.key(index, stat, None);
+        let key = key_of(stat)?;
+        let how = self.lower_flags(flags) | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = || rustix::fs::openat(dir, name, how, Mode::empty()).or_errno();
+        let fd = self.with_spare_fds(open).ok()?;
+        let now = Stat::of(fd.as_fd()).ok()?;
+        if now.mount_id() != stat.mount_id() || key_of(&now)? != key {
+            return None;
+        }
+        let opened = self.opened_now(index, fd, flags, true).ok()?;
+        let pin = opened.backing.as_ref().map(|backing| Arc::clone(&backing.fd));
+        let ino = self.inodes.insert(key, FileKind::Regular, None, pin);
+        let entry = ino.and_then(|ino| self.entry(ino, index, &now));
+        if entry.is_err() {
+            let _ = self.files.remove(opened.fh);
+        }
+        Some((entry.ok()?, opened))
+    }
+
+    /// Looks up `name` in `dir`, a directory on the mount `likely`. It had this status just now.
     ///
     /// The name may change between the system calls. This is detected, because the file handle
     /// contains the inode number. The lookup then uses a descriptor, which always refers to one
     /// inode.
-    fn find_in(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Entry> {
-        let stat = Stat::at(dir, name)?;
+    fn find_in(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8], stat: &Stat) -> Result<Entry> {
         let Some(index) = self.mounts.find(stat.mount_id(), likely) else {
             return self.lookup_by_fd(likely, dir, name);
         };
@@ -49,11 +97,11 @@ impl Passthrough {
         let kept = self.keeps_descriptors();
         let is_usable =
             |key: &Key| !kept || self.inodes.peek(key).is_some_and(|inode| inode.is_pinned());
-        if let Some(key) = mount.key(index, &stat, None)
+        if let Some(key) = mount.key(index, stat, None)
             && is_usable(&key)
             && let Some(ino) = self.inodes.acquire(&key)
         {
-            return self.entry(ino, index, &stat);
+            return self.entry(ino, index, stat);
         }
         if !mount.handles || kept {
             return self.lookup_by_fd(likely, dir, name);
@@ -64,13 +112,13 @@ impl Passthrough {
             && stat.birth().is_some()
             && let Some(handle) = Handle::ext4(stat.ino(), 0)
         {
-            return self.enter(index, &stat, Some(handle), Kept::Nothing);
+            return self.enter(index, stat, Some(handle), Kept::Nothing);
         }
         let handle = handle_of(dir, name)?;
-        if !same_inode(mount, &handle, &stat, dir, name)? {
+        if !same_inode(mount, &handle, stat, dir, name)? {
             return self.lookup_by_fd(likely, dir, name);
         }
-        self.enter(index, &stat, Some(handle), Kept::Nothing)
+        self.enter(index, stat, Some(handle), Kept::Nothing)
     }
 
     /// Looks up a name by opening it: without file handles, at mount points, and if the name
@@ -133,7 +181,7 @@ impl Passthrough {
         let key = self.mounts.get(index)?.key(index, stat, handle.as_ref()).ok_or(Errno::EIO)?;
         let (pin, cached) = match kept {
             Kept::Nothing => (None, None),
-            Kept::Pinned(fd) => (Some(self.placed(fd)), None),
+            Kept::Pinned(fd) => (Some(Arc::new(self.placed(fd))), None),
             Kept::Cached(fd) => (None, Some(Arc::new(self.placed(fd)))),
         };
         let ino = self.inodes.insert(key, stat.kind()?, handle, pin)?;

@@ -25,6 +25,21 @@ impl Passthrough {
         self.lookup_in(&dir, fd.as_fd(), name.as_bytes())
     }
 
+    /// Looks up a name, and opens the file that has it if that takes fewer system calls than to open it afterwards.
+    pub(crate) fn lookup_to_open(
+        &self,
+        parent: Ino,
+        name: Name<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Option<Opened>)> {
+        if !self.opens_by_name(args.flags) {
+            return Ok((self.lookup(parent, name)?, None));
+        }
+        let dir = self.inodes.get(parent)?;
+        let fd = self.dir_fd(&dir)?;
+        self.lookup_in_to_open(&dir, fd.as_fd(), name.as_bytes(), args.flags)
+    }
+
     /// The attributes of a name. `ESTALE` where a lookup has to tell: on a lower mount that was not seen before.
     pub(crate) fn peek(&self, parent: Ino, name: Name<'_>) -> Result<Attr> {
         let dir = self.inodes.get(parent)?;

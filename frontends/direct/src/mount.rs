@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use defuse_fs::locks::LockQueue;
 use defuse_fs::{
-    Attr, Caps, Entry, Errno, Fh, FileSystem, Ino, Lifecycle, LockSupport, Name, Notify, Origin,
-    PollHandle, Recalled, Result, Versions, Xattr, XattrName,
+    Attr, Caps, Entry, Errno, Fh, FileSystem, Ino, Lifecycle, LockSupport, Name, Notify, OpenArgs,
+    Opened, Origin, PollHandle, Recalled, Result, Versions, Xattr, XattrName,
 };
 use defuse_probe::{Op, Recorder, Snapshot};
 
@@ -229,16 +229,31 @@ impl Mount {
         name: Name<'_>,
         who: &Credentials,
     ) -> Result<(Arc<Node>, Option<Attr>)> {
+        self.look_up_to_open(dir, name, who, None).map(|(node, attr, _)| (node, attr))
+    }
+
+    /// Like [`look_up`](Mount::look_up). With `open`, the file system may have opened the file.
+    pub(crate) fn look_up_to_open(
+        &self,
+        dir: &Node,
+        name: Name<'_>,
+        who: &Credentials,
+        open: Option<OpenArgs>,
+    ) -> Result<(Arc<Node>, Option<Attr>, Option<Opened>)> {
         let bytes = name.as_bytes();
         match self.names.get(dir.ino(), bytes) {
-            Some(Cached::Node(node)) => return Ok((node, None)),
+            Some(Cached::Node(node)) => return Ok((node, None, None)),
             Some(Cached::Missing) => return Err(Errno::ENOENT),
             None => {}
         }
         let ticket = self.names.ticket(dir.ino(), bytes);
         let cx = who.context(self.origin);
-        match self.call(Op::LOOKUP, |fs| fs.lookup(&cx, dir.ino(), name)) {
-            Ok(entry) => {
+        let look_up = |fs: &dyn FileSystem| match open {
+            Some(args) => fs.lookup_to_open(&cx, dir.ino(), name, args),
+            None => Ok((fs.lookup(&cx, dir.ino(), name)?, None)),
+        };
+        match self.call(Op::LOOKUP, look_up) {
+            Ok((entry, opened)) => {
                 let node = self.adopt(&entry, ticket.moment);
                 let place = (dir.ino(), bytes);
                 if let Some(lasts) = self.lasts(ticket.moment, place, &entry) {
@@ -247,7 +262,7 @@ impl Mount {
                     }
                     self.names.keep(ticket, place, Some(&node), lasts);
                 }
-                Ok((node, Some(entry.attr)))
+                Ok((node, Some(entry.attr), opened))
             }
             Err(errno) => {
                 if errno == Errno::ENOENT {

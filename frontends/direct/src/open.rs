@@ -9,7 +9,7 @@ use crate::access::{self, Access};
 use crate::client::Client;
 use crate::credentials::Credentials;
 use crate::description::{Description, Parts};
-use crate::resolve::Subject;
+use crate::resolve::{OpenedAhead, Subject};
 use crate::rest::{Component, Part};
 use crate::stop::{Result, Stop};
 use crate::task::Task;
@@ -75,11 +75,11 @@ impl Client {
             return Err(Errno::EINVAL.into());
         }
         let opening = Opening { client: self, task, who: &who, flags, mode: how.mode };
+        let follow = flags & OpenFlags::NOFOLLOW == 0;
+        // What changes something waits for the permission.
+        let open = (flags & (OpenFlags::TRUNC | OpenFlags::DIRECTORY | PATH) == 0)
+            .then_some(OpenArgs { flags: OpenFlags(flags & !CREATION), kill_suidgid: false });
         if opening.may_resolve() && how.resolve == Resolve::default() {
-            let follow = flags & OpenFlags::NOFOLLOW == 0;
-            // What changes something waits for the permission.
-            let open = (flags & (OpenFlags::TRUNC | OpenFlags::DIRECTORY) == 0)
-                .then_some(OpenArgs { flags: OpenFlags(flags & !CREATION), kill_suidgid: false });
             let run = |found: Subject<'_>| opening.resolved(found);
             let found = self.resolve_to_open(task, &who, (at, path), (follow, open), run)?;
             if let Some(file) = found {
@@ -91,13 +91,12 @@ impl Client {
             let dir = walk.node(true)?;
             return opening.nameless(dir);
         }
-        let follow = flags & OpenFlags::NOFOLLOW == 0;
         if flags & OpenFlags::CREAT != 0 {
             return opening.create(&mut walk, follow);
         }
-        let here = walk.node(follow)?;
+        let (here, opened) = walk.node_to_open(follow, open)?;
         let told = walk.told_lately(&here);
-        opening.existing(here, told)
+        opening.existing(here, told, opened)
     }
 }
 
@@ -212,8 +211,13 @@ impl Opening<'_> {
         }
     }
 
-    /// Opens an existing file, whose attributes the walk was told, if it was.
-    fn existing(&self, here: Here, told: Option<Attr>) -> Result<Arc<Description>> {
+    /// Opens an existing file, unless it is `opened` already. The walk was told its attributes, if it was.
+    fn existing(
+        &self,
+        here: Here,
+        told: Option<Attr>,
+        opened: Option<OpenedAhead>,
+    ) -> Result<Arc<Description>> {
         let kind = here.node.kind();
         if self.has(OpenFlags::DIRECTORY) && kind != FileKind::Directory {
             return Err(Errno::ENOTDIR.into());
@@ -224,7 +228,7 @@ impl Opening<'_> {
         self.check(&Subject::told(&here, told))?;
         match kind {
             FileKind::Directory => self.directory(Subject::walked(&here)),
-            FileKind::Regular => self.regular(Subject::walked(&here)),
+            FileKind::Regular => self.regular(Subject::walked(&here).opened(opened)),
             _ => Err(Errno::ENXIO.into()),
         }
     }
@@ -374,7 +378,7 @@ impl Opening<'_> {
                         &Subject::walked(&found),
                         self.who,
                     )?;
-                    return self.existing(found, None).map(Some);
+                    return self.existing(found, None, None).map(Some);
                 }
                 Err(Stop::Errno(Errno::ENOENT)) => {}
                 Err(stop) => return Err(stop),

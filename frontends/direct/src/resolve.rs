@@ -36,19 +36,32 @@ pub(crate) struct Subject<'a> {
     pub kind: FileKind,
     known: Known,
     /// The file, if it was opened together with its path.
-    opened: Option<OpenedAhead<'a>>,
+    opened: Option<OpenedAhead>,
 }
 
 /// A file that was opened before the permission to do so was checked. It is released unless it is taken.
-struct OpenedAhead<'a> {
-    mount: &'a Arc<Mount>,
+pub(crate) struct OpenedAhead {
+    mount: Arc<Mount>,
     caller: Caller,
     ino: Ino,
     flags: OpenFlags,
     opened: Option<Opened>,
 }
 
-impl Drop for OpenedAhead<'_> {
+impl OpenedAhead {
+    /// `opened` is a file of the inode `ino`, opened for `who` with these flags.
+    pub fn new(
+        mount: &Arc<Mount>,
+        who: &Credentials,
+        (ino, flags): (Ino, OpenFlags),
+        opened: Opened,
+    ) -> Self {
+        let (mount, caller) = (Arc::clone(mount), who.caller());
+        OpenedAhead { mount, caller, ino, flags, opened: Some(opened) }
+    }
+}
+
+impl Drop for OpenedAhead {
     fn drop(&mut self) {
         let Some(opened) = self.opened.take() else { return };
         let cx = Context::new(self.caller).from_origin(self.mount.origin);
@@ -106,6 +119,11 @@ impl<'a> Subject<'a> {
     /// An inode of which only the attributes are known: nothing of it is cached.
     pub fn peeked(mount: &'a Arc<Mount>, attr: Attr) -> Self {
         Subject::resolved(mount, Ino(0), attr, mount.moment())
+    }
+
+    /// The inode, which was opened already if `opened` is a file.
+    pub fn opened(self, opened: Option<OpenedAhead>) -> Self {
+        Subject { opened, ..self }
     }
 
     /// Takes the open file, if there is one already.
@@ -217,8 +235,7 @@ impl Client {
             let opened = match (&answer, opened) {
                 (Resolved::Inode { ino, .. }, Some(opened)) => {
                     let flags = open.map_or(OpenFlags(0), |args| args.flags);
-                    let (caller, ino, opened) = (cx.caller, *ino, Some(opened));
-                    Some(OpenedAhead { mount, caller, ino, flags, opened })
+                    Some(OpenedAhead::new(mount, who, (*ino, flags), opened))
                 }
                 _ => None,
             };
@@ -229,7 +246,7 @@ impl Client {
                     if is_link || is_dir && attr.kind != FileKind::Directory {
                         return Ok(None);
                     }
-                    run(Subject { opened, ..Subject::resolved(mount, ino, attr, moment) })
+                    run(Subject::resolved(mount, ino, attr, moment).opened(opened))
                 }
                 Resolved::Missing { open_to_all } if searches(open_to_all) => {
                     Err(Errno::ENOENT.into())

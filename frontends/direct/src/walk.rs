@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::convert::Infallible;
 use std::sync::Arc;
 
-use defuse_fs::{Attr, Errno, FileKind, Ino};
+use defuse_fs::{Attr, Errno, FileKind, Ino, OpenArgs};
 use defuse_probe::Op;
 
 use crate::access::{self, Access};
@@ -17,6 +17,7 @@ use crate::node::Node;
 use crate::open::Resolve;
 use crate::outside;
 use crate::passed::Begin;
+use crate::resolve::OpenedAhead;
 use crate::rest::{Component, PATH_MAX, Part, Rest};
 use crate::stop::{Result, Stop};
 use crate::task::Task;
@@ -100,6 +101,10 @@ pub(crate) struct Walk<'a> {
     entered: bool,
     /// The inode that was looked up last, with its attributes.
     told: Cell<Option<(Arc<Node>, Told)>>,
+    /// How to open the file at the end of the path, if that may be done together with the lookup.
+    open: Option<OpenArgs>,
+    /// The file at the end of the path, if it was opened so.
+    opened: Option<OpenedAhead>,
     /// While the walk leads to the last directory of the caller's path by names alone: its begin, and the path to there.
     by_names: Option<(Begin, &'a [u8])>,
 }
@@ -154,6 +159,8 @@ impl Client {
             follow_last: false,
             entered: false,
             told: Cell::default(),
+            open: None,
+            opened: None,
             by_names: None,
         };
         if let At::Itself(file) = at {
@@ -259,6 +266,17 @@ impl<'a> Walk<'a> {
             Reached::Node(here) => Ok(here),
             Reached::Peeked(_, never) => match never {},
         }
+    }
+
+    /// Walks like [`node`](Walk::node). With `open`, the inode may be open already, before the permission to do so was checked.
+    pub fn node_to_open(
+        &mut self,
+        follow: bool,
+        open: Option<OpenArgs>,
+    ) -> Result<(Here, Option<OpenedAhead>)> {
+        self.open = open;
+        let here = self.node(follow)?;
+        Ok((here, self.opened.take()))
     }
 
     /// Walks like [`node`](Walk::node), but makes no node of the inode at the end if its attributes are told without.
@@ -392,8 +410,12 @@ impl<'a> Walk<'a> {
     }
 
     /// Looks up a name, and enters the mount that covers it.
-    fn child(&self, dir: &Here, component: &Component<'_>) -> Result<Here> {
-        let (node, attr) = dir.mount.look_up(&dir.node, component.name()?, self.who)?;
+    fn child(&mut self, dir: &Here, component: &Component<'_>) -> Result<Here> {
+        let (name, open) = (component.name()?, self.open);
+        let (node, attr, opened) = dir.mount.look_up_to_open(&dir.node, name, self.who, open)?;
+        self.opened = opened.zip(open).map(|(opened, args)| {
+            OpenedAhead::new(&dir.mount, self.who, (node.ino(), args.flags), opened)
+        });
         self.found(dir, node, attr.map_or(Told::Nothing, Told::Now))
     }
 
