@@ -41,7 +41,14 @@ fn run(parts: &mut Parts, configs: &str, (clients, suites): (usize, &[&str])) ->
     let runner = ["run", "--profile", "runner", "--package", "defuse-testkit"];
     let suites = suites.iter().flat_map(|suite| ["--suite", suite]);
     let mut run = command::cargo();
-    run.args(runner).args(["--bin", "conformance", "--", "--quick", "--clients", &clients.to_string()]);
+    run.args(runner).args([
+        "--bin",
+        "conformance",
+        "--",
+        "--quick",
+        "--clients",
+        &clients.to_string(),
+    ]);
     run.args(suites).args(["--configs", configs]);
     command::run(run.env("DEFUSE_PROGRAM", program))
 }

@@ -153,6 +153,14 @@ pub(super) const ALL: &[Exclusion] = &[
                  for them, so that it may be written elsewhere. It passes on defuse.",
     },
     Exclusion {
+        suite: Suite::Tree,
+        configs: NATIVE_REPL,
+        case: "tree, seed *",
+        effect: MayFail,
+        reason: "Four processes change one tree at once. A call of one of them failed with GlusterFS's own \
+                 client in one of two runs. It passes on defuse.",
+    },
+    Exclusion {
         suite: Suite::Posix,
         configs: NATIVE,
         case: "*_by_another_clears_set_user_id",
