@@ -138,12 +138,10 @@ impl Passthrough {
         self.options.backing_files && self.options.credentials == Credentials::Callers
     }
 
-    /// True if a file is opened by its name in a lookup. The inode has the descriptor for as long as a frontend knows it: one that
-    /// can write would keep the file from being executed, and names that are cached would keep any number of files open.
+    /// True if a file is opened by its name in a lookup: by a program that reads, whose own open it is. A daemon must not wait for a fifo
+    /// that takes the name of a file at this moment, nor open a device.
     pub(crate) fn opens_by_name(&self, flags: OpenFlags) -> bool {
         self.gives_descriptors()
-            && self.options.descriptors_from > 0
-            && self.options.entry_valid_for.is_zero()
             && self.added_flags().is_empty()
             && flags.0 & (3 | OpenFlags::TRUNC) == 0
     }

@@ -40,7 +40,7 @@ pub(crate) struct Inode {
     pub(crate) without_capability: Lease,
     /// A descriptor that stays open while nothing else leads to the inode: for the root, for an
     /// inode without names (no handle finds it any more), and for an inode with neither a handle
-    /// nor a known name. A file that was opened by its name has that of its open file.
+    /// nor a known name.
     pub(crate) pin: ArcSwapOption<OwnedFd>,
     pub(crate) handle: Option<Handle>,
     /// The names by which it is found again without a handle.
@@ -64,12 +64,12 @@ impl Inode {
     }
 
     pub(crate) fn root(key: Key, handle: Option<Handle>, fd: OwnedFd) -> Self {
-        let mut root = Inode::new(key, FileKind::Directory, handle, Some(Arc::new(fd)));
+        let mut root = Inode::new(key, FileKind::Directory, handle, Some(fd));
         root.number = Ino::ROOT.0;
         root
     }
 
-    fn new(key: Key, kind: FileKind, handle: Option<Handle>, pin: Option<Arc<OwnedFd>>) -> Self {
+    fn new(key: Key, kind: FileKind, handle: Option<Handle>, pin: Option<OwnedFd>) -> Self {
         Inode {
             number: 0,
             key,
@@ -77,7 +77,7 @@ impl Inode {
             cache_slot: AtomicU32::new(u32::MAX),
             kind,
             without_capability: Lease::default(),
-            pin: ArcSwapOption::from(pin),
+            pin: ArcSwapOption::from(pin.map(Arc::new)),
             places: handle.is_none().then(Box::default),
             handle,
             generation: AtomicU32::new(0),
@@ -157,7 +157,7 @@ impl InodeTable {
         key: Key,
         kind: FileKind,
         handle: Option<Handle>,
-        pin: Option<Arc<OwnedFd>>,
+        pin: Option<OwnedFd>,
     ) -> Result<Ino> {
         if key == self.root.key {
             return Ok(Ino::ROOT);
@@ -172,7 +172,7 @@ impl InodeTable {
             let mut needless = pin;
             if !known.is_pinned()
                 && let Some(fd) = needless.take()
-                && known.set_pin(fd)
+                && known.set_pin(Arc::new(fd))
             {
                 self.pinned.fetch_add(1, Ordering::Relaxed);
             }

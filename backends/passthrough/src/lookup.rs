@@ -55,8 +55,8 @@ impl Passthrough {
     }
 
     /// Opens the regular file `name` in `dir`, a directory on the mount `likely`. It must be the one of `stat`, because the
-    /// name may change before the open. Its inode keeps the descriptor, in place of a file handle. Returns `None` if the file
-    /// cannot be opened by its name.
+    /// name may change before the open: the file handle contains the inode number. Returns `None` if the file cannot be opened by its
+    /// name.
     fn open_in(
         &self,
         (likely, stat): (u32, &Stat),
@@ -65,23 +65,20 @@ impl Passthrough {
         flags: OpenFlags,
     ) -> Option<(Entry, Opened)> {
         let index = self.mounts.find(stat.mount_id(), likely)?;
-        let key_of = |stat: &Stat| self.mounts.get(index).ok()?.key(index, stat, None);
-        let key = key_of(stat)?;
+        let mount = self.mounts.get(index).ok()?;
+        if !mount.handles || self.keeps_descriptors() {
+            return None;
+        }
         let how = self.lower_flags(flags) | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(dir, name, how, Mode::empty()).or_errno();
         let fd = self.with_spare_fds(open).ok()?;
-        let now = Stat::of(fd.as_fd()).ok()?;
-        if now.mount_id() != stat.mount_id() || key_of(&now)? != key {
+        let handle = sys::name_to_handle(fd.as_fd(), c"").ok()?;
+        if handle.names(mount.f_type, stat.ino()) != Some(true) {
             return None;
         }
-        let opened = self.opened_now(index, fd, flags, true).ok()?;
-        let pin = opened.backing.as_ref().map(|backing| Arc::clone(&backing.fd));
-        let ino = self.inodes.insert(key, FileKind::Regular, None, pin);
-        let entry = ino.and_then(|ino| self.entry(ino, index, &now));
-        if entry.is_err() {
-            let _ = self.files.remove(opened.fh);
-        }
-        Some((entry.ok()?, opened))
+        let entry = self.enter(index, stat, Some(handle), Kept::Nothing).ok()?;
+        let opened = self.opened_now(index, fd, flags, true);
+        opened.inspect_err(|_| self.forget(entry.ino, 1)).ok().map(|opened| (entry, opened))
     }
 
     /// Looks up `name` in `dir`, a directory on the mount `likely`. It had this status just now.
@@ -181,7 +178,7 @@ impl Passthrough {
         let key = self.mounts.get(index)?.key(index, stat, handle.as_ref()).ok_or(Errno::EIO)?;
         let (pin, cached) = match kept {
             Kept::Nothing => (None, None),
-            Kept::Pinned(fd) => (Some(Arc::new(self.placed(fd))), None),
+            Kept::Pinned(fd) => (Some(self.placed(fd)), None),
             Kept::Cached(fd) => (None, Some(Arc::new(self.placed(fd)))),
         };
         let ino = self.inodes.insert(key, stat.kind()?, handle, pin)?;

@@ -10,7 +10,12 @@ use std::time::Duration;
 use common::*;
 use defuse_fs::*;
 use defuse_passthrough::{Credentials, Options};
-use rustix::fs::{CWD, Mode, RenameFlags as LowerFlags, mkfifoat, renameat_with};
+use rustix::fs::{
+    CWD, FlockOperation, Mode, RenameFlags as LowerFlags, flock, mkfifoat, renameat_with,
+};
+use rustix::io::Errno as Io;
+
+const NOW: FlockOperation = FlockOperation::NonBlockingLockExclusive;
 
 /// The source in the process of a program.
 fn options() -> Options {
@@ -36,7 +41,9 @@ fn a_file_that_is_read_is_opened_by_its_name_and_outlives_it() {
         fs::hard_link(served.path("a"), served.path("b")).unwrap();
         let pinned = served.fs.stats().pinned_fds;
         let (entry, file) = look_up(served, "a", 0).unwrap();
-        let file = file.unwrap();
+        // Without a handle the inode is found by its names.
+        assert_eq!(file.is_some(), served.fs.uses_file_handles());
+        let file = file.unwrap_or_else(|| served.open(entry.ino, 0).unwrap());
         assert_eq!((entry.attr.size, entry.attr.nlink), (4, 2));
         assert_eq!(served.read(file, 0, 9), Ok(b"kept".to_vec()));
         // It is one inode by all its names, and stays when it has lost them.
@@ -77,10 +84,29 @@ fn everything_else_is_looked_up_alone() {
         }
         assert_eq!(look_up(served, "none", 0).unwrap_err(), Errno::ENOENT);
     });
-    let cached = Options { entry_valid_for: Duration::from_secs(1), ..options() };
-    everywhere(&cached, |served| {
+    // A daemon would wait for a fifo, or open a device, that takes the name.
+    everywhere(&Options { credentials: Credentials::Sticky, ..options() }, |served| {
         fs::write(served.path("file"), "x").unwrap();
-        assert_eq!(look_up(served, "file", 0).unwrap().1, None, "each cached name would be open");
+        assert_eq!(look_up(served, "file", 0).unwrap().1, None);
+    });
+}
+
+/// An inode that kept the descriptor by which it was found would keep the lock.
+#[test]
+fn a_lock_ends_with_its_open_file_while_another_one_is_open() {
+    everywhere(&options(), |served| {
+        fs::write(served.path("a"), "x").unwrap();
+        let open = || served.fs.lookup_to_open(&me(), Ino::ROOT, name("a"), flags(0)).unwrap();
+        let ((entry, one), (_, other)) = (open(), open());
+        let (Some(one), Some(other)) = (one, other) else { return };
+        let (one_fh, other_fh) = (one.fh, other.fh);
+        let lock = |opened: &Opened| flock(&opened.backing.as_ref().unwrap().fd, NOW);
+        assert_eq!((lock(&one), lock(&other)), (Ok(()), Err(Io::WOULDBLOCK)));
+        served.release(File { ino: entry.ino, fh: one_fh });
+        drop(one);
+        assert_eq!(lock(&other), Ok(()));
+        served.release(File { ino: entry.ino, fh: other_fh });
+        served.fs.forget(entry.ino, 2);
     });
 }
 
@@ -111,7 +137,7 @@ fn the_open_file_is_the_one_that_was_looked_up() {
                 served.fs.forget(entry.ino, 1);
             }
             ends.store(true, Ordering::Relaxed);
-            assert!(opened > 0, "no file was opened by its name");
+            assert_eq!(opened > 0, served.fs.uses_file_handles());
         });
     });
 }
