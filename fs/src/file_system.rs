@@ -142,7 +142,8 @@ pub trait FileSystem: Send + Sync {
     }
 
     /// Looks up a name like [`lookup`](FileSystem::lookup), and opens the regular file that has it, if that takes less than to open it
-    /// afterwards. What is said of [`resolve_to_open`](FileSystem::resolve_to_open) about `args`, errors and the file holds here, too.
+    /// afterwards. What is said of [`resolve_to_open`](FileSystem::resolve_to_open) about `args`, errors and the file holds here, too, but for
+    /// `EINTR`: an open that a signal has ended would wait again.
     fn lookup_to_open(
         &self,
         cx: &Context<'_>,

@@ -49,7 +49,8 @@ impl Gluster {
     /// Asks for a name of a directory. A name of a directory that is there leads to an inode or to none: `ESTALE` means that another
     /// client is about to rename it, for as long as the slowest brick takes.
     fn find(&self, dir: Gfid, name: &CStr) -> Result<Option<(Object<'_>, libc::stat)>> {
-        let ask = || match self.volume.look_up(Some(&self.directory(dir)?), name) {
+        let object = self.directory(dir)?;
+        let ask = || match self.volume.look_up(Some(&object), name) {
             Err(Errno::ENOENT) => Ok(None),
             found => found.map(Some),
         };

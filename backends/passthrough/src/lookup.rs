@@ -45,7 +45,7 @@ impl Passthrough {
     ) -> Result<(Entry, Option<Opened>)> {
         let stat = Stat::at(fd, name)?;
         if stat.kind() == Ok(FileKind::Regular)
-            && let Some((entry, opened)) = self.open_in((dir.key.mount, &stat), fd, name, flags)
+            && let Some((entry, opened)) = self.open_in(dir, fd, name, flags)?
         {
             return Ok((entry, Some(opened)));
         }
@@ -54,31 +54,34 @@ impl Passthrough {
         Ok((entry, None))
     }
 
-    /// Opens the regular file `name` in `dir`, a directory on the mount `likely`. It must be the one of `stat`, because the
-    /// name may change before the open: the file handle contains the inode number. Returns `None` if the file cannot be opened by its
-    /// name.
+    /// Opens `name` in `dir`, which was a regular file just now. Everything is told of the open file, because the name may have changed
+    /// meanwhile. Returns `None` if it cannot be opened, or is another kind of file. Fails with `EINTR`.
     fn open_in(
         &self,
-        (likely, stat): (u32, &Stat),
-        dir: BorrowedFd<'_>,
+        dir: &Arc<Inode>,
+        fd: BorrowedFd<'_>,
         name: &[u8],
         flags: OpenFlags,
-    ) -> Option<(Entry, Opened)> {
-        let index = self.mounts.find(stat.mount_id(), likely)?;
-        let mount = self.mounts.get(index).ok()?;
-        if !mount.handles || self.keeps_descriptors() {
-            return None;
+    ) -> Result<Option<(Entry, Opened)>> {
+        let how = self.lower_flags(flags) | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let open = || rustix::fs::openat(fd, name, how, Mode::empty()).or_errno();
+        let file = match self.with_spare_fds(open) {
+            Ok(file) => file,
+            Err(Errno::EINTR) => return Err(Errno::EINTR),
+            Err(_) => return Ok(None),
+        };
+        let Ok(entry) = self.enter_open_fd(dir.key.mount, file.as_fd()) else { return Ok(None) };
+        self.note_place(entry.ino, dir, name);
+        let opened = match self.inodes.get(entry.ino) {
+            Ok(inode) if inode.kind == FileKind::Regular => {
+                self.opened_now(inode.key.mount, file, flags, true).ok()
+            }
+            _ => None,
+        };
+        if opened.is_none() {
+            self.forget(entry.ino, 1);
         }
-        let how = self.lower_flags(flags) | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let open = || rustix::fs::openat(dir, name, how, Mode::empty()).or_errno();
-        let fd = self.with_spare_fds(open).ok()?;
-        let handle = sys::name_to_handle(fd.as_fd(), c"").ok()?;
-        if handle.names(mount.f_type, stat.ino()) != Some(true) {
-            return None;
-        }
-        let entry = self.enter(index, stat, Some(handle), Kept::Nothing).ok()?;
-        let opened = self.opened_now(index, fd, flags, true);
-        opened.inspect_err(|_| self.forget(entry.ino, 1)).ok().map(|opened| (entry, opened))
+        Ok(opened.map(|opened| (entry, opened)))
     }
 
     /// Looks up `name` in `dir`, a directory on the mount `likely`. It had this status just now.

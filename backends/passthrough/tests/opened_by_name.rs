@@ -41,9 +41,7 @@ fn a_file_that_is_read_is_opened_by_its_name_and_outlives_it() {
         fs::hard_link(served.path("a"), served.path("b")).unwrap();
         let pinned = served.fs.stats().pinned_fds;
         let (entry, file) = look_up(served, "a", 0).unwrap();
-        // Without a handle the inode is found by its names.
-        assert_eq!(file.is_some(), served.fs.uses_file_handles());
-        let file = file.unwrap_or_else(|| served.open(entry.ino, 0).unwrap());
+        let file = file.unwrap();
         assert_eq!((entry.attr.size, entry.attr.nlink), (4, 2));
         assert_eq!(served.read(file, 0, 9), Ok(b"kept".to_vec()));
         // It is one inode by all its names, and stays when it has lost them.
@@ -98,7 +96,7 @@ fn a_lock_ends_with_its_open_file_while_another_one_is_open() {
         fs::write(served.path("a"), "x").unwrap();
         let open = || served.fs.lookup_to_open(&me(), Ino::ROOT, name("a"), flags(0)).unwrap();
         let ((entry, one), (_, other)) = (open(), open());
-        let (Some(one), Some(other)) = (one, other) else { return };
+        let (one, other) = (one.unwrap(), other.unwrap());
         let (one_fh, other_fh) = (one.fh, other.fh);
         let lock = |opened: &Opened| flock(&opened.backing.as_ref().unwrap().fd, NOW);
         assert_eq!((lock(&one), lock(&other)), (Ok(()), Err(Io::WOULDBLOCK)));
@@ -137,7 +135,38 @@ fn the_open_file_is_the_one_that_was_looked_up() {
                 served.fs.forget(entry.ino, 1);
             }
             ends.store(true, Ordering::Relaxed);
-            assert_eq!(opened > 0, served.fs.uses_file_handles());
+            assert!(opened > 0, "no file was opened by its name");
+        });
+    });
+}
+
+/// A new file may have the inode number of the one that the name led to before the open.
+#[test]
+fn what_is_told_of_an_open_file_is_told_of_the_one_that_is_open() {
+    everywhere(&options(), |served| {
+        let path = served.path("a");
+        fs::write(&path, "1").unwrap();
+        let ends = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 0.. {
+                    if ends.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let _ = fs::remove_file(&path);
+                    let _ = fs::write(&path, ["1", "22", "333"][round % 3]);
+                }
+            });
+            for _ in 0..5000 {
+                let Ok((entry, file)) = look_up(served, "a", 0) else { continue };
+                if let Some(file) = file {
+                    let now = served.fs.getattr(&me(), entry.ino, Some(file.fh)).unwrap();
+                    assert_eq!((now.btime, now.st_ino), (entry.attr.btime, entry.attr.st_ino));
+                    served.release(file);
+                }
+                served.fs.forget(entry.ino, 1);
+            }
+            ends.store(true, Ordering::Relaxed);
         });
     });
 }

@@ -91,6 +91,22 @@ pub(crate) struct Parts {
     pub who: Arc<Credentials>,
 }
 
+impl Parts {
+    /// Gives back what the file system has opened.
+    fn release(self) {
+        let Parts { here: Here { node, mount }, opened, pin, who, .. } = self;
+        let cx = who.context(mount.origin);
+        for fh in opened.map(|opened| opened.fh).into_iter().chain(pin) {
+            let file = File { ino: node.ino(), fh };
+            let _ = if node.is_dir() {
+                mount.call(Op::RELEASEDIR, |fs| fs.releasedir(&cx, file))
+            } else {
+                mount.call(Op::RELEASE, |fs| fs.release(&cx, file, ReleaseArgs::default()))
+            };
+        }
+    }
+}
+
 /// State of an open file that was opened by an earlier program.
 pub(crate) struct Taken {
     pub id: u64,
@@ -111,7 +127,13 @@ impl Description {
         Taken { id }: Taken,
     ) -> Option<Arc<Self>> {
         let cells = match arena {
-            Some(arena) => Cells::Arena(arena.take()?, Arc::clone(arena)),
+            Some(arena) => match arena.take() {
+                Some(cells) => Cells::Arena(cells, Arc::clone(arena)),
+                None => {
+                    parts.release();
+                    return None;
+                }
+            },
             None => Cells::Own(OpenCells::default()),
         };
         let Parts { here, opened, pin, flags, who } = parts;

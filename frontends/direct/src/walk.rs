@@ -99,12 +99,12 @@ pub(crate) struct Walk<'a> {
     pub follow_last: bool,
     /// The walk has been inside of a mount, so the caller's path is no longer valid for the kernel.
     entered: bool,
-    /// The inode that was looked up last, with its attributes.
-    told: Cell<Option<(Arc<Node>, Told)>>,
     /// How to open the file at the end of the path, if that may be done together with the lookup.
     open: Option<OpenArgs>,
-    /// The file at the end of the path, if it was opened so.
+    /// The file at the end of the path, if it was opened so. It is released before its inode is forgotten.
     opened: Option<OpenedAhead>,
+    /// The inode that was looked up last, with its attributes.
+    told: Cell<Option<(Arc<Node>, Told)>>,
     /// While the walk leads to the last directory of the caller's path by names alone: its begin, and the path to there.
     by_names: Option<(Begin, &'a [u8])>,
 }
@@ -411,7 +411,7 @@ impl<'a> Walk<'a> {
 
     /// Looks up a name, and enters the mount that covers it.
     fn child(&mut self, dir: &Here, component: &Component<'_>) -> Result<Here> {
-        let (name, open) = (component.name()?, self.open);
+        let (name, open) = (component.name()?, self.open.filter(|_| !component.slash));
         let (node, attr, opened) = dir.mount.look_up_to_open(&dir.node, name, self.who, open)?;
         self.opened = opened.zip(open).map(|(opened, args)| {
             OpenedAhead::new(&dir.mount, self.who, (node.ino(), args.flags), opened)

@@ -47,12 +47,19 @@ impl World {
             Err(libc::EISDIR) if kinds.contains(&'d') => return Ok(()),
             Err(libc::ENOENT) => return self.check_missing(at, look).map(drop),
             // The kernel looks up the name of an inode that is gone only once more.
-            Err(libc::ESTALE) if self.names[at].seen(look.at_once()).count() > 2 => return Ok(()),
+            Err(libc::ESTALE) if self.is_replaced_twice(at, look) => return Ok(()),
             Err(errno) => return Err(format!("errno {errno}")),
             Ok(words) => words,
         };
         let node = self.find(at, look, words[0].parse().unwrap(), "f")?;
         self.check_data(node, look.at_once(), words)
+    }
+
+    /// True if a name lost two files, one after the other, during a look.
+    fn is_replaced_twice(&self, at: At, look: Look) -> bool {
+        let seen: Vec<_> = self.names[at].seen(look.at_once()).collect();
+        let (_, lost) = seen.split_last().expect("there is a value");
+        lost.iter().filter(|node| node.is_some()).count() >= 2
     }
 
     /// The answer to `held`, for an open file of a node.

@@ -43,6 +43,8 @@ pub struct Names {
 #[derive(Debug, Default)]
 struct Dir {
     names: HashMap<Text, Held>,
+    /// Number of names of each child. Most have none when they are asked for, and a search takes as long as there are names.
+    children: HashMap<Ino, u32>,
     /// The time when the servers were last asked for it. They tell of its changes for some time after.
     asked: Option<Instant>,
     /// Its change time then, and a moment before that question.
@@ -106,14 +108,12 @@ impl Names {
         }
         let listed = child.is_listed.then_some(now);
         let held = Held { until: now + long, child: child.ino, is_dir: child.is_dir, listed };
-        match dir.names.get_mut(name) {
-            Some(known) => *known = held,
-            None if has_room => {
-                dir.names.insert(name.into(), held);
-                self.count += 1;
-            }
-            None => return false,
+        let is_new = !dir.names.contains_key(name);
+        if is_new && !has_room {
+            return false;
         }
+        dir.insert(name, held);
+        self.count += usize::from(is_new);
         true
     }
 
@@ -144,14 +144,14 @@ impl Names {
         let mut remove = |dir: Gfid, name: &[u8]| {
             let dir = self.dirs.get_mut(&dir)?;
             dir.moved = Some(at);
-            let held = dir.names.remove(name)?;
+            let held = dir.remove(name)?;
             self.count -= 1;
             Some(held)
         };
         remove(new_dir, new);
         let held = remove(old_dir, old)?;
         let (dir, child) = (self.dirs.get_mut(&new_dir)?, held.child);
-        dir.names.insert(new.into(), held);
+        dir.insert(new, held);
         self.count += 1;
         Some(child)
     }
@@ -167,6 +167,7 @@ impl Names {
         let Some(dir) = self.dirs.get_mut(&dir) else { return Vec::new() };
         dir.told = Some(now);
         self.count -= dir.names.len();
+        dir.children.clear();
         let is_late = |listed: Instant| now.duration_since(listed) < CHANGES;
         let child = |held: Held| held.listed.is_some_and(is_late).then_some(held.child);
         dir.names.drain().map(|(name, held)| (name, child(held))).collect()
@@ -175,6 +176,9 @@ impl Names {
     /// Takes the names of `child` back.
     pub fn take_child(&mut self, dir: Gfid, child: Ino) -> Vec<Text> {
         let Some(dir) = self.dirs.get_mut(&dir) else { return Vec::new() };
+        if dir.children.remove(&child).is_none() {
+            return Vec::new();
+        }
         let taken: Vec<Text> =
             dir.names.extract_if(|_, held| held.child == child).map(|(name, _)| name).collect();
         self.count -= taken.len();
@@ -196,6 +200,10 @@ impl Names {
             self.searched = Some(now);
             for dir in self.dirs.values_mut() {
                 dir.names.retain(|_, held| held.until > now);
+                dir.children.clear();
+                for held in dir.names.values() {
+                    *dir.children.entry(held.child).or_default() += 1;
+                }
             }
             self.dirs.retain(|_, dir| !dir.names.is_empty());
             self.count = self.dirs.values().map(|dir| dir.names.len()).sum();
@@ -205,6 +213,34 @@ impl Names {
 }
 
 impl Dir {
+    /// Adds a name, in place of the one that is known.
+    fn insert(&mut self, name: &[u8], held: Held) {
+        *self.children.entry(held.child).or_default() += 1;
+        match self.names.get_mut(name) {
+            Some(known) => {
+                let former = std::mem::replace(known, held);
+                self.lose(former.child);
+            }
+            None => drop(self.names.insert(name.into(), held)),
+        }
+    }
+
+    fn remove(&mut self, name: &[u8]) -> Option<Held> {
+        let held = self.names.remove(name)?;
+        self.lose(held.child);
+        Some(held)
+    }
+
+    /// A child has one name less.
+    fn lose(&mut self, child: Ino) {
+        if let Some(count) = self.children.get_mut(&child) {
+            *count -= 1;
+            if *count == 0 {
+                self.children.remove(&child);
+            }
+        }
+    }
+
     fn is_restless(&self, now: Instant) -> bool {
         self.told.is_some_and(|told| now.duration_since(told) < RESTLESS)
     }
@@ -338,6 +374,13 @@ mod tests {
         let mut names = with_names(Instant::now());
         assert_eq!(names.take_child(D, Ino(3)), [Text::from(*b"b")]);
         assert_eq!((names.take_child(D, Ino(9)).len(), names.count), (0, 1));
+        // A name of another file now, and two of one.
+        let now = Instant::now();
+        assert!(names.hold(D, b"a", &child(5, false), (now, LONG)));
+        assert!(names.hold(D, b"b", &child(5, false), (now, LONG)));
+        assert_eq!((names.take_child(D, Ino(2)).len(), names.take_child(D, Ino(5)).len()), (0, 2));
+        assert!(names.dirs[&D].children.is_empty());
+        assert!(names.hold(D, b"a", &child(2, false), (now, LONG)));
         let all = names.take_all();
         assert_eq!((all.len(), all[0].1.len(), names.count), (1, 1, 0));
     }
