@@ -432,7 +432,14 @@ impl Drop for Held<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use defuse_fs::{
+        Attr, Context, DirBuf, Entry, FileSystem, Ino, Name, NewNode, OpenArgs, Opened,
+    };
+
     use super::*;
+    use crate::Client;
 
     /// Processes that live for so many looks.
     struct Looks(AtomicU32);
@@ -459,6 +466,72 @@ mod tests {
         drop(held);
         assert_eq!(cells.lock.load(Ordering::Relaxed), 0);
         assert_eq!(cells.waiters.load(Ordering::Relaxed), 0);
+    }
+
+    /// A file `f`, opened with its lookup, and the number of open files.
+    struct Opens(Arc<AtomicU32>);
+
+    impl FileSystem for Opens {
+        fn lookup(&self, cx: &Context<'_>, _: Ino, _: Name<'_>) -> defuse_fs::Result<Entry> {
+            let node = NewNode::new(FileKind::Regular, 0o644, cx.caller);
+            let (ino, valid_for) = (Ino(2), Duration::ZERO);
+            Ok(Entry { ino, generation: 0, attr: Attr::of_new(ino, &node), valid_for })
+        }
+
+        fn lookup_to_open(
+            &self,
+            cx: &Context<'_>,
+            parent: Ino,
+            name: Name<'_>,
+            _: OpenArgs,
+        ) -> defuse_fs::Result<(Entry, Option<Opened>)> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok((self.lookup(cx, parent, name)?, Some(Opened::new(Fh(7)))))
+        }
+
+        fn getattr(&self, cx: &Context<'_>, ino: Ino, _: Option<Fh>) -> defuse_fs::Result<Attr> {
+            Ok(Attr::of_new(ino, &NewNode::new(FileKind::Directory, 0o755, cx.caller)))
+        }
+
+        fn readdir(
+            &self,
+            _: &Context<'_>,
+            _: File,
+            _: u64,
+            _: &mut DirBuf<'_>,
+        ) -> defuse_fs::Result<()> {
+            Ok(())
+        }
+
+        fn release(&self, _: &Context<'_>, file: File, _: ReleaseArgs) -> defuse_fs::Result<()> {
+            assert_eq!(file, File { ino: Ino(2), fh: Fh(7) });
+            self.0.fetch_sub(1, Ordering::Relaxed);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_file_that_a_lookup_has_opened_is_released_if_the_open_fails() {
+        let opens = Arc::new(AtomicU32::new(0));
+        let full: Option<Arc<dyn Arena>> = Some(Arc::new(Looks(AtomicU32::new(0))));
+        let errors = |arena: Option<Arc<dyn Arena>>, path: &[u8]| {
+            let client = Client::new(crate::Options { arena, ..crate::Options::default() });
+            let fs = Arc::new(Opens(Arc::clone(&opens)));
+            client.mount(b"m:", fs, &crate::MountArgs::default()).unwrap();
+            let who = Credentials::user(0, 0, &[]);
+            let task = Task::new(who, crate::WorkDir::Outside(b"/".to_vec()));
+            let opened = client.open(&task, crate::At::Cwd, path, crate::How::default());
+            let open = opens.load(Ordering::Relaxed);
+            (opened.map(drop).map_err(|stop| format!("{stop:?}")), open)
+        };
+        assert_eq!(errors(None, b"m:/f"), (Ok(()), 1));
+        let failed = |(result, open): (std::result::Result<(), String>, u32), errno: &str| {
+            assert!(result.as_ref().is_err_and(|text| text.contains(errno)), "{result:?}");
+            assert_eq!(open, 0, "{errno}");
+        };
+        assert_eq!(opens.load(Ordering::Relaxed), 0);
+        failed(errors(full, b"m:/f"), "ENFILE");
+        failed(errors(None, b"m:/f/"), "ENOTDIR");
     }
 
     #[test]
