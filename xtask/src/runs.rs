@@ -38,17 +38,10 @@ fn run(parts: &mut Parts, configs: &str, (clients, suites): (usize, &[&str])) ->
     let program = ["build", "--workspace", "--lib", "--bin", "defuse", "--test", "messages"];
     command::run(command::cargo().args(program))?;
     let program = command::program_under_test()?;
-    let runner = ["run", "--profile", "runner", "--package", "defuse-testkit"];
+    let runner = "run --profile runner --package defuse-testkit --bin conformance --";
     let suites = suites.iter().flat_map(|suite| ["--suite", suite]);
     let mut run = command::cargo();
-    run.args(runner).args([
-        "--bin",
-        "conformance",
-        "--",
-        "--quick",
-        "--clients",
-        &clients.to_string(),
-    ]);
+    run.args(runner.split(' ')).args(["--quick", "--clients", &clients.to_string()]);
     run.args(suites).args(["--configs", configs]);
     command::run(run.env("DEFUSE_PROGRAM", program))
 }

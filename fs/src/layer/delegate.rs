@@ -14,7 +14,7 @@
 ///   `setlkw`) call `self.inner` directly, and bypass `around`.
 /// * `delegate!(map inner)` passes every argument but the context through the layer's own `fn
 ///   map<T: MapInos>(&self, argument: T) -> T` (see [`MapInos`](crate::layer::MapInos)).
-/// * `delegate!(deref)` calls `**self`, for pointers to file systems.
+/// * `delegate!(deref)` calls `**self`, for pointers to file systems, and has no exceptions.
 ///
 /// ```
 /// use defuse_fs::*;
@@ -31,8 +31,18 @@
 /// ```
 #[macro_export]
 macro_rules! delegate {
-    (deref $(, except $($skip:ident),+)?) => {
-        $crate::delegate! { @all [deref self] [$($($skip)+)?] }
+    (deref) => {
+        $crate::delegate! { @all [deref self] [] }
+        // A layer has the defaults of these, which call its other methods.
+        $crate::delegate! { @with [deref self] [] resolve_to_open ResolveToOpen(
+            from: $crate::Ino, path: $crate::NormalPath<'_>, args: $crate::OpenArgs)
+            -> ($crate::Resolved, ::std::option::Option<$crate::Opened>) }
+        $crate::delegate! { @with [deref self] [] lookup_to_open LookupToOpen(
+            parent: $crate::Ino, name: $crate::Name<'_>, args: $crate::OpenArgs)
+            -> ($crate::Entry, ::std::option::Option<$crate::Opened>) }
+        $crate::delegate! { @with [deref self] [] create_with CreateWith(
+            parent: $crate::Ino, name: $crate::Name<'_>, node: &$crate::NewNode<'_>, data: &[u8])
+            -> $crate::Entry }
     };
     ($how:ident $inner:ident $(, except $($skip:ident),+)?) => {
         $crate::delegate! { @all [$how $inner] [$($($skip)+)?] }
