@@ -86,8 +86,10 @@ fn work(what: &str, clients: &[Client], operations: u64) {
     println!("  {counts:?} in {:.1} s", begun.elapsed().as_secs_f64());
     let errors = errors.into_inner().unwrap();
     assert!(errors.is_empty(), "{}", errors.join("\n"));
-    let [refused, changes] =
-        [&counts.refused, &counts.changes].map(|it| it.load(Ordering::Relaxed));
+    let [refused, changes, moved, looks] =
+        [&counts.refused, &counts.changes, &counts.moved, &counts.looks]
+            .map(|it| it.load(Ordering::Relaxed));
+    assert!(moved <= 1 + looks / 500, "{moved} of {looks} looks led to a directory that was moved");
     assert!(refused <= 1 + changes / 500, "the servers refused {refused} of {changes} changes");
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::history::Look;
-use super::world::{At, NAMES, World};
+use super::world::{At, NAMES, World, names};
 
 /// The answer to an operation: words, or the number of an error.
 pub type Answer = Result<Vec<String>, i32>;
@@ -53,6 +53,16 @@ impl World {
         };
         let node = self.find(at, look, words[0].parse().unwrap(), "f")?;
         self.check_data(node, look.at_once(), words)
+    }
+
+    /// True if a look may have found a directory at a name that had a name in the other directory before.
+    pub fn has_moved(&self, at: At, look: Look) -> bool {
+        let mut found = self.names[at].seen(look).flatten();
+        found.any(|&node| {
+            let elsewhere = names().filter(|other| other / NAMES != at / NAMES);
+            let mut known = elsewhere.flat_map(|other| self.names[other].until(look).flatten());
+            self.nodes[node].kind == 'd' && known.any(|&other| other == node)
+        })
     }
 
     /// True if a name lost two files, one after the other, during a look.

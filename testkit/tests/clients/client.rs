@@ -65,6 +65,11 @@ impl Client {
         self.promise.is_zero()
     }
 
+    /// True if the kernel is between a program and the client.
+    pub fn is_mount(&self) -> bool {
+        matches!(self.way, Way::Mount(_))
+    }
+
     fn by(name: &'static str, dir: &Path, promise: Duration, way: Way) -> Client {
         let dir = format!("{}/", dir.display());
         Client { name, promise, dir, way, slow: Mutex::default() }

@@ -18,6 +18,8 @@ pub struct Counts {
     pub left_out: AtomicU64,
     /// Looks that found a former state, as promised.
     pub late: AtomicU64,
+    /// Looks that the kernel refused, because it had to move a directory in its tree during a renaming.
+    pub moved: AtomicU64,
     /// Episodes that ended with a renaming which the servers refuse to every client.
     pub refused: AtomicU64,
 }
@@ -269,9 +271,8 @@ impl<'a> Episode<'a> {
     /// Looks at a name. True if the client knows the present state.
     fn look_at(&self, client: usize, at: At) -> Result<bool, String> {
         let path = self.lock().path(at);
-        let is_silent = |world: &World| world.is_silent(at);
         let is_latest =
-            self.ask(client, &format!("stat {path}"), &is_silent, |world, look, answer| {
+            self.ask(client, &format!("stat {path}"), Some(at), |world, look, answer| {
                 world.check_stat(at, look, answer)
             })?;
         self.counts.late.fetch_add(u64::from(!is_latest), Ordering::Relaxed);
@@ -280,8 +281,7 @@ impl<'a> Episode<'a> {
 
     fn read(&self, client: usize, at: At) -> Result<(), String> {
         let path = self.lock().path(at);
-        let is_silent = |world: &World| world.is_silent(at);
-        self.ask(client, &format!("read {path}"), &is_silent, |world, look, answer| {
+        self.ask(client, &format!("read {path}"), Some(at), |world, look, answer| {
             world.check_read(at, look, answer)
         })
     }
@@ -289,7 +289,7 @@ impl<'a> Episode<'a> {
     fn list(&self, client: usize, dir: usize) -> Result<(), String> {
         let words = format!("list {}/{}", self.lock().place, DIRS[dir]);
         let is_native = self.clients[client].is_native();
-        self.ask(client, &words, &|_| false, |world, look, answer| {
+        self.ask(client, &words, None, |world, look, answer| {
             world.check_list(dir, look, (answer, is_native))
         })
     }
@@ -305,41 +305,60 @@ impl<'a> Episode<'a> {
         let held = self.held.lock().unwrap();
         let Some(file) = held.get(number) else { return Ok(()) };
         let words = format!("held {}", file.id);
-        self.ask(file.client, &words, &|_| false, |world, look, answer| {
+        self.ask(file.client, &words, None, |world, look, answer| {
             world.check_held(file.node, look, answer)
         })
     }
 
-    /// Asks a client, and checks the answer. Asks again if the servers have told nobody of a change, which the first
-    /// look after the promised time discovers.
+    /// Asks a client, of a name or of something else, and checks the answer. Asks again if the servers have told nobody of a change,
+    /// which the first look after the promised time discovers.
     fn ask<T>(
         &self,
         client: usize,
         words: &str,
-        is_silent: &dyn Fn(&World) -> bool,
+        at: Option<At>,
         check: impl Fn(&World, Look, &Answer) -> Result<T, String>,
     ) -> Result<T, String> {
         let once = || {
             self.counts.looks.fetch_add(1, Ordering::Relaxed);
-            let begun = Instant::now();
-            let answer = self.clients[client].call(words);
-            let ended = Instant::now();
-            let promise = self.clients[client].promise(begun);
-            let look = Look { by: client, begun, ended, promise };
+            let (answer, look) = self.answer(client, words, at);
             let world = self.lock_after_change();
             let wrong = |error| {
                 let error = format!("{} {words}: {error}", self.clients[client].name);
-                self.note(format!("WRONG, asked {:?} ago: {error}", begun.elapsed()));
+                self.note(format!("WRONG, asked {:?} ago: {error}", look.begun.elapsed()));
                 error
             };
             check(&world, look, &answer).map_err(wrong)
         };
         let mut checked = once();
-        if checked.is_err() && is_silent(&self.lock()) {
+        if checked.is_err() && at.is_some_and(|at| self.lock().is_silent(at)) {
             std::thread::sleep(Duration::from_millis(300));
             checked = once();
         }
         checked
+    }
+
+    /// The answer of a client to a look. The kernel refuses a name of a directory with `ESTALE` if it knows the directory
+    /// by a name in another one, and another thread renames something on the same mount (`__d_unalias`): asks again then.
+    fn answer(&self, client: usize, words: &str, at: Option<At>) -> (Answer, Look) {
+        const TIMES: u32 = 10;
+        let once = || {
+            let begun = Instant::now();
+            let answer = self.clients[client].call(words);
+            let promise = self.clients[client].promise(begun);
+            (answer, Look { by: client, begun, ended: Instant::now(), promise })
+        };
+        let mut asked = once();
+        for _ in 0..TIMES {
+            let (Err(libc::ESTALE), Some(at)) = (&asked.0, at) else { break };
+            if !self.clients[client].is_mount() || !self.lock().has_moved(at, asked.1) {
+                break;
+            }
+            self.counts.moved.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(20));
+            asked = once();
+        }
+        asked
     }
 
     /// Removes everything.
