@@ -49,7 +49,8 @@
 //!
 //! Without file handles, a lookup of a new inode takes 3 calls (statx, openat, statx), and open
 //! goes through `/proc/self/fd`. An inode that is not in the cache takes 2 more calls (openat,
-//! statx), and so does each directory above it that is not.
+//! statx), and so does each directory above it that is not. A program that looks a file up to read it
+//! takes 3 for the lookup and the open: statx, openat, statx.
 //!
 //! # Effects on the calling threads
 //!

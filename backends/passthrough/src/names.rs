@@ -32,12 +32,14 @@ impl Passthrough {
         name: Name<'_>,
         args: OpenArgs,
     ) -> Result<(Entry, Option<Opened>)> {
-        if !self.opens_by_name(args.flags) {
-            return Ok((self.lookup(parent, name)?, None));
-        }
         let dir = self.inodes.get(parent)?;
         let fd = self.dir_fd(&dir)?;
-        self.lookup_in_to_open(&dir, fd.as_fd(), name.as_bytes(), args.flags)
+        let (fd, name) = (fd.as_fd(), name.as_bytes());
+        // An open by a file handle takes one call.
+        if self.mounts.get(dir.key.mount)?.handles || !self.opens_by_name(args.flags) {
+            return Ok((self.lookup_in(&dir, fd, name)?, None));
+        }
+        self.lookup_in_to_open(&dir, fd, name, args.flags)
     }
 
     /// The attributes of a name. `ESTALE` where a lookup has to tell: on a lower mount that was not seen before.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::*;
 use defuse_fs::*;
-use defuse_passthrough::{Credentials, Options};
+use defuse_passthrough::{Credentials, FileHandles, Options};
 use rustix::fs::{
     CWD, FlockOperation, Mode, RenameFlags as LowerFlags, flock, mkfifoat, renameat_with,
 };
@@ -29,6 +29,13 @@ fn options() -> Options {
     }
 }
 
+/// Runs `test` in every base where files are opened by their names: without file handles.
+fn by_name(test: impl Fn(&Served)) {
+    for base in bases() {
+        test(&Served::new(&base, Options { file_handles: FileHandles::Off, ..options() }));
+    }
+}
+
 fn look_up(served: &Served, text: &str, bits: u32) -> Result<(Entry, Option<File>)> {
     let (entry, opened) = served.fs.lookup_to_open(&me(), Ino::ROOT, name(text), flags(bits))?;
     Ok((entry, opened.map(|opened| File { ino: entry.ino, fh: opened.fh })))
@@ -36,7 +43,7 @@ fn look_up(served: &Served, text: &str, bits: u32) -> Result<(Entry, Option<File
 
 #[test]
 fn a_file_that_is_read_is_opened_by_its_name_and_outlives_it() {
-    everywhere(&options(), |served| {
+    by_name(|served| {
         fs::write(served.path("a"), "kept").unwrap();
         fs::hard_link(served.path("a"), served.path("b")).unwrap();
         let pinned = served.fs.stats().pinned_fds;
@@ -63,7 +70,7 @@ fn a_file_that_is_read_is_opened_by_its_name_and_outlives_it() {
 
 #[test]
 fn everything_else_is_looked_up_alone() {
-    everywhere(&options(), |served| {
+    by_name(|served| {
         fs::write(served.path("file"), "x").unwrap();
         fs::create_dir(served.path("dir")).unwrap();
         symlink("file", served.path("link")).unwrap();
@@ -87,12 +94,18 @@ fn everything_else_is_looked_up_alone() {
         fs::write(served.path("file"), "x").unwrap();
         assert_eq!(look_up(served, "file", 0).unwrap().1, None);
     });
+    // An open by a file handle takes fewer system calls.
+    everywhere(&options(), |served| {
+        fs::write(served.path("file"), "x").unwrap();
+        let file = look_up(served, "file", 0).unwrap().1;
+        assert_eq!(file.is_none(), served.fs.uses_file_handles());
+    });
 }
 
 /// An inode that kept the descriptor by which it was found would keep the lock.
 #[test]
 fn a_lock_ends_with_its_open_file_while_another_one_is_open() {
-    everywhere(&options(), |served| {
+    by_name(|served| {
         fs::write(served.path("a"), "x").unwrap();
         let open = || served.fs.lookup_to_open(&me(), Ino::ROOT, name("a"), flags(0)).unwrap();
         let ((entry, one), (_, other)) = (open(), open());
@@ -111,7 +124,7 @@ fn a_lock_ends_with_its_open_file_while_another_one_is_open() {
 /// The name may lead to another file between the system calls.
 #[test]
 fn the_open_file_is_the_one_that_was_looked_up() {
-    everywhere(&options(), |served| {
+    by_name(|served| {
         let (one, two) = (served.path("one"), served.path("two"));
         fs::write(&one, "1").unwrap();
         fs::write(&two, "22").unwrap();
@@ -143,7 +156,7 @@ fn the_open_file_is_the_one_that_was_looked_up() {
 /// A new file may have the inode number of the one that the name led to before the open.
 #[test]
 fn what_is_told_of_an_open_file_is_told_of_the_one_that_is_open() {
-    everywhere(&options(), |served| {
+    by_name(|served| {
         let path = served.path("a");
         fs::write(&path, "1").unwrap();
         let ends = AtomicBool::new(false);
