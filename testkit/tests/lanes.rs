@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{
-    Errno, File, FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest, LockType, OpenArgs,
-    OpenFlags,
+    Context, Errno, File, FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest, LockType,
+    OpenArgs, OpenFlags, ReadArgs, ReadBuf, delegate,
 };
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteError, RemoteOptions};
@@ -91,6 +91,64 @@ fn a_megabyte_is_one_request_and_threads_without_such_a_lane_use_several() {
             });
         }
     });
+}
+
+/// Files whose readers wait until they may go on.
+struct Held {
+    inner: Memory,
+    may_read: AtomicBool,
+}
+
+impl FileSystem for Held {
+    delegate!(to inner, except read);
+    fn read(
+        &self,
+        cx: &Context<'_>,
+        file: File,
+        args: ReadArgs,
+        out: &mut ReadBuf<'_>,
+    ) -> defuse_fs::Result<()> {
+        while !self.may_read.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.inner.read(cx, file, args, out)
+    }
+}
+
+/// The sentinel then receives requests for them. Their data was left in the lane, and the writes failed with `EIO`.
+#[test]
+fn large_data_arrives_while_all_workers_are_stuck() {
+    const LEN: usize = 700_000;
+    let held = Held { inner: Memory::new(Options::default()), may_read: AtomicBool::new(false) };
+    let held = Arc::new(held);
+    let lines = Some(Arc::new(LaneOffers::new(LaneLimits::default())) as _);
+    let mut options = ServerOptions { lines, ..ServerOptions::default() };
+    options.session.workers = Some(2);
+    let served = Served::new(Arc::clone(&held) as _, options, SHARED);
+    let client = served.client();
+    let files: Vec<_> = (0..6).map(|at| create(&client, &format!("file{at}")).1).collect();
+    std::thread::scope(|scope| {
+        let (client, files) = (&client, &files);
+        let readers = [0, 1].map(|at| scope.spawn(move || read(client, files[at], 0, 8)));
+        // Time for both to be in their handlers.
+        std::thread::sleep(Duration::from_millis(200));
+        let writers: Vec<_> = (2..6)
+            .map(|at| {
+                let bytes = random(at as u64, LEN);
+                scope.spawn(move || write(client, files[at], 0, &bytes))
+            })
+            .collect();
+        // Time for the sentinel.
+        std::thread::sleep(Duration::from_millis(300));
+        held.may_read.store(true, Ordering::Release);
+        for writer in writers {
+            assert_eq!(writer.join().unwrap(), Ok(LEN));
+        }
+        assert!(readers.into_iter().all(|reader| reader.join().unwrap() == Ok(Vec::new())));
+    });
+    for (at, file) in files.into_iter().enumerate().skip(2) {
+        assert!(read(&client, file, 0, LEN + 1).unwrap() == random(at as u64, LEN));
+    }
 }
 
 /// A directory of the kernel, in which data passes from the lane to files and back by the server's own memory.

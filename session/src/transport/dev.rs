@@ -265,15 +265,6 @@ impl DevChannel {
         &mut self.reply
     }
 
-    /// The bytes of the request that was received.
-    pub(crate) fn bytes(&self) -> &[u8] {
-        self.request.message(self.len)
-    }
-
-    pub(crate) fn port(&self) -> Arc<dyn Port> {
-        Arc::clone(&self.port)
-    }
-
     /// The port that gave the request that was received.
     pub(crate) fn reply_port(&self) -> Arc<dyn Port> {
         Arc::clone(&self.reply.port)

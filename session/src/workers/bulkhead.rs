@@ -168,38 +168,11 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use std::io::IoSlice;
-    use std::os::fd::BorrowedFd;
-    use std::sync::Arc;
-
-    use defuse_fs::Result;
-
+    use super::super::set_aside::tests::request;
     use super::*;
-    use crate::transport::{Port, ReplyPort};
-
-    struct Nowhere;
-
-    impl ReplyPort for Nowhere {
-        fn send(&self, _: &[IoSlice<'_>]) -> Result<()> {
-            Ok(())
-        }
-    }
-
-    impl Port for Nowhere {
-        fn receive(&self, _: &mut [u8]) -> Result<usize> {
-            Ok(0)
-        }
-        fn fd(&self) -> BorrowedFd<'_> {
-            unreachable!("nothing is received")
-        }
-    }
 
     const FIRST: FailureDomain = FailureDomain(1);
     const SECOND: FailureDomain = FailureDomain(2);
-
-    fn request(unique: u64, len: usize) -> Request {
-        Request { unique, bytes: vec![0; len], port: Arc::new(Nowhere), interrupted: false }
-    }
 
     fn fill(bulkhead: &Bulkhead, domain: FailureDomain, max: usize) -> usize {
         (0..).take_while(|_| bulkhead.enter(domain, max)).count()

@@ -156,10 +156,7 @@ impl Worker<'_> {
         if let Some(domain) = domain
             && !self.shared.bulkhead.enter(domain, self.shared.pool.max())
         {
-            let Message::Whole(bytes) = message else {
-                unreachable!("the device gives whole ones")
-            };
-            let (unique, bytes) = (request.unique, whole(bytes, &request.body, reply));
+            let (unique, bytes) = (request.unique, copied(message, &request, reply));
             return self.hold_back(domain, unique, bytes);
         }
         self.last = handle(self.shared, &request, reply, self.slot, &self.cells, started);
@@ -334,12 +331,26 @@ pub(super) fn handled_at_once(
 /// The work of the sentinel for a request that it has received in `channel`.
 pub(crate) fn set_aside_or_handle(shared: &Shared, channel: &mut DevChannel) {
     let options = shared.dispatcher.negotiated.decode_options();
+    let options = DecodeOptions { payload_in_pipe: channel.payload_in_pipe(), ..options };
     let (message, reply) = channel.exchange();
-    let unique = match message.parse(&options) {
-        Ok(request) if handled_at_once(shared, &request, reply) => return,
-        Ok(request) => request.unique,
+    let request = match message.parse(&options) {
+        Ok(request) => request,
         Err(error) => return refuse(&error, reply),
     };
-    let (bytes, port) = (channel.bytes().to_vec(), channel.port());
-    shared.set_aside.push(set_aside::Request { unique, bytes, port, interrupted: false });
+    if handled_at_once(shared, &request, reply) {
+        return;
+    }
+    match copied(message, &request, reply) {
+        Ok(bytes) => {
+            let (unique, port) = (request.unique, channel.reply_port());
+            shared.set_aside.push(set_aside::Request { unique, bytes, port, interrupted: false });
+        }
+        Err(errno) => drop(reply.send_errno(errno.raw())),
+    }
+}
+
+/// A copy of a request with its data, wherever that is.
+fn copied(message: Message<'_>, request: &Request<'_>, reply: &mut dyn Reply) -> Result<Vec<u8>> {
+    let Message::Whole(bytes) = message else { unreachable!("the device gives whole ones") };
+    whole(bytes, &request.body, reply)
 }

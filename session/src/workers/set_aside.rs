@@ -12,8 +12,10 @@ use zerocopy::IntoBytes;
 use crate::transport::Port;
 
 const HEADER_LEN: usize = size_of::<OutHeader>();
-/// Most requests set aside; beyond that they stay with the kernel.
+/// Most requests set aside; beyond that they stay with the kernel or the client.
 const MOST: usize = 256;
+/// Bytes of them from which on no further one is set aside.
+const BYTES_MOST: usize = 64 << 20;
 
 /// A request, and the device through which it has to be answered.
 pub(crate) struct Request {
@@ -38,6 +40,8 @@ impl Request {
 #[derive(Default)]
 pub(crate) struct SetAside {
     count: AtomicUsize,
+    /// Bytes of all of them.
+    bytes: AtomicUsize,
     queue: Mutex<VecDeque<Request>>,
 }
 
@@ -49,10 +53,12 @@ impl SetAside {
 
     pub(crate) fn is_full(&self) -> bool {
         self.count.load(Ordering::Acquire) >= MOST
+            || self.bytes.load(Ordering::Relaxed) >= BYTES_MOST
     }
 
     pub(crate) fn push(&self, request: Request) {
         let mut queue = self.lock();
+        self.bytes.fetch_add(request.bytes.len(), Ordering::Relaxed);
         queue.push_back(request);
         self.count.store(queue.len(), Ordering::Release);
     }
@@ -63,6 +69,8 @@ impl SetAside {
         }
         let mut queue = self.lock();
         let request = queue.pop_front();
+        let bytes = request.as_ref().map_or(0, |request| request.bytes.len());
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.count.store(queue.len(), Ordering::Release);
         request
     }
@@ -79,5 +87,52 @@ impl SetAside {
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Request>> {
         self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::os::fd::BorrowedFd;
+
+    use defuse_fs::Result;
+
+    use super::*;
+    use crate::transport::ReplyPort;
+
+    struct Nowhere;
+
+    impl ReplyPort for Nowhere {
+        fn send(&self, _: &[IoSlice<'_>]) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Port for Nowhere {
+        fn receive(&self, _: &mut [u8]) -> Result<usize> {
+            Ok(0)
+        }
+        fn fd(&self) -> BorrowedFd<'_> {
+            unreachable!("nothing is received")
+        }
+    }
+
+    /// A request of `len` bytes whose reply goes nowhere.
+    pub(crate) fn request(unique: u64, len: usize) -> Request {
+        Request { unique, bytes: vec![0; len], port: Arc::new(Nowhere), interrupted: false }
+    }
+
+    /// A client may send data that nobody takes.
+    #[test]
+    fn their_number_and_their_bytes_are_bounded() {
+        for (len, most) in [(40, MOST), (1 << 20, BYTES_MOST >> 20)] {
+            let aside = SetAside::default();
+            let count = (1..).take_while(|&unique| {
+                aside.push(request(unique, len));
+                !aside.is_full()
+            });
+            assert_eq!(count.count() + 1, most);
+            assert_eq!(aside.pop().map(|first| first.unique), Some(1));
+            assert!(!aside.is_full());
+        }
     }
 }
