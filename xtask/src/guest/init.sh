@@ -94,11 +94,23 @@ filled() {
     done
 }
 
+# True if a process has the device's own file and an iommufd, and none a group.
+uses_iommufd() {
+    ls -l /proc/[0-9]*/fd > /tmp/open 2> /dev/null
+    grep -q '/dev/iommu$' /tmp/open && grep -q '/dev/vfio/devices/vfio' /tmp/open && ! grep -q '/dev/vfio/[0-9v]' /tmp/open
+}
+
 mount_uhs() {
     check "mount" defuse mount --log-file /tmp/log uhs:nvme:$A /mnt
 }
 
-umount_uhs() {
+u# True if a process has the device's own file and an iommufd, and none a group.
+uses_iommufd() {
+    ls -l /proc/[0-9]*/fd > /tmp/open 2> /dev/null
+    grep -q '/dev/iommu$' /tmp/open && grep -q '/dev/vfio/devices/vfio' /tmp/open && ! grep -q '/dev/vfio/[0-9v]' /tmp/open
+}
+
+mount_uhs() {
     check "unmount" defuse umount /mnt
 }
 
@@ -121,6 +133,7 @@ driver() {
     check "a file system is not destroyed" refused "has an ext2, ext3 or ext4" defuse mkfs uhs nvme:$A
     check "mkfs" defuse mkfs uhs --force nvme:$A
     mount_uhs
+    [ ! -e /dev/iommu ] || check "an iommufd has its memory" uses_iommufd
     check "files are written" fill /mnt
     check "sync" sync
     check "a controller in use stays" refused "has /dev/vfio/.* open" defuse nvme unbind $A

@@ -13,6 +13,9 @@ use crate::command;
 /// The package that depends on the kernel of the release.
 pub const PACKAGE: &str = "linux-image-amd64";
 
+/// The variable that names a directory with another kernel: `boot/vmlinuz-VERSION` and `lib/modules/VERSION`.
+const OTHER: &str = "DEFUSE_GUEST_KERNEL";
+
 /// A kernel that is unpacked.
 pub struct Kernel {
     /// The directory of the package.
@@ -21,8 +24,11 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The kernel of this release, which is downloaded unless it is in `dir`.
+    /// The kernel of this release, which is downloaded unless it is in `dir`; or that of [`OTHER`].
     pub fn get(dir: &Path) -> Result<Kernel> {
+        if let Some(root) = std::env::var_os(OTHER) {
+            return Kernel::below(root.into());
+        }
         let apt = Apt::of_this_machine();
         let package = match apt.dependency(PACKAGE, "linux-image-") {
             Ok(package) => package,
@@ -39,6 +45,16 @@ impl Kernel {
             kernel.unpack(dir, &package, &apt)?;
         }
         Ok(kernel)
+    }
+
+    /// The kernel that `make` and `make modules_install INSTALL_MOD_PATH=ROOT` have left, with its image in `boot`.
+    fn below(root: PathBuf) -> Result<Kernel> {
+        let versions = root.join("lib/modules");
+        let names = fs::read_dir(&versions).with_context(|| versions.display().to_string())?;
+        let names = names.map_while(Result::ok).map(|entry| entry.file_name());
+        let mut names: Vec<_> = names.filter_map(|name| name.into_string().ok()).collect();
+        ensure!(names.len() == 1, "{}: not one version but {names:?}", versions.display());
+        Ok(Kernel { version: names.remove(0), root })
     }
 
     fn unpack(&self, dir: &Path, package: &str, apt: &Apt) -> Result<()> {
