@@ -174,7 +174,8 @@ impl fmt::Display for HostError {
 /// The next step after an error of a file.
 fn next_step(path: &Path, error: io::ErrorKind) -> String {
     let shown = path.display();
-    let is_of_device = path.components().any(|part| part.as_os_str() == "vfio");
+    let is_of_device =
+        path.components().any(|part| part.as_os_str() == "vfio" || part.as_os_str() == "iommu");
     match error {
         io::ErrorKind::PermissionDenied if is_of_device => {
             format!("; as root, `chown USER {shown}` gives it to a user")
@@ -202,6 +203,8 @@ mod tests {
         };
         let (group, sysfs) = ("/dev/vfio/9", "/sys/bus/pci/drivers/vfio-pci/unbind");
         assert!(of(group, io::ErrorKind::PermissionDenied).contains("`chown USER /dev/vfio/9`"));
+        let iommufd = of("/dev/iommu", io::ErrorKind::PermissionDenied);
+        assert!(iommufd.contains("`chown USER /dev/iommu`"), "{iommufd}");
         assert!(of(group, io::ErrorKind::ResourceBusy).ends_with("`fuser /dev/vfio/9`"));
         assert!(of(sysfs, io::ErrorKind::PermissionDenied).ends_with("needs root"));
         assert!(!of(group, io::ErrorKind::InvalidInput).contains("root"));

@@ -54,10 +54,18 @@ pub(super) fn open(
     group: Option<u32>,
 ) -> Result<Opened, HostError> {
     if let Some(name) = host.vfio_name(address) {
-        let (path, iommufd) = (host.path(&format!("dev/vfio/devices/{name}")), "dev/iommu");
-        if let (Ok(device), Ok(iommufd)) = (file(&path), file(&host.path(iommufd))) {
-            let opened = by_iommufd(path.clone(), device.into(), iommufd.into());
-            return opened.map_err(|errno| failed(path, busy(errno)));
+        let path = host.path(&format!("dev/vfio/devices/{name}"));
+        let open = |path: PathBuf| file(&path).map_err(|error| failed(path, error));
+        match (open(path.clone()), open(host.path("dev/iommu"))) {
+            (Ok(device), Ok(iommufd)) => {
+                let opened = by_iommufd(path.clone(), device.into(), iommufd.into());
+                return opened.map_err(|errno| failed(path, busy(errno)));
+            }
+            // There is no other way.
+            (Err(error), _) | (_, Err(error)) if !host.path("dev/vfio/vfio").exists() => {
+                return Err(error);
+            }
+            _ => {}
         }
     }
     by_group(host, address, group.ok_or_else(|| HostError::NoIommu(address.clone()))?)

@@ -38,10 +38,10 @@ pub const TOOLS: &[Tool] = &[
 pub const KERNEL: &str = kernel::PACKAGE;
 
 /// Modules of the kernel.
-const MODULES: &[&str] = &["nvme", "vfio_pci", "vfio_iommu_type1", "fuse", "ext4", "xfs", "f2fs"];
+const MODULES: &[&str] = &["nvme", "vfio_pci", "fuse", "ext4", "xfs", "f2fs"];
 
-/// Modules by which file systems compute checksums. Newer kernels do it without modules.
-const CHECKSUMS: &[&str] = &["crc32c_generic", "crc32_generic", "crc32c_intel"];
+/// Modules that some kernels lack: those by which file systems compute checksums, and the IOMMU of type 1 beside iommufd.
+const OPTIONAL: &[&str] = &["crc32c_generic", "crc32_generic", "crc32c_intel", "vfio_iommu_type1"];
 
 /// Power cuts, each of a new file system.
 const POWER_CUTS: usize = 3;
@@ -110,7 +110,7 @@ fn initial_files(kernel: &Kernel, program: &Path, dir: &Path) -> Result<Vec<u8>>
         archive.program(&find(name)?, &format!("/usr/sbin/{name}"))?;
     }
     archive.file("/small.f", include_bytes!("small.f"), 0o644)?;
-    let mut names = kernel.those_there(CHECKSUMS)?;
+    let mut names = kernel.those_there(OPTIONAL)?;
     names.extend(MODULES);
     let modules = kernel.with_needed(&names)?;
     let mut order = String::new();
