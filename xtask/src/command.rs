@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail};
 
@@ -28,6 +30,39 @@ pub fn run(command: &mut Command) -> Result<()> {
         bail!("`{}` ended with {status}", line(command));
     }
     Ok(())
+}
+
+/// Runs a program to its end, and shows its output then, after `name`: by one call, so that the words of two programs do not mix.
+pub fn run_aside(name: &str, command: &mut Command) -> Result<()> {
+    let output = command.output().with_context(|| format!("cannot start {}", line(command)))?;
+    let said = [output.stdout, output.stderr].concat();
+    print!("{name}:\n{}", String::from_utf8_lossy(&said));
+    if !output.status.success() {
+        bail!("`{}` ended with {}", line(command), output.status);
+    }
+    Ok(())
+}
+
+/// Calls `work` for all names, `lanes` at a time. Returns the errors, each with its name.
+pub fn in_lanes(
+    names: &[String],
+    lanes: usize,
+    work: impl Fn(&str) -> Result<()> + Sync,
+) -> Vec<String> {
+    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..lanes.min(names.len()) {
+            scope.spawn(|| {
+                while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(error) = work(name) {
+                        let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                        failed.push(format!("{name}: {error:#}"));
+                    }
+                }
+            });
+        }
+    });
+    failed.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs a program to its end and returns its output.
@@ -82,4 +117,28 @@ pub fn find(program: &str) -> Option<PathBuf> {
 /// True if this process is root, by the owner of its directory in /proc.
 pub fn is_root() -> bool {
     Path::new("/proc/self").metadata().is_ok_and(|data| data.uid() == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::ensure;
+
+    use super::*;
+
+    /// The barrier opens only for two at a time.
+    #[test]
+    fn work_in_lanes_runs_side_by_side_and_all_of_it_although_some_fails() {
+        let names = ["a", "b", "c", "d"].map(str::to_owned);
+        let both = std::sync::Barrier::new(2);
+        let done = Mutex::new(Vec::new());
+        let mut failed = in_lanes(&names, 2, |name| {
+            both.wait();
+            done.lock().unwrap().push(name.to_owned());
+            ensure!(!["a", "d"].contains(&name), "no");
+            Ok(())
+        });
+        failed.sort();
+        assert_eq!(failed, ["a: no", "d: no"]);
+        assert_eq!(done.into_inner().unwrap().len(), names.len());
+    }
 }

@@ -3,8 +3,6 @@
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -54,39 +52,12 @@ pub fn all(seconds: u32) -> Result<()> {
     let targets = targets()?;
     let programs = build(&targets)?;
     let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
-    let failed = in_lanes(&targets, processors, |target| {
+    let failed = command::in_lanes(&targets, processors, |target| {
         println!("fuzzing {target} for {seconds} s");
-        let output = fuzzer(&programs, target, seconds)?.stdin(Stdio::null()).output()?;
-        // One call for all of it, so that the words of two fuzzers do not mix.
-        let said = [output.stdout, output.stderr].concat();
-        print!("{target}:\n{}", String::from_utf8_lossy(&said));
-        ensure!(output.status.success(), "ended with {}", output.status);
-        Ok(())
+        command::run_aside(target, fuzzer(&programs, target, seconds)?.stdin(Stdio::null()))
     });
     ensure!(failed.is_empty(), "{}", failed.join("; "));
     Ok(())
-}
-
-/// Calls `work` for all names, `lanes` at a time. Returns the errors, each with its name.
-fn in_lanes(
-    names: &[String],
-    lanes: usize,
-    work: impl Fn(&str) -> Result<()> + Sync,
-) -> Vec<String> {
-    let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    std::thread::scope(|scope| {
-        for _ in 0..lanes.min(names.len()) {
-            scope.spawn(|| {
-                while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Err(error) = work(name) {
-                        let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
-                        failed.push(format!("{name}: {error:#}"));
-                    }
-                }
-            });
-        }
-    });
-    failed.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The names of the targets.
@@ -157,23 +128,6 @@ mod tests {
         let readme = std::fs::read_to_string(dir().join("README.md")).unwrap();
         let missing = RUSTFLAGS.split_whitespace().find(|flag| !readme.contains(flag));
         assert_eq!(missing, None);
-    }
-
-    /// The barrier opens only for two at a time.
-    #[test]
-    fn work_in_lanes_runs_side_by_side_and_all_of_it_although_some_fails() {
-        let names = ["a", "b", "c", "d"].map(str::to_owned);
-        let both = std::sync::Barrier::new(2);
-        let done = Mutex::new(Vec::new());
-        let mut failed = in_lanes(&names, 2, |name| {
-            both.wait();
-            done.lock().unwrap().push(name.to_owned());
-            ensure!(!["a", "d"].contains(&name), "no");
-            Ok(())
-        });
-        failed.sort();
-        assert_eq!(failed, ["a: no", "d: no"]);
-        assert_eq!(done.into_inner().unwrap().len(), names.len());
     }
 
     #[test]
