@@ -173,9 +173,10 @@ impl Machine {
     }
 }
 
-/// True if QEMU refuses a device because one of this name is there.
+/// True if QEMU refuses a device because the former one is there, or has its disk yet.
 fn is_in_its_slot(error: &anyhow::Error) -> bool {
-    error.to_string().contains("Duplicate device ID")
+    let said = error.to_string();
+    ["Duplicate device ID", "Permission conflict on node"].iter().any(|part| said.contains(part))
 }
 
 impl Drop for Machine {
