@@ -45,7 +45,7 @@ pub fn run_aside(name: &str, command: &mut Command) -> Result<()> {
 
 /// Calls `work` for all names, `lanes` at a time. Returns the errors, each with its name.
 pub fn in_lanes(
-    names: &[String],
+    names: &[impl AsRef<str> + Sync],
     lanes: usize,
     work: impl Fn(&str) -> Result<()> + Sync,
 ) -> Vec<String> {
@@ -54,6 +54,7 @@ pub fn in_lanes(
         for _ in 0..lanes.min(names.len()) {
             scope.spawn(|| {
                 while let Some(name) = names.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let name = name.as_ref();
                     if let Err(error) = work(name) {
                         let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
                         failed.push(format!("{name}: {error:#}"));
@@ -128,7 +129,7 @@ mod tests {
     /// The barrier opens only for two at a time.
     #[test]
     fn work_in_lanes_runs_side_by_side_and_all_of_it_although_some_fails() {
-        let names = ["a", "b", "c", "d"].map(str::to_owned);
+        let names = ["a", "b", "c", "d"];
         let both = std::sync::Barrier::new(2);
         let done = Mutex::new(Vec::new());
         let mut failed = in_lanes(&names, 2, |name| {

@@ -43,13 +43,17 @@ fn run(parts: &mut Parts, groups: &[&str], (clients, suites): (usize, &[&str])) 
     let runner = "build --profile runner --package defuse-testkit --bin conformance";
     command::run(command::cargo().args(runner.split(' ')))?;
     let runner = command::target_dir()?.join("runner/conformance");
-    let groups: Vec<String> = groups.iter().map(|&group| group.to_owned()).collect();
-    let failed = command::in_lanes(&groups, groups.len(), |configs| {
+    let failed = command::in_lanes(groups, groups.len(), |configs| {
         let mut run = Command::new(&runner);
         run.args(["--quick", "--clients", &clients.to_string()]);
         run.args(suites.iter().flat_map(|suite| ["--suite", suite])).args(["--configs", configs]);
         run.current_dir(command::root()).env("DEFUSE_PROGRAM", &program).stdin(Stdio::null());
-        command::run_aside(configs, &mut run)
+        // A single one shows how far it is.
+        if groups.len() == 1 {
+            command::run(&mut run)
+        } else {
+            command::run_aside(configs, &mut run)
+        }
     });
     ensure!(failed.is_empty(), "{}", failed.join("; "));
     Ok(())

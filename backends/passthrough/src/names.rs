@@ -36,7 +36,7 @@ impl Passthrough {
         let fd = self.dir_fd(&dir)?;
         let (fd, name) = (fd.as_fd(), name.as_bytes());
         // An open by a file handle takes one call.
-        if self.mounts.get(dir.key.mount)?.handles || !self.opens_by_name(args.flags) {
+        if !self.opens_by_name(args.flags) || self.mounts.get(dir.key.mount)?.handles {
             return Ok((self.lookup_in(&dir, fd, name)?, None));
         }
         self.lookup_in_to_open(&dir, fd, name, args.flags)
