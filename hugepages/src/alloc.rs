@@ -9,10 +9,7 @@ use allocator_api2::alloc::{AllocError, Allocator, Global, Layout};
 
 use crate::mapping::Mapping;
 use crate::pool::Pool;
-use crate::{HUGE, LEAST};
-
-/// Bytes of a page of the machine, to which all of its memory is aligned at least.
-const PAGE: usize = 4096;
+use crate::{HUGE, LEAST, PAGE};
 
 /// Memory in large pages. Clones share blocks of 2 MiB, which they divide among allocations of less than that; a larger allocation
 /// is a mapping of its own.

@@ -7,19 +7,28 @@
 //!
 //! Its memory is private, so that fork(2) copies it, and goes back to the kernel when it is freed. It is no general allocator: what
 //! is smaller than [`LEAST`] comes from the global one.
+//!
+//! [`Page`] is for data: single pages from blocks of the same size, which are small to the kernel, too. The C library has 4 KiB from its
+//! heap, which it enlarges for each by a system call, and each takes a page fault.
 
 #![deny(unsafe_code)]
 
 mod alloc;
+mod blocks;
 mod mapping;
+mod page;
 mod pool;
 
 pub use alloc::HugePages;
 /// Containers with an allocator.
 pub use allocator_api2::vec::Vec;
+pub use page::Page;
 
 /// Bytes of a large page.
 pub const HUGE: usize = 2 << 20;
+
+/// Bytes of a page of the machine, to which all memory of mappings is aligned at least.
+pub const PAGE: usize = 4096;
 
 /// Bytes of the smallest allocation that comes from large pages.
 pub const LEAST: usize = 32 << 10;

@@ -47,6 +47,16 @@ impl Mapping {
         self.start
     }
 
+    /// Has the kernel supply the memory of a range (`MADV_POPULATE_WRITE` of Linux 5.14). Otherwise it does so page by page when they are
+    /// written, also where it refuses this.
+    pub(crate) fn populate(&self, offset: usize, len: usize) {
+        let end = offset.checked_add(len);
+        assert!(end.is_some_and(|end| end <= self.len), "the range lies outside of the mapping");
+        let start = self.start.as_ptr().wrapping_add(offset);
+        // SAFETY: the range lies within the mapping. The advice changes no byte.
+        let _ = unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxPopulateWrite) };
+    }
+
     /// Gives up the mapping, which [`from_raw`](Mapping::from_raw) takes again.
     pub(crate) fn into_raw(self) -> NonNull<u8> {
         std::mem::ManuallyDrop::new(self).start

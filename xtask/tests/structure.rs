@@ -37,6 +37,7 @@ const UNSAFE_FILES: &[&str] = &[
     // An allocator of mappings.
     "hugepages/src/alloc.rs",
     "hugepages/src/mapping.rs",
+    "hugepages/src/page.rs",
     // mbind(2), which rustix lacks.
     "block/src/worker/memory.rs",
     // Submissions to io_uring(7), which point to memory.
@@ -203,6 +204,7 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
             "backends" if package.folder == "backends/uhs" => {
                 &["fs", "probe", "block", "hugepages"]
             }
+            "backends" if package.folder == "backends/memory" => &["fs", "hugepages"],
             "probe" | "backends" => &["fs"],
             "wire" => &["fs", "probe"],
             // A layer for clients in other processes, whatever protocol they speak.

@@ -69,7 +69,7 @@ impl Data {
     }
 
     /// Writes `data` at `offset` and returns the number of bytes written. Fails with `EFBIG`, and
-    /// with `ENOSPC` if not a single byte could be written.
+    /// with `ENOSPC` or `ENOMEM` if not a single byte could be written.
     pub fn write(&mut self, offset: u64, data: &mut WriteBuf<'_>) -> Result<usize> {
         if offset >= MAX_SIZE && data.remaining() > 0 {
             return Err(Errno::EFBIG);
@@ -108,7 +108,7 @@ impl Data {
             return taken;
         }
         self.pool.reserve(1)?;
-        let mut page = self.pool.page(piece.len < PAGE);
+        let mut page = self.pool.page(piece.len < PAGE)?;
         match data.take(&mut page[range]) {
             Ok(count) if count > 0 => {
                 if count < piece.len {
@@ -159,8 +159,8 @@ impl Data {
     }
 
     /// Implements fallocate(2). Fails with `EOPNOTSUPP` for an unknown mode, `EINVAL` for a range
-    /// that the mode does not allow, `EFBIG`, `ENOSPC` (nothing has changed then), and `EINTR` if
-    /// `interrupted` returns true (some pages may be allocated then).
+    /// that the mode does not allow, `EFBIG`, `ENOSPC` (nothing has changed then), and with `EINTR` if
+    /// `interrupted` returns true, or `ENOMEM` (some pages may be allocated then).
     pub fn fallocate(&mut self, range: Fallocate, interrupted: &dyn Fn() -> bool) -> Result<()> {
         const KEEP: u32 = Fallocate::KEEP_SIZE;
         const PUNCH_KEEP: u32 = Fallocate::PUNCH_HOLE | KEEP;
@@ -212,8 +212,14 @@ impl Data {
         let mut index = first;
         while missing > 0 {
             index = self.pages.next_absent(index);
-            self.pages.insert(index, self.pool.page(true));
             missing -= 1;
+            match self.pool.page(true) {
+                Ok(page) => self.pages.insert(index, page),
+                Err(errno) => {
+                    self.pool.quota.give_back(missing);
+                    return Err(errno);
+                }
+            }
             if missing.is_multiple_of(1024) && interrupted() {
                 self.pool.quota.give_back(missing);
                 return Err(Errno::EINTR);

@@ -3,52 +3,14 @@
 use std::array;
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::ops::{Deref, DerefMut};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use defuse_fs::{Errno, Result};
+pub(crate) use defuse_hugepages::PAGE;
+use defuse_hugepages::Page;
 
 use crate::sync::{Quota, lock};
-
-/// Page size in bytes.
-pub(crate) const PAGE: usize = 4096;
-
-/// Size of a cache line in bytes.
-const LINE: usize = 64;
-
-/// One page of a file, aligned to a cache line. Without alignment, every store of a line in a copy
-/// would touch two lines. The page lies within a slightly larger allocation, because aligned
-/// allocations leave gaps that no other page fits into.
-pub(crate) struct Page(Box<[u8; PAGE + LINE - 1]>);
-
-impl Page {
-    /// A page of zeros, from calloc, which skips clearing if the kernel has just supplied the
-    /// memory.
-    fn fresh() -> Page {
-        let memory = vec![0; PAGE + LINE - 1].into_boxed_slice();
-        Page(memory.try_into().expect("the length is that of the array"))
-    }
-
-    fn begin(&self) -> usize {
-        self.0.as_ptr().align_offset(LINE).min(LINE - 1)
-    }
-}
-
-impl Deref for Page {
-    type Target = [u8; PAGE];
-
-    fn deref(&self) -> &[u8; PAGE] {
-        self.0[self.begin()..].first_chunk().expect("it begins early enough")
-    }
-}
-
-impl DerefMut for Page {
-    fn deref_mut(&mut self) -> &mut [u8; PAGE] {
-        let begin = self.begin();
-        self.0[begin..].first_chunk_mut().expect("it begins early enough")
-    }
-}
 
 const POOL_SHARDS: usize = 8;
 
@@ -72,17 +34,20 @@ impl Pool {
         if self.quota.take(count) { Ok(()) } else { Err(Errno::ENOSPC) }
     }
 
-    /// Returns a reserved page. It has old content unless `zeroed` is set.
-    pub fn page(&self, zeroed: bool) -> Page {
+    /// Returns a reserved page. It has old content unless `zeroed` is set. Fails with `ENOMEM`, and gives the reservation back.
+    pub fn page(&self, zeroed: bool) -> Result<Page> {
         let kept = lock(&self.free[shard()]).pop();
         match kept {
             Some(mut page) => {
                 if zeroed {
                     page.fill(0);
                 }
-                page
+                Ok(page)
             }
-            None => Page::fresh(),
+            None => Page::zeroed().ok_or_else(|| {
+                self.quota.give_back(1);
+                Errno::ENOMEM
+            }),
         }
     }
 
@@ -94,6 +59,7 @@ impl Pool {
             free.push(page);
         }
     }
+
     /// Drops the pages that are kept unused.
     pub fn release_free(&self) {
         for free in &self.free {
@@ -136,6 +102,8 @@ struct Chunk {
 /// The pages of one file by index. An absent page is a hole.
 #[derive(Default)]
 pub(crate) struct PageMap {
+    /// Page 0, which is in no chunk: most files have no other.
+    first: Option<Page>,
     chunks: BTreeMap<u64, Box<Chunk>>,
     len: u64,
 }
@@ -147,25 +115,42 @@ impl PageMap {
     }
 
     pub fn get(&self, index: u64) -> Option<&[u8; PAGE]> {
+        if index == 0 {
+            return self.first.as_deref();
+        }
         self.chunks.get(&(index / CHUNK))?.pages[(index % CHUNK) as usize].as_deref()
     }
 
     pub fn get_mut(&mut self, index: u64) -> Option<&mut [u8; PAGE]> {
+        if index == 0 {
+            return self.first.as_deref_mut();
+        }
         self.chunks.get_mut(&(index / CHUNK))?.pages[(index % CHUNK) as usize].as_deref_mut()
     }
 
     /// Inserts a page at a hole.
     pub fn insert(&mut self, index: u64, page: Page) {
-        let empty = || Box::new(Chunk { pages: [const { None }; CHUNK as usize], present: 0 });
-        let chunk = self.chunks.entry(index / CHUNK).or_insert_with(empty);
-        let old = chunk.pages[(index % CHUNK) as usize].replace(page);
+        let old = if index == 0 {
+            self.first.replace(page)
+        } else {
+            let empty = || Box::new(Chunk { pages: [const { None }; CHUNK as usize], present: 0 });
+            let chunk = self.chunks.entry(index / CHUNK).or_insert_with(empty);
+            chunk.present += 1;
+            chunk.pages[(index % CHUNK) as usize].replace(page)
+        };
         assert!(old.is_none(), "a page may only fill a hole");
-        chunk.present += 1;
         self.len += 1;
     }
 
     /// Removes all pages with `first <= index < end`, and passes each to `gone`.
     pub fn remove(&mut self, first: u64, end: u64, mut gone: impl FnMut(u64, Page)) {
+        if first == 0
+            && end > 0
+            && let Some(page) = self.first.take()
+        {
+            self.len -= 1;
+            gone(0, page);
+        }
         let mut at = first;
         while let Some((&number, chunk)) = self.chunks.range_mut(at / CHUNK..).next() {
             let base = number * CHUNK;
@@ -190,6 +175,9 @@ impl PageMap {
 
     /// The first index at or after `from` that has a page.
     pub fn next_present(&self, from: u64) -> Option<u64> {
+        if from == 0 && self.first.is_some() {
+            return Some(0);
+        }
         for (&number, chunk) in self.chunks.range(from / CHUNK..) {
             let base = number * CHUNK;
             let first = from.max(base) - base;
@@ -204,6 +192,12 @@ impl PageMap {
     /// The first index at or after `from` that has no page.
     pub fn next_absent(&self, from: u64) -> u64 {
         let mut at = from;
+        if at == 0 {
+            if self.first.is_none() {
+                return 0;
+            }
+            at = 1;
+        }
         while let Some(chunk) = self.chunks.get(&(at / CHUNK)) {
             let rest = &chunk.pages[(at % CHUNK) as usize..];
             match rest.iter().position(Option::is_none) {
@@ -216,7 +210,7 @@ impl PageMap {
 
     /// Number of indexes with `first <= index < end` that have no page.
     pub fn holes(&self, first: u64, end: u64) -> u64 {
-        let mut present = 0;
+        let mut present = u64::from(first == 0 && end > 0 && self.first.is_some());
         for (&number, chunk) in self.chunks.range(first / CHUNK..end.div_ceil(CHUNK)) {
             let base = number * CHUNK;
             let (from, to) = (first.max(base) - base, end.min(base + CHUNK) - base);
@@ -264,7 +258,7 @@ mod tests {
         let indexes = [0, 1, 63, 64, 200, 1 << 50];
         for index in indexes {
             pool.reserve(1).unwrap();
-            map.insert(index, pool.page(true));
+            map.insert(index, pool.page(true).unwrap());
         }
         assert_eq!(map.len(), 6);
         assert_eq!(map.next_present(2), Some(63));
@@ -286,27 +280,14 @@ mod tests {
     }
 
     #[test]
-    fn a_page_begins_with_a_line_of_the_cache_and_keeps_its_bytes() {
-        let pool = Pool::new(None, 64);
-        let mut pages: Vec<Page> = (0..100).map(|_| pool.page(true)).collect();
-        for (number, page) in pages.iter_mut().enumerate() {
-            page.fill(number as u8);
-        }
-        for (number, page) in pages.iter().enumerate() {
-            assert_eq!(page.as_ptr().align_offset(LINE), 0);
-            assert!(page.iter().all(|&byte| byte == number as u8));
-        }
-    }
-
-    #[test]
     fn the_pool_never_exceeds_its_limit_and_clears_pages_that_are_used_again() {
         let pool = Pool::new(Some(2), 64);
         pool.reserve(2).unwrap();
         assert_eq!(pool.reserve(1), Err(Errno::ENOSPC));
-        let mut page = pool.page(true);
+        let mut page = pool.page(true).unwrap();
         page.fill(7);
         pool.give_back(page);
         pool.reserve(1).unwrap();
-        assert!(pool.page(true).iter().all(|&byte| byte == 0));
+        assert!(pool.page(true).unwrap().iter().all(|&byte| byte == 0));
     }
 }

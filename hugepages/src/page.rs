@@ -1,0 +1,86 @@
+//! Pages that a program owns.
+
+#![allow(unsafe_code)]
+
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::PAGE;
+use crate::blocks::{Blocks, Taken};
+
+static BLOCKS: Mutex<Blocks> = Mutex::new(Blocks::new());
+
+fn blocks() -> MutexGuard<'static, Blocks> {
+    BLOCKS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A page of 4 KiB, in a block of 2 MiB which all pages of the process share. The kernel supplies some pages together, so that few are
+/// waited for. A block goes back to the kernel when none of its pages is used.
+#[derive(Debug)]
+pub struct Page(NonNull<[u8; PAGE]>);
+
+// SAFETY: a page belongs to its owner alone, and no thread owns it.
+unsafe impl Send for Page {}
+// SAFETY: as for Send; through a shared reference it is only read.
+unsafe impl Sync for Page {}
+
+impl Page {
+    /// A page of zeros. `None` if the kernel has no memory.
+    pub fn zeroed() -> Option<Page> {
+        let Taken { start, is_fresh } = blocks().take()?;
+        let mut page = Page(start.cast());
+        if !is_fresh {
+            page.fill(0);
+        }
+        Some(page)
+    }
+}
+
+impl Deref for Page {
+    type Target = [u8; PAGE];
+
+    fn deref(&self) -> &[u8; PAGE] {
+        // SAFETY: the page belongs to `self` from `take` to `give`, within a mapping that lives as long; the kernel has made all of it
+        // zeros.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl DerefMut for Page {
+    fn deref_mut(&mut self) -> &mut [u8; PAGE] {
+        // SAFETY: as for `deref`, and `self` is borrowed exclusively.
+        unsafe { self.0.as_mut() }
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        let unused = blocks().give(self.0.cast());
+        // Unmapped without the lock.
+        drop(unused);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_keep_their_bytes_and_begin_as_zeros() {
+        let write = |seed: u8| {
+            let mut pages: Vec<Page> = (0..2000).map(|_| Page::zeroed().unwrap()).collect();
+            for (number, page) in pages.iter_mut().enumerate() {
+                assert!(page.iter().all(|byte| *byte == 0));
+                page.fill(number as u8 ^ seed);
+            }
+            for (number, page) in pages.iter().enumerate() {
+                assert!(page.as_ptr().addr().is_multiple_of(PAGE));
+                assert!(page.iter().all(|byte| *byte == number as u8 ^ seed));
+            }
+        };
+        let other = std::thread::spawn(move || (1..20).for_each(write));
+        (0..20).for_each(write);
+        other.join().unwrap();
+    }
+}
