@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use defuse_connection::{Connection, Credentials, Quotas, Service, VersionSource};
-use defuse_direct::{At, Client, How, MountArgs, Options, Task};
+use defuse_direct::{At, Client, How, MountArgs, Options, Owner, Task, Times};
 use defuse_fs::{
     Attr, Caller, Context, CopyRange, Errno, Fallocate, File, FileKind, FileSystem, Ino, NewNode,
     NoNotify, NormalPath, OpenArgs, OpenFlags, RenameFlags, Resolved, SetAttr, SetTime,
@@ -264,6 +264,60 @@ fn what_a_client_knows_ends_with_the_change_of_another() {
 /// The number of requests that the clients have made.
 fn requests(served: &Served) -> u64 {
     settled(|| served.server.snapshot().ops.iter().map(|op| op.latency.count).sum())
+}
+
+/// As tar(1) does with each file that it has written.
+#[test]
+fn a_file_that_was_just_changed_gets_the_owner_that_it_has_by_no_request() {
+    let served = served();
+    let (one, two) = (Program::new(&served), Program::new(&served));
+    let how = How { flags: OpenFlags::RDWR | OpenFlags::CREAT, mode: 0o600, ..How::default() };
+    let path = b"m:/file";
+    let file = one.client.open(&one.task, At::Cwd, path, how).unwrap();
+    let me = one.client.fstat(&one.task, &file).unwrap().attr;
+    let times = Times { atime: None, mtime: Some(SetTime::At(Timestamp { secs: 7, nanos: 0 })) };
+    let touch = || one.client.futimens(&one.task, &file, times).unwrap();
+    let give = |uid, gid| {
+        let before = requests(&served);
+        let owner = Owner { uid, gid };
+        // Without the wait for the number of requests, which takes longer than a tick.
+        touch();
+        one.client.fchown(&one.task, &file, owner).unwrap();
+        requests(&served) - before - 1
+    };
+    let (own, group) = (Some(me.uid), Some(me.gid));
+    // A tick may end in between.
+    assert!((0..20).any(|_| give(own, group) == 0 && give(None, group) == 0));
+    let stranger = one.task.with_credentials(defuse_direct::Credentials::user(1000, 1000, &[]));
+    for _ in 0..20 {
+        touch();
+        let given = one.client.fchown(&stranger, &file, Owner { uid: own, gid: group });
+        assert_eq!(given.map_err(|stop| stop.errno()), Err(Errno::EPERM));
+    }
+    // The time of the change shows if it is another one.
+    std::thread::sleep(Duration::from_millis(30));
+    let before = requests(&served);
+    one.client.fchown(&one.task, &file, Owner { uid: own, gid: group }).unwrap();
+    assert_eq!(requests(&served), before + 1);
+    // Bits are lost, and a file that can be executed may have a capability.
+    for mode in [0o4600, 0o700] {
+        one.client.fchmod(&one.task, &file, mode).unwrap();
+        assert_eq!(give(own, group), 1, "{mode:o}");
+        assert_eq!(one.stat("m:/file").unwrap().perm, mode & 0o777);
+    }
+    one.client.fchmod(&one.task, &file, 0o600).unwrap();
+    if me.uid != 0 {
+        println!("skipped: only root changes owners");
+        return;
+    }
+    // Another client has given the file away in the same tick.
+    for other in 1..50 {
+        touch();
+        let owner = Owner { uid: Some(other), gid: None };
+        two.client.chown(&two.task, At::Cwd, path, owner, true).unwrap();
+        one.client.fchown(&one.task, &file, Owner { uid: own, gid: None }).unwrap();
+        assert_eq!(one.stat("m:/file").unwrap().uid, me.uid);
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ use defuse_fs::{
     posix,
 };
 use defuse_probe::Op;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::access::{self, Access, owns};
 use crate::client::{Client, keeps_sgid};
@@ -285,6 +286,9 @@ impl Client {
                 set.uid = Some(attr.uid);
             }
         }
+        if would_not_show(found, owner) {
+            return Ok(());
+        }
         Ok(set_attr(found, fh, &set, who)?)
     }
 
@@ -399,6 +403,28 @@ pub(crate) fn writable(here: &Here) -> Result<(), Errno> {
 fn attr_handle(file: &Description) -> Option<Fh> {
     let writes = file.access & (OpenFlags::WRONLY | OpenFlags::RDWR) != 0;
     file.fh().filter(|_| writes && file.kind != FileKind::Directory)
+}
+
+/// True if nobody could tell a change of the owner from none: the file has this owner, no set-id bits and no capability that it
+/// would lose, and its time of change is within this tick of the kernel's clock. Archivers give each file that they have just
+/// written the owner that it has.
+fn would_not_show(found: &Subject<'_>, owner: Owner) -> bool {
+    // A capability is of an execution.
+    const SET_ID_OR_EXECUTABLE: u32 = 0o6111;
+    let has = |attr: &Attr| {
+        owner.uid.is_none_or(|uid| uid == attr.uid) && owner.gid.is_none_or(|gid| gid == attr.gid)
+    };
+    found.kind == FileKind::Regular
+        && found.present_attr().is_some_and(|attr| {
+            has(&attr) && attr.perm & SET_ID_OR_EXECUTABLE == 0 && is_in_this_tick(attr.ctime)
+        })
+}
+
+/// True if the kernel, whose times of changes are those of its ticks, would give a file this time now.
+fn is_in_this_tick(time: Timestamp) -> bool {
+    let tick = clock_gettime(ClockId::RealtimeCoarse);
+    let tick = Timestamp { secs: tick.tv_sec, nanos: tick.tv_nsec as u32 };
+    (tick..=Timestamp::now()).contains(&time)
 }
 
 fn loses_bits(attr: &Attr, who: &Credentials) -> bool {

@@ -193,7 +193,7 @@ impl Node {
             return None;
         }
         let fresh = &self.core.fresh;
-        self.cached(|of, all, rights| of.all == all && of.rights == rights)
+        self.cached_all()
             .filter(|(_, lasts)| fresh.has_attributes(*lasts, self.ino, birth))
             .map(|(attr, _)| attr)
     }
@@ -207,13 +207,17 @@ impl Node {
     /// Not inlined into a read of a file system without versions.
     #[inline(never)]
     fn is_known_to_end_before(&self, offset: u64) -> bool {
-        if self.kind != FileKind::Regular {
-            return false;
-        }
-        let cached = self.cached(|of, all, rights| of.all == all && of.rights == rights);
-        cached.is_some_and(|(attr, lasts)| {
-            attr.size <= offset && self.core.fresh.has_attributes(lasts, self.ino, false)
-        })
+        self.kind == FileKind::Regular
+            && self.present_attr().is_some_and(|attr| attr.size <= offset)
+    }
+
+    /// Cached attributes that are those of this moment, but for the access time: versions tell that nobody has changed any.
+    pub(crate) fn present_attr(&self) -> Option<Attr> {
+        let fresh = &self.core.fresh;
+        self.cached_all()
+            .filter(|(_, lasts)| matches!(lasts, Lasts::While(_)))
+            .filter(|(_, lasts)| fresh.has_attributes(*lasts, self.ino, false))
+            .map(|(attr, _)| attr)
     }
 
     /// Cached attributes of which type, mode, owner and group are still valid.
@@ -221,6 +225,11 @@ impl Node {
         self.cached(|of, _, rights| of.rights == rights)
             .filter(|(_, lasts)| self.core.fresh.has_rights(*lasts, self.ino))
             .map(|(attr, _)| attr)
+    }
+
+    /// Cached attributes since which this client has changed none.
+    fn cached_all(&self) -> Option<(Attr, Lasts<OfInode>)> {
+        self.cached(|of, all, rights| of.all == all && of.rights == rights)
     }
 
     /// Cached attributes whose version fits the present numbers.

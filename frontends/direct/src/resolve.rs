@@ -151,6 +151,14 @@ impl<'a> Subject<'a> {
         }
     }
 
+    /// The attributes, if they are known to be those of this moment.
+    pub fn present_attr(&self) -> Option<Attr> {
+        match &self.known {
+            Known::Node { node, .. } => node.present_attr(),
+            Known::Attr(..) => None,
+        }
+    }
+
     /// Checks whether `who` has `access`; see [`access::check`].
     pub fn check(&self, who: &Credentials, access: Access) -> Result<()> {
         match &self.known {
