@@ -195,13 +195,8 @@ pub const STEPS: &[Step] = &[
         "shuttle",
         "the worker pool under the schedules of shuttle",
         &[],
-        &["test", "--package", "defuse-session", "--features", "shuttle", "--test", "shuttle"],
-    ),
-    cargo(
-        "shuttle-uhs",
-        "the gate of groups of uhs under the schedules of shuttle",
-        &[],
-        &["test", "--package", "defuse-uhs", "--features", "shuttle", "--lib", "group::"],
+        // All of the workspace, so that dependencies have the features that they have in step `test`.
+        &["test", "--workspace", "--features", "defuse-session/shuttle", "--test", "shuttle"],
     ),
     call("fuzz", "12 s of every fuzz target", fuzz::TOOLS, |_| fuzz::all(12)),
     full("fuzz-long", "ten minutes of every fuzz target", fuzz::TOOLS, |_| fuzz::all(600)),
