@@ -9,12 +9,12 @@ use crate::{HUGE, PAGE};
 /// Pages of a block.
 const PAGES: usize = HUGE / PAGE;
 
-const BITS: usize = u64::BITS as usize;
-
 /// Pages for which the kernel is asked together: 64 KiB. To ask for each by a page fault takes twice as long. Large pages would take
 /// less again, but the one who gets the first page of a block would wait until the kernel has cleared 2 MiB; a guest whose host takes
 /// free memory back (free page reporting) needs milliseconds for it.
-const TOGETHER: usize = 16;
+pub(crate) const TOGETHER: usize = 16;
+
+const BITS: usize = u64::BITS as usize;
 
 /// The blocks, and what is free in them.
 #[derive(Debug, Default)]
@@ -43,6 +43,8 @@ pub(crate) struct Taken {
     pub start: NonNull<u8>,
     /// Nobody has written to it since it came from the kernel.
     pub is_fresh: bool,
+    /// This page and the following ones of its block, [`TOGETHER`] in all, are the next ones that the kernel has to supply.
+    pub is_first: bool,
 }
 
 impl Blocks {
@@ -69,10 +71,7 @@ impl Blocks {
         let start = block.memory.start().map_addr(|start| start.saturating_add(page * PAGE));
         let is_fresh = page >= block.fresh;
         block.fresh = block.fresh.max(page + 1);
-        if is_fresh && page.is_multiple_of(TOGETHER) {
-            block.memory.populate(page * PAGE, TOGETHER * PAGE);
-        }
-        Some(Taken { start, is_fresh })
+        Some(Taken { start, is_fresh, is_first: is_fresh && page.is_multiple_of(TOGETHER) })
     }
 
     /// Takes a page back that [`take`](Blocks::take) gave. Returns memory for the kernel, which the caller drops without a lock.
@@ -142,13 +141,14 @@ mod tests {
         let mut ever = BTreeSet::new();
         for round in 0..60_000 {
             if random.u8(..10) < if round < 30_000 { 6 } else { 4 } {
-                let Taken { start, is_fresh } = blocks.take().unwrap();
+                let Taken { start, is_fresh, is_first } = blocks.take().unwrap();
                 let at = start.addr().get();
                 assert!(at.is_multiple_of(PAGE) && taken.insert(at, start).is_none());
                 assert!(
                     !is_fresh || ever.insert(at),
                     "a page with bytes of before is no fresh one"
                 );
+                assert!(!is_first || is_fresh && at % HUGE + TOGETHER * PAGE <= HUGE);
                 ever.insert(at);
             } else if let Some(at) = random.choice(taken.keys().copied().collect::<Vec<_>>())
                 && let Some(memory) = blocks.give(taken.remove(&at).unwrap())

@@ -47,16 +47,6 @@ impl Mapping {
         self.start
     }
 
-    /// Has the kernel supply the memory of a range (`MADV_POPULATE_WRITE` of Linux 5.14). Otherwise it does so page by page when they are
-    /// written, also where it refuses this.
-    pub(crate) fn populate(&self, offset: usize, len: usize) {
-        let end = offset.checked_add(len);
-        assert!(end.is_some_and(|end| end <= self.len), "the range lies outside of the mapping");
-        let start = self.start.as_ptr().wrapping_add(offset);
-        // SAFETY: the range lies within the mapping. The advice changes no byte.
-        let _ = unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxPopulateWrite) };
-    }
-
     /// Gives up the mapping, which [`from_raw`](Mapping::from_raw) takes again.
     pub(crate) fn into_raw(self) -> NonNull<u8> {
         std::mem::ManuallyDrop::new(self).start
@@ -70,6 +60,17 @@ impl Mapping {
     pub(crate) unsafe fn from_raw(start: NonNull<u8>, len: usize) -> Mapping {
         Mapping { start, len }
     }
+}
+
+/// Has the kernel supply the memory of a range (`MADV_POPULATE_WRITE` of Linux 5.14). Otherwise it does so page by page when they are
+/// written, also where it refuses this.
+///
+/// # Safety
+///
+/// The range lies within a mapping that stays meanwhile.
+pub(crate) unsafe fn supply(start: NonNull<u8>, len: usize) {
+    // SAFETY: the range is mapped. The advice changes no byte.
+    let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, Advice::LinuxPopulateWrite) };
 }
 
 impl Drop for Mapping {

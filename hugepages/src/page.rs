@@ -7,7 +7,8 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::PAGE;
-use crate::blocks::{Blocks, Taken};
+use crate::blocks::{Blocks, TOGETHER, Taken};
+use crate::mapping::supply;
 
 static BLOCKS: Mutex<Blocks> = Mutex::new(Blocks::new());
 
@@ -28,8 +29,12 @@ unsafe impl Sync for Page {}
 impl Page {
     /// A page of zeros. `None` if the kernel has no memory.
     pub fn zeroed() -> Option<Page> {
-        let Taken { start, is_fresh } = blocks().take()?;
+        let Taken { start, is_fresh, is_first } = blocks().take()?;
         let mut page = Page(start.cast());
+        if is_first {
+            // SAFETY: so many pages of the block begin here, and it stays as long as this one is taken.
+            unsafe { supply(start, TOGETHER * PAGE) };
+        }
         if !is_fresh {
             page.fill(0);
         }
