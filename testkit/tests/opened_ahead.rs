@@ -16,6 +16,7 @@ use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use defuse_shared::{LaneOffers, Versioned};
 use defuse_socket::ServerOptions;
 use defuse_testkit::listing;
+use defuse_testkit::settled;
 
 #[allow(dead_code, unused_imports)] // Not all of it is used here.
 mod served;
@@ -88,8 +89,10 @@ fn open_files(served: &Served) -> Vec<u64> {
 }
 
 fn requests(served: &Served, kind: &str) -> u64 {
-    let ops = served.server.snapshot().ops;
-    ops.iter().filter(|op| op.op.name() == kind).map(|op| op.latency.count).sum()
+    settled(|| {
+        let ops = served.server.snapshot().ops;
+        ops.iter().filter(|op| op.op.name() == kind).map(|op| op.latency.count).sum()
+    })
 }
 
 fn nth(at: usize) -> String {

@@ -13,6 +13,7 @@ use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use defuse_shared::Versioned;
 use defuse_socket::ServerOptions;
+use defuse_testkit::settled;
 
 mod served;
 use served::{Served, context, create, name};
@@ -37,8 +38,10 @@ fn connect(served: &Served) -> Remote {
 
 /// Requests of this kind that the clients have made.
 fn requests(served: &Served, kind: &str) -> u64 {
-    let ops = served.server.snapshot().ops;
-    ops.iter().filter(|op| op.op.name() == kind).map(|op| op.latency.count).sum()
+    settled(|| {
+        let ops = served.server.snapshot().ops;
+        ops.iter().filter(|op| op.op.name() == kind).map(|op| op.latency.count).sum()
+    })
 }
 
 fn open(fs: &dyn FileSystem, ino: Ino, flags: u32) -> File {

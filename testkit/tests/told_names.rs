@@ -54,8 +54,10 @@ fn size(fs: &dyn FileSystem, path: &str) -> Option<u64> {
 
 /// The number of requests of a kind.
 fn count(served: &Served, kind: &str) -> u64 {
-    let ops = served.server.snapshot().ops;
-    ops.iter().filter(|op| op.op.name() == kind).map(|op| op.latency.count).sum()
+    settled(|| {
+        let ops = served.server.snapshot().ops;
+        ops.iter().filter(|op| op.op.name() == kind).map(|op| op.latency.count).sum()
+    })
 }
 
 /// The number of requests that the clients have made.
