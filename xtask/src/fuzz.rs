@@ -2,7 +2,7 @@
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -80,14 +80,27 @@ fn dir() -> PathBuf {
 /// Builds targets, and returns the directory of their programs.
 fn build(targets: &[String]) -> Result<PathBuf> {
     let triple = host()?;
-    let mut build = command::cargo();
+    command::run(building(command::cargo(), targets, &triple).current_dir(dir()))?;
+    Ok(dir().join("target").join(triple).join("release"))
+}
+
+/// Begins to build all targets, when no other program needs the processors. [`all`] waits for it by the lock of cargo on the
+/// directory, and shows what fails.
+pub fn build_ahead() -> Result<Child> {
+    let mut idle = Command::new("chrt");
+    idle.args(["--idle", "0"]).arg(command::cargo().get_program());
+    let mut build = building(idle, &targets()?, &host()?);
+    build.current_dir(dir()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    build.spawn().with_context(|| format!("cannot start {}", command::line(&build)))
+}
+
+fn building(mut cargo: Command, targets: &[String], triple: &str) -> Command {
     // The target triple is given even for this machine, so that the flags do not apply to build
     // scripts.
-    build.args(["build", "--release", "--target", &triple]);
-    build.args(targets.iter().flat_map(|target| ["--bin", target]));
-    build.env("RUSTFLAGS", RUSTFLAGS).env("CARGO_TARGET_DIR", dir().join("target"));
-    command::run(build.current_dir(dir()))?;
-    Ok(dir().join("target").join(triple).join("release"))
+    cargo.args(["build", "--release", "--target", triple]);
+    cargo.args(targets.iter().flat_map(|target| ["--bin", target]));
+    cargo.env("RUSTFLAGS", RUSTFLAGS).env("CARGO_TARGET_DIR", dir().join("target"));
+    cargo
 }
 
 /// The command that fuzzes a target.

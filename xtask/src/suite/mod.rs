@@ -4,7 +4,7 @@ mod limit;
 mod space;
 pub mod steps;
 
-use std::process::ExitCode;
+use std::process::{Child, ExitCode};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -31,6 +31,9 @@ pub struct TestArgs {
 /// Time limit of a regular step. The longest builds and runs all tests.
 const PATIENCE: Duration = Duration::from_secs(40 * 60);
 
+/// The step before which nothing is built ahead: it leaves no time of the processors.
+const BUSIEST: &str = "test";
+
 /// The result of a step.
 enum Outcome {
     Passed,
@@ -54,7 +57,15 @@ pub fn run(args: &TestArgs) -> Result<ExitCode> {
     let mut parts = Parts::default();
     space::warn(space::RUN);
     prepare(&chosen, &mut parts);
-    let reports: Vec<Report> = chosen.into_iter().map(|step| perform(step, &mut parts)).collect();
+    let mut ahead = Vec::new();
+    let mut reports = Vec::new();
+    for (place, step) in chosen.iter().enumerate() {
+        reports.push(perform(step, &mut parts));
+        if step.name == BUSIEST {
+            ahead = begin(&chosen[place + 1..]);
+        }
+    }
+    end(ahead);
     say_failures(parts.failures());
     summarize(&reports);
     let strict = is_strict(std::env::var("CI").ok().as_deref());
@@ -122,6 +133,23 @@ fn prepare(steps: &[&Step], parts: &mut Parts) {
         parts.skip("every test that mounts: only root may");
     } else if !std::path::Path::new("/dev/fuse").exists() {
         parts.skip("every test that mounts FUSE: there is no /dev/fuse (modprobe fuse)");
+    }
+}
+
+/// Begins the builds of steps that come later.
+fn begin(steps: &[&Step]) -> Vec<Child> {
+    let builds = steps.iter().filter_map(|step| Some((step.name, step.ahead?)));
+    let begun = builds.filter_map(|(name, build)| {
+        build().inspect_err(|error| println!("{name} is not built ahead: {error:#}")).ok()
+    });
+    begun.collect()
+}
+
+/// Ends builds that no step has waited for.
+fn end(builds: Vec<Child>) {
+    for mut build in builds {
+        let _ = build.kill();
+        let _ = build.wait();
     }
 }
 
@@ -235,6 +263,13 @@ mod tests {
         for (place, step) in STEPS.iter().enumerate() {
             assert!(!STEPS[..place].iter().any(|other| other.name == step.name), "{}", step.name);
         }
+    }
+
+    #[test]
+    fn what_is_built_ahead_comes_after_the_step_that_leaves_no_time() {
+        let busiest = STEPS.iter().position(|step| step.name == BUSIEST).unwrap();
+        let ahead = STEPS.iter().rposition(|step| step.ahead.is_some()).unwrap();
+        assert!(STEPS[..=busiest].iter().all(|step| step.ahead.is_none()) && ahead > busiest);
     }
 
     #[test]

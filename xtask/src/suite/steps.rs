@@ -1,5 +1,7 @@
 //! The table of test steps. A new step is one entry.
 
+use std::process::Child;
+
 use anyhow::{Result, ensure};
 
 use crate::apt::Apt;
@@ -38,6 +40,9 @@ pub struct Step {
     pub env: &'static [(&'static str, &'static str)],
     /// The action.
     pub run: Run,
+    /// Begins a build of the step that takes long, in a directory of its own and at the lowest priority, when the tests of all crates
+    /// have ended: the steps in between wait for mounts and timers most of their time.
+    pub ahead: Option<fn() -> Result<Child>>,
 }
 
 const fn cargo(
@@ -46,7 +51,15 @@ const fn cargo(
     tools: &'static [Tool],
     arguments: &'static [&'static str],
 ) -> Step {
-    Step { name, what, when: When::Always, tools, env: &[], run: Run::Cargo(arguments) }
+    Step {
+        name,
+        what,
+        when: When::Always,
+        tools,
+        env: &[],
+        run: Run::Cargo(arguments),
+        ahead: None,
+    }
 }
 
 const fn call(
@@ -55,7 +68,7 @@ const fn call(
     tools: &'static [Tool],
     call: fn(&mut Parts) -> Result<()>,
 ) -> Step {
-    Step { name, what, when: When::Always, tools, env: &[], run: Run::Call(call) }
+    Step { name, what, when: When::Always, tools, env: &[], run: Run::Call(call), ahead: None }
 }
 
 const fn full(
@@ -198,7 +211,10 @@ pub const STEPS: &[Step] = &[
         // All of the workspace, so that dependencies have the features that they have in step `test`.
         &["test", "--workspace", "--features", "defuse-session/shuttle", "--test", "shuttle"],
     ),
-    call("fuzz", "12 s of every fuzz target", fuzz::TOOLS, |_| fuzz::all(12)),
+    Step {
+        ahead: Some(fuzz::build_ahead),
+        ..call("fuzz", "12 s of every fuzz target", fuzz::TOOLS, |_| fuzz::all(12))
+    },
     full("fuzz-long", "ten minutes of every fuzz target", fuzz::TOOLS, |_| fuzz::all(600)),
     Step {
         when: When::Full,
