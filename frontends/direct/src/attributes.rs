@@ -409,7 +409,7 @@ fn attr_handle(file: &Description) -> Option<Fh> {
 /// would lose, and its time of change is within this tick of the kernel's clock. Archivers give each file that they have just
 /// written the owner that it has.
 fn would_not_show(found: &Subject<'_>, owner: Owner) -> bool {
-    // A capability is of an execution.
+    // A capability matters only to a file that is executed.
     const SET_ID_OR_EXECUTABLE: u32 = 0o6111;
     let has = |attr: &Attr| {
         owner.uid.is_none_or(|uid| uid == attr.uid) && owner.gid.is_none_or(|gid| gid == attr.gid)
