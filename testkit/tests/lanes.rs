@@ -1,5 +1,6 @@
 //! File systems through shared memory: what the model does, two clients at once, and clients that end.
 
+#[allow(dead_code)] // Not all of it is used here.
 mod served;
 
 use std::io::{BufRead, BufReader};

@@ -2,6 +2,7 @@
 //! names, attributes and data. Whatever a client keeps, it must answer as if there were one client.
 
 mod offers;
+#[allow(dead_code)] // Not all of it is used here.
 mod served;
 mod spread;
 

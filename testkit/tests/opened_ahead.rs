@@ -16,7 +16,6 @@ use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use defuse_shared::{LaneOffers, Versioned};
 use defuse_socket::ServerOptions;
 use defuse_testkit::listing;
-use defuse_testkit::settled;
 
 #[allow(dead_code, unused_imports)] // Not all of it is used here.
 mod served;
@@ -88,13 +87,6 @@ fn open_files(served: &Served) -> Vec<u64> {
     clients.iter().map(|client| client.holdings.open_files).collect()
 }
 
-fn requests(served: &Served, kind: &str) -> u64 {
-    settled(|| {
-        let ops = served.server.snapshot().ops;
-        ops.iter().filter(|op| op.op.name() == kind).map(|op| op.latency.count).sum()
-    })
-}
-
 fn nth(at: usize) -> String {
     format!("file-{at:03}")
 }
@@ -114,12 +106,12 @@ fn opens_several(served: &Served) {
     let large = vec![9; 40_000];
     make(&maker, "large", &large);
     for round in 0..3 {
-        let (opens, all) = (requests(served, "OPEN"), requests(served, "IOCTL"));
+        let (opens, all) = (served.requests_of(&["OPEN"]), served.requests_of(&["IOCTL"]));
         for at in 0..200 {
             assert!(contents(&reader, &nth(at)).unwrap() == vec![at as u8; at * 7], "{at}");
         }
-        let opens = requests(served, "OPEN") - opens;
-        let all = requests(served, "IOCTL") - all;
+        let opens = served.requests_of(&["OPEN"]) - opens;
+        let all = served.requests_of(&["IOCTL"]) - all;
         assert!(opens < 60 && all < 90, "round {round}: {opens} opens, {all} others");
         assert!(contents(&reader, "large").unwrap() == large);
     }

@@ -13,8 +13,8 @@ use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use defuse_shared::Versioned;
 use defuse_socket::ServerOptions;
-use defuse_testkit::settled;
 
+#[allow(dead_code)] // Not all of it is used here.
 mod served;
 use served::{Served, context, create, name};
 
@@ -34,14 +34,6 @@ fn connect(served: &Served) -> Remote {
     let client = served.client();
     client.attached(Origin::new(), Arc::new(NoNotify));
     client
-}
-
-/// Requests of this kind that the clients have made.
-fn requests(served: &Served, kind: &str) -> u64 {
-    settled(|| {
-        let ops = served.server.snapshot().ops;
-        ops.iter().filter(|op| op.op.name() == kind).map(|op| op.latency.count).sum()
-    })
 }
 
 fn open(fs: &dyn FileSystem, ino: Ino, flags: u32) -> File {
@@ -96,7 +88,7 @@ fn a_small_file_is_read_by_its_open_alone() {
     let bytes: Vec<u8> = (0..MOST).map(|at| at as u8).collect();
     let ino = make(&client, "file", &bytes);
     let empty = make(&client, "empty", &[]);
-    let before = requests(&served, "READ");
+    let before = served.requests_of(&["READ"]);
     for _ in 0..3 {
         let file = open(&client, ino, 0);
         assert!(read(&client, file, 0, 2 * MOST) == bytes);
@@ -112,22 +104,22 @@ fn a_small_file_is_read_by_its_open_alone() {
     let file = open(&client, ino, 0);
     assert_eq!(read(&client, file, 1000, 10), bytes[1000..1010]);
     client.getattr(&context(), ino, None).unwrap();
-    assert_eq!(requests(&served, "READ"), before);
+    assert_eq!(served.requests_of(&["READ"]), before);
     // One byte more does not come with the reply.
     let ino = make(&client, "large", &vec![7; MOST + 1]);
     let file = open(&client, ino, 0);
     assert!(read(&client, file, 0, 2 * MOST) == vec![7; MOST + 1]);
-    assert!(requests(&served, "READ") > before);
+    assert!(served.requests_of(&["READ"]) > before);
     close(&client, file);
     // The first read has changed the access time. Others do not, so that the attributes stay known, for a second.
-    let before = requests(&served, "IOCTL");
+    let before = served.requests_of(&["IOCTL"]);
     for _ in 0..20 {
         client.resolve(&context(), Ino::ROOT, name("large").into()).unwrap();
         let file = open(&client, ino, 0);
         assert_eq!(read(&client, file, 0, 10), [7; 10]);
         close(&client, file);
     }
-    let made = requests(&served, "IOCTL") - before;
+    let made = served.requests_of(&["IOCTL"]) - before;
     assert!(made < 10, "{made} requests");
 }
 
@@ -136,13 +128,13 @@ fn a_small_file_that_is_open_for_both_is_read_by_its_open_until_it_is_written_to
     let served = served();
     let client = connect(&served);
     let ino = make(&client, "file", &[1; 5000]);
-    let before = requests(&served, "READ");
+    let before = served.requests_of(&["READ"]);
     for _ in 0..3 {
         let file = open(&client, ino, OpenFlags::RDWR);
         assert_eq!(read(&client, file, 100, 9000), [1; 4900]);
         close(&client, file);
     }
-    assert_eq!(requests(&served, "READ"), before);
+    assert_eq!(served.requests_of(&["READ"]), before);
     let file = open(&client, ino, OpenFlags::RDWR);
     write(&client, file, 0, &[2; 100]);
     assert_eq!(read(&client, file, 50, 100), [[2; 50], [1; 50]].concat());
@@ -153,12 +145,12 @@ fn a_small_file_that_is_open_for_both_is_read_by_its_open_until_it_is_written_to
         write(&client, file, 0, &[3; 100]);
         close(&client, file);
     }
-    let before = requests(&served, "READ");
+    let before = served.requests_of(&["READ"]);
     for (flags, reads) in [(0, 0), (OpenFlags::RDWR, 1)] {
         let file = open(&client, ino, flags);
         assert_eq!(read(&client, file, 0, 100), [3; 100]);
         close(&client, file);
-        assert_eq!(requests(&served, "READ"), before + reads);
+        assert_eq!(served.requests_of(&["READ"]), before + reads);
     }
 }
 
@@ -289,13 +281,13 @@ fn bytes_that_nobody_reads_are_rarely_asked_for() {
     let client = connect(&served);
     let ino = make(&client, "file", &[1; 100]);
     (0..100).for_each(|_| close(&client, open(&client, ino, 0)));
-    let before = requests(&served, "READ");
+    let before = served.requests_of(&["READ"]);
     for _ in 0..64 {
         let file = open(&client, ino, 0);
         assert_eq!(read(&client, file, 0, 100), [1; 100]);
         close(&client, file);
     }
-    let made = requests(&served, "READ") - before;
+    let made = served.requests_of(&["READ"]) - before;
     assert!((1..64).contains(&made), "{made}: soon they are asked for again");
 }
 

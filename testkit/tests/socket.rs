@@ -1,5 +1,6 @@
 //! File systems through a socket: the client takes the role of the kernel, in front of the server.
 
+#[allow(dead_code)] // Not all of it is used here.
 mod served;
 
 use std::sync::Arc;

@@ -15,7 +15,6 @@ use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use defuse_ring::names::NameReader;
 use defuse_shared::Versioned;
 use defuse_socket::ServerOptions;
-use defuse_testkit::settled;
 
 #[allow(dead_code, unused_imports)] // Not all of it is used here.
 mod served;
@@ -52,19 +51,6 @@ fn size(fs: &dyn FileSystem, path: &str) -> Option<u64> {
     }
 }
 
-/// The number of requests of a kind.
-fn count(served: &Served, kind: &str) -> u64 {
-    settled(|| {
-        let ops = served.server.snapshot().ops;
-        ops.iter().filter(|op| op.op.name() == kind).map(|op| op.latency.count).sum()
-    })
-}
-
-/// The number of requests that the clients have made.
-fn requests(served: &Served) -> u64 {
-    settled(|| served.server.snapshot().ops.iter().map(|op| op.latency.count).sum())
-}
-
 fn make_tree(fs: &dyn FileSystem, files: usize) {
     let cx = context();
     let dir = NewNode::new(FileKind::Directory, 0o755, cx.caller);
@@ -90,10 +76,10 @@ fn a_name_that_one_client_was_told_of_takes_no_request_of_the_next_one() {
     let begun = Instant::now();
     let mut made = u64::MAX;
     while made > 3 && begun.elapsed() < Duration::from_secs(20) {
-        let before = requests(&served);
+        let before = served.requests();
         look(&client(&served));
         // It asks for both memories, and for a name that does not exist.
-        made = requests(&served) - before;
+        made = served.requests() - before;
     }
     assert!(made <= 3, "{made} requests");
     look(&second);
@@ -155,7 +141,7 @@ fn what_an_open_file_changes_is_told_when_it_is_closed() {
             assert_eq!((perm(&two), perm(&one)), (perm_now, perm_now));
         }
         let looks_of_next = || {
-            let looks = || count(&served, "LOOKUP") + count(&served, "IOCTL");
+            let looks = || served.requests_of(&["LOOKUP"]) + served.requests_of(&["IOCTL"]);
             let before = looks();
             let told = perm(&client(&served));
             (told, looks() - before)
@@ -167,7 +153,7 @@ fn what_an_open_file_changes_is_told_when_it_is_closed() {
         let file = File { ino, fh: opened.fh };
         one.release(&cx, file, ReleaseArgs { flags: args.flags, flock_owner: None }).unwrap();
         let begun = Instant::now();
-        while count(&served, "RELEASE") == 0 && begun.elapsed() < Duration::from_secs(20) {
+        while served.requests_of(&["RELEASE"]) == 0 && begun.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(1));
         }
         assert_eq!(looks_of_next(), (0o606, 0));
@@ -190,14 +176,14 @@ fn the_first_read_of_a_file_shows_in_its_attributes() {
         _ => panic!("no inode"),
     };
     assert_eq!([&one, &two, &three].map(accessed), [1000; 3]);
-    let before = requests(&served);
+    let before = served.requests();
     std::thread::sleep(Duration::from_millis(1100));
-    assert_eq!((accessed(&three), requests(&served)), (1000, before));
+    assert_eq!((accessed(&three), served.requests()), (1000, before));
     read(&one, file, 0, 8).unwrap();
-    let before = requests(&served);
+    let before = served.requests();
     let after = accessed(&two);
     assert!(after > 1000);
-    assert_eq!((accessed(&three), requests(&served)), (after, before), "it is told of");
+    assert_eq!((accessed(&three), served.requests()), (after, before), "it is told of");
     assert_eq!(accessed(&one), after);
 }
 
@@ -217,11 +203,11 @@ fn a_file_without_extended_attributes_is_asked_for_none() {
     };
     find(&one, "file");
     find(&two, "file");
-    let before = requests(&served);
+    let before = served.requests();
     assert_eq!((get(&two, acl), get(&two, user)), (Err(Errno::ENODATA), Err(Errno::ENODATA)));
     assert_eq!(two.listxattr(&cx, ino, 0), Ok(Xattr::Size(0)));
     assert_eq!(two.listxattr(&cx, ino, 100), Ok(Xattr::Value(Vec::new())));
-    assert_eq!(requests(&served), before);
+    assert_eq!(served.requests(), before);
     // Another client gives it some.
     let name = XattrName::new(user).unwrap();
     one.setxattr(&cx, ino, name, b"value", SetXattrFlags::default()).unwrap();

@@ -17,7 +17,6 @@ use defuse_remote::{LaneUse, RemoteOptions};
 use defuse_ring::versions::{Thing, VersionReader};
 use defuse_shared::Versioned;
 use defuse_socket::ServerOptions;
-use defuse_testkit::settled;
 
 mod served;
 use served::{Served, context, create, name, read, write};
@@ -261,11 +260,6 @@ fn what_a_client_knows_ends_with_the_change_of_another() {
     }
 }
 
-/// The number of requests that the clients have made.
-fn requests(served: &Served) -> u64 {
-    settled(|| served.server.snapshot().ops.iter().map(|op| op.latency.count).sum())
-}
-
 /// As tar(1) does with each file that it has written.
 #[test]
 fn a_file_that_was_just_changed_gets_the_owner_that_it_has_by_no_request() {
@@ -278,12 +272,12 @@ fn a_file_that_was_just_changed_gets_the_owner_that_it_has_by_no_request() {
     let times = Times { atime: None, mtime: Some(SetTime::At(Timestamp { secs: 7, nanos: 0 })) };
     let touch = || one.client.futimens(&one.task, &file, times).unwrap();
     let give = |uid, gid| {
-        let before = requests(&served);
+        let before = served.requests();
         let owner = Owner { uid, gid };
         // Without the wait for the number of requests, which takes longer than a tick.
         touch();
         one.client.fchown(&one.task, &file, owner).unwrap();
-        requests(&served) - before - 1
+        served.requests() - before - 1
     };
     let (own, group) = (Some(me.uid), Some(me.gid));
     // A tick may end in between.
@@ -296,9 +290,9 @@ fn a_file_that_was_just_changed_gets_the_owner_that_it_has_by_no_request() {
     }
     // The time of the change shows if it is another one.
     std::thread::sleep(Duration::from_millis(30));
-    let before = requests(&served);
+    let before = served.requests();
     one.client.fchown(&one.task, &file, Owner { uid: own, gid: group }).unwrap();
-    assert_eq!(requests(&served), before + 1);
+    assert_eq!(served.requests(), before + 1);
     // Bits are lost, and a file that can be executed may have a capability.
     for mode in [0o4600, 0o700] {
         one.client.fchmod(&one.task, &file, mode).unwrap();
@@ -327,12 +321,12 @@ fn a_known_name_takes_no_request() {
     program.client.mkdir(&program.task, At::Cwd, b"m:/dir", 0o755).unwrap();
     let look = || (program.stat("m:/dir").unwrap().kind, program.stat("m:/dir/none"));
     assert_eq!(look(), (FileKind::Directory, Err(2)));
-    let before = requests(&served);
+    let before = served.requests();
     for _ in 0..100 {
         assert_eq!(look(), (FileKind::Directory, Err(2)));
     }
     // Attributes are asked for again after a second.
-    let made = requests(&served) - before;
+    let made = served.requests() - before;
     assert!(made < 50, "{made} requests");
 }
 
@@ -355,17 +349,10 @@ fn a_file_is_removed_by_one_request_and_others_know_at_once() {
     };
     // The directory is known by then.
     assert_eq!(remove("m:/dir/none"), Err(Errno::ENOENT));
-    let kinds = |names: &[&str]| {
-        settled(|| {
-            let ops = served.server.snapshot().ops;
-            let ops = ops.iter().filter(|op| names.contains(&op.op.name()));
-            ops.map(|op| op.latency.count).sum::<u64>()
-        })
-    };
-    let looks = || kinds(&["LOOKUP", "IOCTL", "GETATTR", "STATX"]);
-    let before = (looks(), kinds(&["UNLINK"]) + 2);
+    let looks = || served.requests_of(&["LOOKUP", "IOCTL", "GETATTR", "STATX"]);
+    let before = (looks(), served.requests_of(&["UNLINK"]) + 2);
     assert_eq!((remove("m:/dir/a"), remove("m:/dir/b")), (Ok(()), Ok(())));
-    assert_eq!((looks(), kinds(&["UNLINK"])), before);
+    assert_eq!((looks(), served.requests_of(&["UNLINK"])), before);
     assert_eq!(links(), 1);
     assert_eq!((one.stat("m:/dir/a"), two.stat("m:/dir/b")), (Err(2), Err(2)));
     assert_eq!((remove("m:/dir/a"), remove("m:/dir")), (Err(Errno::ENOENT), Err(Errno::EISDIR)));
@@ -427,11 +414,7 @@ fn a_directory_that_a_path_leads_to_is_opened_without_a_lookup() {
     one.client.mkdir(&one.task, At::Cwd, b"m:/dir", 0o755).unwrap();
     one.client.mkdir(&one.task, At::Cwd, b"m:/dir/sub", 0o755).unwrap();
     one.make("m:/dir/sub/file");
-    let lookups = || {
-        let ops = served.server.snapshot().ops;
-        let lookups = ops.iter().filter(|op| op.op.name() == "LOOKUP");
-        lookups.map(|op| op.latency.count).sum::<u64>()
-    };
+    let lookups = || served.requests_of(&["LOOKUP"]);
     let before = lookups();
     let open = |path: &str, flags| {
         let how = How { flags, ..How::default() };

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use defuse_fs::{FileSystem, delegate};
 use defuse_remote::{Remote, RemoteOptions};
 use defuse_socket::{Server, ServerOptions};
+use defuse_testkit::settled;
 use tempfile::TempDir;
 
 pub use files::{context, create, name, read, write};
@@ -31,6 +32,23 @@ impl Served {
         let running = Arc::clone(&server);
         let thread = Some(std::thread::spawn(move || running.run()));
         Served { server, path, clients, thread, _dir: dir }
+    }
+
+    /// The number of requests that the clients have made.
+    pub fn requests(&self) -> u64 {
+        self.count(|_| true)
+    }
+
+    /// The number of requests of these kinds that the clients have made.
+    pub fn requests_of(&self, kinds: &[&str]) -> u64 {
+        self.count(|kind| kinds.contains(&kind))
+    }
+
+    fn count(&self, is_counted: impl Fn(&str) -> bool) -> u64 {
+        settled(|| {
+            let ops = self.server.snapshot().ops;
+            ops.iter().filter(|op| is_counted(op.op.name())).map(|op| op.latency.count).sum()
+        })
     }
 
     pub fn client(&self) -> Remote {
