@@ -526,7 +526,12 @@ fn files_move_to_a_new_brick_under_their_writers(cluster: &Cluster) {
     mount.end().unwrap();
 }
 
+/// With a quorum of both bricks: without it, a brick that ends last and one that starts first have changes that the other one lacks.
 fn a_volume_works_again_after_a_stop(cluster: &Cluster) {
+    let quorum = [("cluster.quorum-type", "fixed"), ("cluster.quorum-count", "2")];
+    for (key, value) in quorum {
+        cluster.gluster(3, &["volume", "set", "repl", key, value]).unwrap();
+    }
     let place = mounted::scratch().unwrap();
     let mount = mount(cluster, "repl", place.path());
     let load = Load::start(mount.path(), names("stop"));
@@ -554,4 +559,7 @@ fn a_volume_works_again_after_a_stop(cluster: &Cluster) {
     }
     mount.end().unwrap();
     heals(cluster, "repl");
+    for (key, _) in quorum {
+        cluster.gluster(3, &["volume", "reset", "repl", key]).unwrap();
+    }
 }
