@@ -705,6 +705,20 @@ fn each_thread_has_its_own_credentials() {
     same_c("users", include_str!("run/users.c"), everywhere);
 }
 
+#[test]
+fn a_file_is_read_by_the_rights_of_its_reader() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let script = r#"
+        chmod 755 .; for mode in 000 040 004 400 640; do echo $mode > $mode; chmod $mode $mode; done
+        for user in "--reuid 65534 --regid 65534" "--reuid 65534 --regid 0" "--bounding-set=-all --inh-caps=-all"; do
+            for mode in 000 040 004 400 640; do setpriv $user --clear-groups cat $mode; done
+        done; cat 000"#;
+    everywhere("readers", &["setpriv"], script);
+}
+
 /// A program executed after root has become another user accesses the mounts as that user.
 #[test]
 fn a_program_of_another_user_has_the_rights_of_that_user() {

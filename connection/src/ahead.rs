@@ -135,6 +135,6 @@ impl<F: FileSystem> Connection<F> {
             let mut sink = SliceSink::new(&mut byte);
             let _ = self.read(cx, file, ReadArgs::default(), &mut ReadBuf::new(&mut sink, 1));
         }
-        let _ = self.release(cx, file, ReleaseArgs { flags, flock_owner: None });
+        let _ = self.release(cx, file, ReleaseArgs::of(flags));
     }
 }

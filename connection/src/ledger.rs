@@ -669,7 +669,7 @@ fn release(fs: &dyn FileSystem, file: File, open: &Open) {
     if open.dir {
         let _ = fs.releasedir(&cx, file);
     } else {
-        let _ = fs.release(&cx, file, ReleaseArgs { flags: open.flags, flock_owner: None });
+        let _ = fs.release(&cx, file, ReleaseArgs::of(open.flags));
     }
 }
 

@@ -132,7 +132,7 @@ impl Maps {
         self.count.fetch_sub(1, Ordering::SeqCst);
         drop(files);
         if let Some(Open { file, .. }) = mapped.open.take() {
-            let args = ReleaseArgs { flags: OpenFlags(OpenFlags::RDWR), flock_owner: None };
+            let args = ReleaseArgs::of(OpenFlags(OpenFlags::RDWR));
             let _ = fs.release(&own(), file, args);
         }
     }
@@ -201,7 +201,7 @@ impl Mapped {
                 self.open = Some(Open { file, writable: writes, memory, len });
             }
             Err(errno) => {
-                let _ = fs.release(&cx, file, ReleaseArgs { flags, flock_owner: None });
+                let _ = fs.release(&cx, file, ReleaseArgs::of(flags));
                 return Err(errno);
             }
         }

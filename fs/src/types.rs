@@ -438,6 +438,8 @@ impl OpenFlags {
     pub const NOFOLLOW: u32 = arch::NOFOLLOW;
     /// `O_NOATIME`.
     pub const NOATIME: u32 = 0o1000000;
+    /// `O_CLOEXEC`.
+    pub const CLOEXEC: u32 = 0o2000000;
 
     /// The access mode. `O_ACCMODE` itself (3) counts as reading and writing.
     pub const fn access(self) -> AccessMode {
@@ -502,7 +504,7 @@ pub struct Backing {
     /// set-user-id, set-group-id and `security.capability` at every write. Nothing else does. A
     /// frontend that passes `fd` to the kernel does so from a thread without the capability.
     pub without_fsetid: bool,
-    /// Another descriptor of `fd`, close-on-exec, with the lowest number that was free, and with `O_APPEND`, `O_DIRECT`,
+    /// Another descriptor of `fd`, with the lowest number that was free, and with `O_APPEND`, `O_CLOEXEC`, `O_DIRECT`,
     /// `O_NOATIME` and `O_NONBLOCK` as open(2) was told. Only for
     /// [`Threads::Callers`](crate::source::Threads::Callers), whose frontend gives it to its program instead of a duplicate.
     pub first: Option<Arc<OwnedFd>>,
@@ -537,6 +539,9 @@ pub struct Opened {
     /// The listing of this directory may be cached, between opens with [`CacheMode::Keep`]. The
     /// frontend drops it when the directory's change time differs.
     pub cache_dir: bool,
+    /// The caller may open the file: the kernel has decided so by the caller's credentials. A frontend in the process need not check the
+    /// permission to read what [`lookup_to_open`](crate::FileSystem::lookup_to_open) has opened.
+    pub is_permitted: bool,
 }
 
 impl Opened {
@@ -582,6 +587,16 @@ pub struct ReleaseArgs {
     pub flags: OpenFlags,
     /// Drop the [`LockKind::Flock`] lock of this owner.
     pub flock_owner: Option<LockOwner>,
+    /// The frontend gives back all lookups of the inode next, unless another thread looks it up in between. A file system need then not keep
+    /// what would lead to the inode without this open file.
+    pub is_forgotten_next: bool,
+}
+
+impl ReleaseArgs {
+    /// The release of a file without locks, which was opened with `flags`.
+    pub fn of(flags: OpenFlags) -> Self {
+        ReleaseArgs { flags, ..ReleaseArgs::default() }
+    }
 }
 
 /// The owner of a lock: a process (its file descriptor table) for POSIX locks, an open file for

@@ -93,9 +93,7 @@ fn parent_and_child_release_their_files_independently() {
     let parent = served.client();
     let (entry, file) = create(&parent, "both");
     let child = parent.inheritance().unwrap().begin();
-    let close = |client: &Remote| {
-        client.release(&cx, file, ReleaseArgs { flags: OpenFlags(0), flock_owner: None })
-    };
+    let close = |client: &Remote| client.release(&cx, file, ReleaseArgs::of(OpenFlags(0)));
     // The child closes the file for itself; the parent's stays open.
     assert_eq!(write(&child, file, 0, b"x"), Ok(1));
     close(&child).unwrap();
@@ -149,7 +147,7 @@ fn locks_of_an_open_file_outlive_the_parent_and_those_of_a_process_do_not() {
     for owner in [process, open_file] {
         parent.flush(&cx, file, owner).unwrap();
     }
-    let release = ReleaseArgs { flags: OpenFlags(0), flock_owner: Some(open_file) };
+    let release = ReleaseArgs { flock_owner: Some(open_file), ..ReleaseArgs::default() };
     parent.release(&cx, file, release).unwrap();
     let stranger = LockOwner(99);
     let take = |kind, range| other.setlk(&cx, others, &request(kind, stranger, range));
@@ -188,7 +186,7 @@ fn a_lock_that_a_child_takes_on_an_open_file_stays_with_its_parent() {
         child.setlk(&cx, file, &request(kind, owner)).unwrap();
         if says {
             child.flush(&cx, file, owner).unwrap();
-            let args = ReleaseArgs { flags: OpenFlags(0), flock_owner: Some(owner) };
+            let args = ReleaseArgs { flock_owner: Some(owner), ..ReleaseArgs::default() };
             child.release(&cx, file, args).unwrap();
         }
         drop(child);
@@ -266,7 +264,7 @@ fn locks_of_a_client_that_is_gone_do_not_block_others() {
         let lock = Lock { typ: LockType::Write, start: 0, end: u64::MAX, pid: 1 };
         let request = LockRequest { kind: LockKind::Flock, owner, lock, wait: false };
         let taken = client.setlk(&cx, File { ino, fh }, &request);
-        let args = ReleaseArgs { flags: OpenFlags(0), flock_owner: Some(owner) };
+        let args = ReleaseArgs { flock_owner: Some(owner), ..ReleaseArgs::default() };
         let close = move |client: &Remote| {
             client.flush(&context(), File { ino, fh }, owner).unwrap();
             client.release(&context(), File { ino, fh }, args).unwrap();

@@ -184,7 +184,7 @@ fn change(client: &Remote, dir: &Path) {
     let count = client.write(&cx, file, args, &mut WriteBuf::new(&mut source)).unwrap();
     assert_eq!(count, bytes.len());
     let _ = client.flush(&cx, file, LockOwner(1));
-    client.release(&cx, file, ReleaseArgs { flags, flock_owner: None }).unwrap();
+    client.release(&cx, file, ReleaseArgs::of(flags)).unwrap();
     let to = Name::new(b"renamed").unwrap();
     client.rename(&cx, (made.ino, name), (Ino::ROOT, to), Default::default()).unwrap();
     client.forget(entry.ino, 1);

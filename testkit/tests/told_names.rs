@@ -151,7 +151,7 @@ fn what_an_open_file_changes_is_told_when_it_is_closed() {
         while looks_of_next().1 > 0 && begun.elapsed() < Duration::from_secs(20) {}
         change(0o606);
         let file = File { ino, fh: opened.fh };
-        one.release(&cx, file, ReleaseArgs { flags: args.flags, flock_owner: None }).unwrap();
+        one.release(&cx, file, ReleaseArgs::of(args.flags)).unwrap();
         let begun = Instant::now();
         while served.requests_of(&["RELEASE"]) == 0 && begun.elapsed() < Duration::from_secs(20) {
             std::thread::sleep(Duration::from_millis(1));

@@ -18,6 +18,9 @@ use crate::sys;
 
 /// Maximum size of a value, and of a list of names: `XATTR_SIZE_MAX`.
 const XATTR_MAX: usize = 64 << 10;
+
+/// Room that is enough for most extended attributes.
+const SHORT: usize = 512;
 /// Names visible to privileged users only, xattr(7).
 const TRUSTED: &[u8] = b"trusted.";
 /// File capabilities, capabilities(7).
@@ -229,13 +232,19 @@ fn hidden(cx: &Context<'_>, name: &[u8]) -> bool {
 fn read_sized(
     room: usize,
     length: impl FnOnce() -> rustix::io::Result<usize>,
-    read: impl FnOnce(&mut [u8]) -> rustix::io::Result<usize>,
+    read: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
 ) -> Result<Xattr> {
     if room == 0 {
         return u32::try_from(length().or_errno()?).map(Xattr::Size).map_err(|_| Errno::E2BIG);
     }
-    let mut value = vec![0; room.min(XATTR_MAX)];
-    let len = read(&mut value).or_errno()?;
+    // Most values are short, or there is none, and it takes a while to clear room for the longest.
+    let mut value = vec![0; room.min(SHORT)];
+    let mut len = read(&mut value);
+    if len == Err(rustix::io::Errno::RANGE) && room > SHORT {
+        value.resize(room.min(XATTR_MAX), 0);
+        len = read(&mut value);
+    }
+    let len = len.or_errno()?;
     value.truncate(len);
     Ok(Xattr::Value(value))
 }

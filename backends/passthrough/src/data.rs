@@ -8,6 +8,7 @@ use defuse_fs::{
     OpenFlags, Opened, ReadArgs, ReadBuf, Result, Whence, WriteArgs, WriteBuf,
 };
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
+use rustix::io::FdFlags;
 
 use crate::creds::{as_decided, keep_suidgid};
 use crate::inode::Inode;
@@ -20,6 +21,16 @@ use crate::passthrough::Passthrough;
 /// descriptor: it has no meaning for a regular file, but makes open fail where a lease is held.
 const PASSED_ON: u32 =
     OpenFlags::APPEND | OpenFlags::SYNC | OpenFlags::DIRECT | OpenFlags::NOATIME | OpenFlags::TRUNC;
+
+/// The descriptors of an open file.
+pub(crate) struct Divided {
+    /// That of the file system.
+    pub own: Arc<OwnedFd>,
+    /// That of the program.
+    first: Option<Arc<OwnedFd>>,
+    /// The frontend may use `own` for data.
+    is_backed: bool,
+}
 
 impl Passthrough {
     /// The flags for opening the lower file, without creation flags.
@@ -64,7 +75,8 @@ impl Passthrough {
             && self.is_reusable(&inode)
             && let Some(fd) = self.open_again(&inode)?
         {
-            return self.opened(inode.key.mount, fd, args.flags);
+            let file = Divided { own: fd, first: None, is_backed: true };
+            return self.opened(inode.key.mount, file, args.flags);
         }
         let fd = match self.open_without_atime(&inode, flags) {
             // The file can be written but not read. Only the write-back cache would have needed to
@@ -78,7 +90,8 @@ impl Passthrough {
         let keeps_bits = args.flags.writable()
             && keeps_bits(args.flags, rustix::fs::fstat(&fd).or_errno()?.st_mode);
         let is_backed = inode.kind == FileKind::Regular && !keeps_bits;
-        self.opened_now(inode.key.mount, fd, args.flags, is_backed)
+        let file = self.divide((fd, OFlags::CLOEXEC), args.flags, is_backed);
+        self.opened(inode.key.mount, file, args.flags)
     }
 
     /// Opens an inode, with `O_NOATIME` even if the caller is not its owner: the frontend has
@@ -134,7 +147,7 @@ impl Passthrough {
     }
 
     /// True if the program gets the descriptors of open files.
-    fn gives_descriptors(&self) -> bool {
+    pub(crate) fn gives_descriptors(&self) -> bool {
         self.options.backing_files && self.options.credentials == Credentials::Callers
     }
 
@@ -146,32 +159,51 @@ impl Passthrough {
             && flags.0 & (3 | OpenFlags::TRUNC) == 0
     }
 
-    /// Adds a file that was opened just now. Without `is_backed` it has no backing file.
-    pub(crate) fn opened_now(
+    /// True if the program gets the first descriptor of an open file, and the file another one.
+    fn gives_first(&self) -> bool {
+        self.options.descriptors_from > 0 && self.gives_descriptors()
+    }
+
+    /// `O_CLOEXEC`, unless the program that gets the descriptor has not asked for it.
+    pub(crate) fn close_on_exec(&self, flags: OpenFlags) -> OFlags {
+        if self.gives_first() && !flags.has(OpenFlags::CLOEXEC) {
+            OFlags::empty()
+        } else {
+            OFlags::CLOEXEC
+        }
+    }
+
+    /// Divides the descriptor of a file that was opened just now, by `how`, between the program and the file. Without `is_backed`, the
+    /// program gets none, and the file has no backing file.
+    pub(crate) fn divide(
         &self,
-        mount: u32,
-        fd: OwnedFd,
+        (fd, how): (OwnedFd, OFlags),
         flags: OpenFlags,
         is_backed: bool,
-    ) -> Result<Opened> {
-        let from = self.options.descriptors_from;
-        let gives = is_backed && from > 0 && self.gives_descriptors();
-        let (fd, first) = match gives.then(|| rustix::io::fcntl_dupfd_cloexec(&fd, from as i32)) {
-            Some(Ok(own)) => (own, Some(Arc::new(fd))),
+    ) -> Divided {
+        let from = self.options.descriptors_from as i32;
+        let gives = is_backed && self.gives_first();
+        let own = if gives { rustix::io::fcntl_dupfd_cloexec(&fd, from).ok() } else { None };
+        let at_exec = if own.is_some() { self.close_on_exec(flags) } else { OFlags::CLOEXEC };
+        if at_exec != how & OFlags::CLOEXEC {
+            let closes = !at_exec.is_empty();
+            let flags = if closes { FdFlags::CLOEXEC } else { FdFlags::empty() };
+            let _ = rustix::io::fcntl_setfd(&fd, flags);
+        }
+        match own {
+            Some(own) => Divided { own: Arc::new(own), first: Some(Arc::new(fd)), is_backed },
             // Without a free number, the file has this one alone.
-            Some(Err(_)) => (fd, None),
-            None => (self.placed(fd), None),
-        };
-        let mut opened = self.opened(mount, Arc::new(fd), flags)?;
-        opened.backing = opened.backing.filter(|_| is_backed).map(|of| Backing { first, ..of });
-        Ok(opened)
+            None if gives => Divided { own: Arc::new(fd), first: None, is_backed },
+            None => Divided { own: Arc::new(self.placed(fd)), first: None, is_backed },
+        }
     }
 
     /// Adds an open regular file to the table.
-    fn opened(&self, mount: u32, fd: Arc<OwnedFd>, flags: OpenFlags) -> Result<Opened> {
+    pub(crate) fn opened(&self, mount: u32, file: Divided, flags: OpenFlags) -> Result<Opened> {
+        let Divided { own: fd, first, is_backed } = file;
         let local = self.mounts.get(mount)?.is_local();
-        let backing = || Backing { fd: Arc::clone(&fd), without_fsetid: true, first: None };
-        let backing = self.options.backing_files.then(backing);
+        let backing = || Backing { fd: Arc::clone(&fd), without_fsetid: true, first };
+        let backing = (self.options.backing_files && is_backed).then(backing);
         if backing.is_some() && self.options.credentials == Credentials::Sticky {
             // A frontend that registers the file with the kernel drops the capability itself. A thread that
             // remembers to lack it spares that frontend two system calls.

@@ -286,6 +286,7 @@ impl FileSystem for Passthrough {
     }
 
     fn release(&self, _: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
+        self.closes(file, args.is_forgotten_next);
         let open = self.close_file(file)?;
         if args.flock_owner.is_some() && self.forwards_locks() && !self.is_inherited() {
             self.drop_flock(open.fd.as_fd());

@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use arc_swap::ArcSwapOption;
@@ -26,6 +26,15 @@ pub(crate) struct Key {
     pub(crate) mount: u32,
 }
 
+/// The way back to an inode that has no descriptor of its own.
+pub(crate) enum Way {
+    Handle(Handle),
+    /// The names that are recorded.
+    Names,
+    /// None: the pin, which is the descriptor of an open file.
+    OpenFile,
+}
+
 /// An inode known to a frontend.
 pub(crate) struct Inode {
     /// The inode number that frontends use.
@@ -40,8 +49,10 @@ pub(crate) struct Inode {
     pub(crate) without_capability: Lease,
     /// A descriptor that stays open while nothing else leads to the inode: for the root, for an
     /// inode without names (no handle finds it any more), and for an inode with neither a handle
-    /// nor a known name.
+    /// nor a known name. That of an open file, if a program has that file open by its name (`by_open_file.rs`).
     pub(crate) pin: ArcSwapOption<OwnedFd>,
+    /// The pin is that of an open file.
+    pub(crate) has_borrowed_pin: AtomicBool,
     pub(crate) handle: Option<Handle>,
     /// The names by which it is found again without a handle.
     pub(crate) places: Option<Box<Places>>,
@@ -54,6 +65,11 @@ impl Inode {
         self.pin.load().is_some()
     }
 
+    /// Puts `other` in the place of the pin, if that is `fd`.
+    pub(crate) fn change_pin(&self, fd: Arc<OwnedFd>, other: Arc<OwnedFd>) {
+        self.pin.compare_and_swap(&Some(fd), Some(other));
+    }
+
     /// Sets the pin. Returns false if there is one already.
     fn set_pin(&self, fd: Arc<OwnedFd>) -> bool {
         self.pin.compare_and_swap(&None::<Arc<OwnedFd>>, Some(fd)).is_none()
@@ -63,13 +79,19 @@ impl Inode {
         Ino(self.number)
     }
 
-    pub(crate) fn root(key: Key, handle: Option<Handle>, fd: OwnedFd) -> Self {
-        let mut root = Inode::new(key, FileKind::Directory, handle, Some(fd));
+    pub(crate) fn root(key: Key, way: Way, fd: OwnedFd) -> Self {
+        let mut root = Inode::new(key, FileKind::Directory, way, Some(Arc::new(fd)));
         root.number = Ino::ROOT.0;
         root
     }
 
-    fn new(key: Key, kind: FileKind, handle: Option<Handle>, pin: Option<OwnedFd>) -> Self {
+    fn new(key: Key, kind: FileKind, way: Way, pin: Option<Arc<OwnedFd>>) -> Self {
+        let has_borrowed_pin = AtomicBool::new(matches!(way, Way::OpenFile));
+        let (handle, places) = match way {
+            Way::Handle(handle) => (Some(handle), None),
+            Way::Names => (None, Some(Box::default())),
+            Way::OpenFile => (None, None),
+        };
         Inode {
             number: 0,
             key,
@@ -77,8 +99,9 @@ impl Inode {
             cache_slot: AtomicU32::new(u32::MAX),
             kind,
             without_capability: Lease::default(),
-            pin: ArcSwapOption::from(pin.map(Arc::new)),
-            places: handle.is_none().then(Box::default),
+            pin: ArcSwapOption::from(pin),
+            has_borrowed_pin,
+            places,
             handle,
             generation: AtomicU32::new(0),
         }
@@ -151,16 +174,16 @@ impl InodeTable {
         Some(inode.ino())
     }
 
-    /// Adds an inode with a lookup count of one, or counts one more lookup of the existing inode.
+    /// Adds an inode with a lookup count of one, or counts one more lookup of the existing inode. True if it is new.
     pub(crate) fn insert(
         &self,
         key: Key,
         kind: FileKind,
-        handle: Option<Handle>,
-        pin: Option<OwnedFd>,
-    ) -> Result<Ino> {
+        way: Way,
+        pin: Option<Arc<OwnedFd>>,
+    ) -> Result<(Ino, bool)> {
         if key == self.root.key {
-            return Ok(Ino::ROOT);
+            return Ok((Ino::ROOT, false));
         }
         let (hash, index) = self.place(&key);
         let pinned = usize::from(pin.is_some());
@@ -172,16 +195,16 @@ impl InodeTable {
             let mut needless = pin;
             if !known.is_pinned()
                 && let Some(fd) = needless.take()
-                && known.set_pin(Arc::new(fd))
+                && known.set_pin(fd)
             {
                 self.pinned.fetch_add(1, Ordering::Relaxed);
             }
             // Closes the unneeded descriptor outside of the lock.
             drop(guard);
             drop(needless);
-            return Ok(ino);
+            return Ok((ino, false));
         }
-        let mut inode = Inode::new(key, kind, handle, pin);
+        let mut inode = Inode::new(key, kind, way, pin);
         let Shard { slab, by_key } = shard;
         let (slot, inode) = slab
             .insert(index, |number| {
@@ -197,7 +220,7 @@ impl InodeTable {
         if kind != FileKind::Directory {
             self.files.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(inode.ino())
+        Ok((inode.ino(), true))
     }
 
     /// Decreases the lookup count. Returns the inode if it reached 0.
@@ -329,7 +352,7 @@ mod tests {
 
     fn table() -> InodeTable {
         let fd = std::fs::File::open("/").unwrap().into();
-        InodeTable::new(Inode::root(key(0), None, fd))
+        InodeTable::new(Inode::root(key(0), Way::Names, fd))
     }
 
     fn key(ino: u64) -> Key {
@@ -339,8 +362,9 @@ mod tests {
     #[test]
     fn an_inode_stays_until_its_last_lookup_is_given_back() {
         let table = table();
-        let ino = table.insert(key(2), FileKind::Regular, None, None).unwrap();
-        assert_eq!(table.insert(key(2), FileKind::Regular, None, None), Ok(ino));
+        let (ino, _) = table.insert(key(2), FileKind::Regular, Way::Names, None).unwrap();
+        let again = table.insert(key(2), FileKind::Regular, Way::Names, None);
+        assert_eq!(again, Ok((ino, false)));
         assert_eq!(table.acquire(&key(2)), Some(ino));
         assert!(table.forget(ino, 2).is_none());
         assert!(table.get(ino).is_ok());
@@ -354,9 +378,8 @@ mod tests {
     fn an_inode_takes_less_than_150_bytes() {
         let table = table();
         for ino in 1..100_000 {
-            table
-                .insert(key(ino), FileKind::Regular, Some(Handle::new(1, &[0; 12])), None)
-                .unwrap();
+            let way = Way::Handle(Handle::new(1, &[0; 12]));
+            table.insert(key(ino), FileKind::Regular, way, None).unwrap();
         }
         let (count, bytes) = table.size();
         assert_eq!(count, 100_000);

@@ -7,8 +7,9 @@ use defuse_fs::{Entry, Errno, FileKind, Ino, OpenFlags, Opened, Result};
 use rustix::fs::{Mode, OFlags};
 use rustix::path::Arg;
 
+use crate::data::Divided;
 use crate::handle::Handle;
-use crate::inode::{Inode, Key};
+use crate::inode::{Inode, Key, Way};
 use crate::lower::{OrErrno, ProcPath, Stat};
 use crate::mounts::LowerMount;
 use crate::options::Credentials;
@@ -63,25 +64,34 @@ impl Passthrough {
         name: &[u8],
         flags: OpenFlags,
     ) -> Result<Option<(Entry, Opened)>> {
-        let how = self.lower_flags(flags) | OFlags::NOFOLLOW | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let how = self.lower_flags(flags) | OFlags::NOFOLLOW | OFlags::NOCTTY;
+        let how = how | self.close_on_exec(flags);
         let open = || rustix::fs::openat(fd, name, how, Mode::empty()).or_errno();
         let file = match self.with_spare_fds(open) {
             Ok(file) => file,
             Err(Errno::EINTR) => return Err(Errno::EINTR),
             Err(_) => return Ok(None),
         };
-        let Ok(entry) = self.enter_open_fd(dir.key.mount, file.as_fd()) else { return Ok(None) };
-        self.note_place(entry.ino, dir, name);
-        let opened = match self.inodes.get(entry.ino) {
-            Ok(inode) if inode.kind == FileKind::Regular => {
-                self.opened_now(inode.key.mount, file, flags, true).ok()
-            }
-            _ => None,
+        let stat = Stat::of(file.as_fd());
+        let Some(stat) = stat.ok().filter(|stat| stat.kind() == Ok(FileKind::Regular)) else {
+            return Ok(None);
         };
-        if opened.is_none() {
-            self.forget(entry.ino, 1);
-        }
-        Ok(opened.map(|opened| (entry, opened)))
+        let file = self.divide((file, how), flags, true);
+        Ok(self.enter_open(dir, name, (file, &stat), flags).ok())
+    }
+
+    /// Adds the open file that has the name `name` in `dir`, with its inode. Counts a lookup.
+    fn enter_open(
+        &self,
+        dir: &Arc<Inode>,
+        name: &[u8],
+        (file, stat): (Divided, &Stat),
+        flags: OpenFlags,
+    ) -> Result<(Entry, Opened)> {
+        let (mount, entry) = self.enter_open_fd(dir.key.mount, &file.own, stat)?;
+        self.note_place(entry.ino, dir, name);
+        let opened = self.opened(mount, file, flags).inspect_err(|_| self.forget(entry.ino, 1))?;
+        Ok((entry, Opened { is_permitted: true, ..opened }))
     }
 
     /// Looks up `name` in `dir`, a directory on the mount `likely`. It had this status just now.
@@ -99,7 +109,7 @@ impl Passthrough {
             |key: &Key| !kept || self.inodes.peek(key).is_some_and(|inode| inode.is_pinned());
         if let Some(key) = mount.key(index, stat, None)
             && is_usable(&key)
-            && let Some(ino) = self.inodes.acquire(&key)
+            && let Some(ino) = self.acquire(&key)
         {
             return self.entry(ino, index, stat);
         }
@@ -144,22 +154,37 @@ impl Passthrough {
         self.enter(index, &stat, handle, kept)
     }
 
-    /// Adds the inode of a new file that is open as `fd`. Counts a lookup. The caller records its
-    /// name.
-    pub(crate) fn enter_open_fd(&self, likely: u32, fd: BorrowedFd<'_>) -> Result<Entry> {
-        let stat = Stat::of(fd)?;
-        let (index, handle) = self.identify(likely, fd, &stat)?;
+    /// Adds the inode of a file that is open as `fd` and has this status. Counts a lookup. The caller records its name. Also returns
+    /// the index of its mount.
+    pub(crate) fn enter_open_fd(
+        &self,
+        likely: u32,
+        fd: &Arc<OwnedFd>,
+        stat: &Stat,
+    ) -> Result<(u32, Entry)> {
+        if let Some((index, key)) = self.key_of_open_file(likely, stat) {
+            let ino = match self.acquire(&key) {
+                Some(ino) => ino,
+                None => self.insert(key, stat.kind()?, Way::OpenFile, Some(Arc::clone(fd)))?,
+            };
+            return Ok((index, self.entry(ino, index, stat)?));
+        }
+        let (index, handle) = self.identify(likely, fd.as_fd(), stat)?;
         // A file without a name cannot be found by its handle.
         let by_handle = handle.is_some() && !self.keeps_descriptors() && stat.nlink() > 0;
-        let kept = if by_handle || self.is_reopened(&stat) {
+        let kept = if by_handle || self.is_reopened(stat) {
             Kept::Nothing
         } else {
-            let path = ProcPath::new(fd);
-            let flags = OFlags::PATH | OFlags::CLOEXEC;
-            let open = || rustix::fs::open(path.as_c_str(), flags, Mode::empty()).or_errno();
-            Kept::Pinned(self.with_spare_fds(open)?)
+            Kept::Pinned(self.path_of(fd.as_fd())?)
         };
-        self.enter(index, &stat, handle, kept)
+        Ok((index, self.enter(index, stat, handle, kept)?))
+    }
+
+    /// An `O_PATH` descriptor of an open file.
+    pub(crate) fn path_of(&self, fd: BorrowedFd<'_>) -> Result<OwnedFd> {
+        let path = ProcPath::new(fd);
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        self.with_spare_fds(|| rustix::fs::open(path.as_c_str(), flags, Mode::empty()).or_errno())
     }
 
     fn identify(
@@ -181,10 +206,11 @@ impl Passthrough {
         let key = self.mounts.get(index)?.key(index, stat, handle.as_ref()).ok_or(Errno::EIO)?;
         let (pin, cached) = match kept {
             Kept::Nothing => (None, None),
-            Kept::Pinned(fd) => (Some(self.placed(fd)), None),
+            Kept::Pinned(fd) => (Some(Arc::new(self.placed(fd))), None),
             Kept::Cached(fd) => (None, Some(Arc::new(self.placed(fd)))),
         };
-        let ino = self.inodes.insert(key, stat.kind()?, handle, pin)?;
+        let way = handle.map_or(Way::Names, Way::Handle);
+        let ino = self.insert(key, stat.kind()?, way, pin)?;
         if let Some(fd) = cached
             && let Ok(inode) = self.inodes.get(ino)
             && !inode.is_pinned()

@@ -35,8 +35,9 @@ impl Passthrough {
         let dir = self.inodes.get(parent)?;
         let fd = self.dir_fd(&dir)?;
         let (fd, name) = (fd.as_fd(), name.as_bytes());
-        // An open by a file handle takes one call.
-        if !self.opens_by_name(args.flags) || self.mounts.get(dir.key.mount)?.handles {
+        // Where its inode needs a handle, an open by that takes fewer calls.
+        let mount = self.mounts.get(dir.key.mount)?;
+        if !self.opens_by_name(args.flags) || mount.handles && !self.finds_by_open_files(mount) {
             return Ok((self.lookup_in(&dir, fd, name)?, None));
         }
         self.lookup_in_to_open(&dir, fd, name, args.flags)
@@ -113,8 +114,8 @@ impl Passthrough {
     ) -> Result<(Entry, Opened)> {
         let dir = self.inodes.get(parent)?;
         let dir_fd = self.dir_fd(&dir)?;
-        let fd = self.create_new(dir_fd.as_fd(), name, node, args.flags)?;
-        let made = self.enter_created(dir.key.mount, fd, node, args.flags).inspect_err(|_| {
+        let file = self.create_new(dir_fd.as_fd(), name, node, args.flags)?;
+        let made = self.enter_created(dir.key.mount, file, node, args.flags).inspect_err(|_| {
             let _ = rustix::fs::unlinkat(dir_fd.as_fd(), name.as_bytes(), AtFlags::empty());
         })?;
         self.note_place(made.0.ino, &dir, name.as_bytes());
@@ -129,22 +130,23 @@ impl Passthrough {
         name: Name<'_>,
         node: &NewNode<'_>,
         flags: OpenFlags,
-    ) -> Result<OwnedFd> {
-        let creation = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let flags = (self.lower_flags(flags) - OFlags::TRUNC) | creation;
+    ) -> Result<(OwnedFd, OFlags)> {
+        let creation = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
+        let how = (self.lower_flags(flags) - OFlags::TRUNC) | creation | self.close_on_exec(flags);
         let name = name.as_bytes();
-        self.with_spare_fds(|| {
+        let fd = self.with_spare_fds(|| {
             as_owner(node, (dir, self.posix_acl), self.options.credentials, |mode| {
-                rustix::fs::openat(dir, name, flags, mode).or_errno()
+                rustix::fs::openat(dir, name, how, mode).or_errno()
             })
-        })
+        })?;
+        Ok((fd, how))
     }
 
     /// Adds a file that was just created. O_TRUNC is left out, since the file is empty.
     fn enter_created(
         &self,
         mount: u32,
-        fd: OwnedFd,
+        (fd, how): (OwnedFd, OFlags),
         node: &NewNode<'_>,
         flags: OpenFlags,
     ) -> Result<(Entry, Opened)> {
@@ -152,14 +154,14 @@ impl Passthrough {
             let none = rustix::fs::XattrFlags::empty();
             rustix::fs::fsetxattr(&fd, name.as_bytes(), value, none).or_errno()?;
         }
-        let entry = self.enter_open_fd(mount, fd.as_fd())?;
+        let stat = Stat::of(fd.as_fd())?;
+        let is_backed = !keeps_bits(flags, stat.perm());
+        let file = self.divide((fd, how), flags, is_backed);
+        let (index, entry) = self.enter_open_fd(mount, &file.own, &stat)?;
         if let Ok(inode) = self.inodes.get(entry.ino) {
             inode.without_capability.hold_for(self.options.attr_valid_for);
         }
-        let is_backed = !keeps_bits(flags, entry.attr.perm);
-        let opened = self
-            .opened_now(mount, fd, flags, is_backed)
-            .inspect_err(|_| self.forget(entry.ino, 1))?;
+        let opened = self.opened(index, file, flags).inspect_err(|_| self.forget(entry.ino, 1))?;
         Ok((entry, opened))
     }
 
@@ -172,15 +174,15 @@ impl Passthrough {
         let dir = self.inodes.get(parent)?;
         let dir_fd = self.dir_fd(&dir)?;
         let exclusive = OFlags::from_bits_retain(args.flags.0) & OFlags::EXCL;
-        let flags = self.lower_flags(args.flags) - OFlags::TRUNC;
-        let flags = flags | OFlags::TMPFILE | OFlags::CLOEXEC | exclusive;
+        let how = self.lower_flags(args.flags) - OFlags::TRUNC;
+        let how = how | OFlags::TMPFILE | exclusive | self.close_on_exec(args.flags);
         let dir_fd = dir_fd.as_fd();
         let fd = self.with_spare_fds(|| {
             as_owner(node, (dir_fd, self.posix_acl), self.options.credentials, |mode| {
-                rustix::fs::openat(dir_fd, c".", flags, mode).or_errno()
+                rustix::fs::openat(dir_fd, c".", how, mode).or_errno()
             })
         })?;
-        self.enter_created(dir.key.mount, fd, node, args.flags)
+        self.enter_created(dir.key.mount, (fd, how), node, args.flags)
     }
 
     pub(crate) fn link(&self, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {

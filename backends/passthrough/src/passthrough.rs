@@ -13,7 +13,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use crate::error::SourceError;
 use crate::fd_cache::FdCache;
 use crate::handle::Handle;
-use crate::inode::{Inode, InodeTable};
+use crate::inode::{Inode, InodeTable, Way};
 use crate::locks::LockTable;
 use crate::lower::{self, OrErrno, ProcPath, Stat, above};
 use crate::mounts::{LowerMount, MountError, MountTable};
@@ -133,7 +133,7 @@ impl Passthrough {
             mounts: MountTable::new(mount, options.file_handles, options.granted),
             inodes: InodeTable::new(Inode::root(
                 key,
-                handle,
+                handle.map_or(Way::Names, Way::Handle),
                 above(root, options.descriptors_from),
             )),
             files: OpenFiles::new(),

@@ -13,7 +13,7 @@ use defuse_passthrough::{Credentials, FileHandles, Options};
 use rustix::fs::{
     CWD, FlockOperation, Mode, RenameFlags as LowerFlags, flock, mkfifoat, renameat_with,
 };
-use rustix::io::Errno as Io;
+use rustix::io::{Errno as Io, FdFlags};
 
 const NOW: FlockOperation = FlockOperation::NonBlockingLockExclusive;
 
@@ -29,11 +29,32 @@ fn options() -> Options {
     }
 }
 
-/// Runs `test` in every base where files are opened by their names: without file handles.
+/// Runs `test` in every base where files are opened by their names: without file handles, and where a birth time is enough to know an inode.
 fn by_name(test: impl Fn(&Served)) {
+    const OVERLAY: i64 = 0x794c_7630;
     for base in bases() {
         test(&Served::new(&base, Options { file_handles: FileHandles::Off, ..options() }));
+        if rustix::fs::statfs(&base).unwrap().f_type != OVERLAY {
+            test(&Served::new(&base, options()));
+        }
     }
+}
+
+/// Runs `test` on tmpfs with file handles, if this process may use them.
+fn by_open_file(test: impl Fn(&Served)) {
+    let served = Served::new("/dev/shm".as_ref(), options());
+    if served.fs.uses_file_handles() {
+        test(&served);
+    } else {
+        eprintln!("skipped: only root has file handles");
+    }
+}
+
+/// Releases a file whose inode is forgotten next.
+fn release_last(served: &Served, file: File) {
+    let args = ReleaseArgs { is_forgotten_next: true, ..ReleaseArgs::default() };
+    served.fs.release(&me(), file, args).unwrap();
+    served.fs.forget(file.ino, 1);
 }
 
 fn look_up(served: &Served, text: &str, bits: u32) -> Result<(Entry, Option<File>)> {
@@ -94,11 +115,128 @@ fn everything_else_is_looked_up_alone() {
         fs::write(served.path("file"), "x").unwrap();
         assert_eq!(look_up(served, "file", 0).unwrap().1, None);
     });
-    // An open by a file handle takes fewer system calls.
-    everywhere(&options(), |served| {
+    // Names that are kept keep inodes, for which an open by a file handle takes fewer system calls.
+    let kept = Options { entry_valid_for: Duration::from_secs(1), ..options() };
+    everywhere(&kept, |served| {
         fs::write(served.path("file"), "x").unwrap();
         let file = look_up(served, "file", 0).unwrap().1;
         assert_eq!(file.is_none(), served.fs.uses_file_handles());
+    });
+}
+
+/// An open file is the only way to its inode until somebody else needs it.
+#[test]
+fn an_inode_has_no_more_descriptors_than_its_open_file() {
+    by_open_file(|served| {
+        fs::write(served.path("a"), "x").unwrap();
+        let before = (served.fs.stats().pinned_fds, descriptors(served));
+        let (_, file) = look_up(served, "a", 0).unwrap();
+        assert_eq!(descriptors(served), before.1 + 1, "ours; nobody took the program's");
+        release_last(served, file.unwrap());
+        assert_eq!((served.fs.stats().pinned_fds, descriptors(served)), before);
+        let node = NewNode::new(FileKind::Regular, 0o600, me().caller);
+        let args = flags(OpenFlags::WRONLY);
+        let made = served.fs.create(&me(), Ino::ROOT, name("new"), &node, args).unwrap();
+        let (entry, opened) = made;
+        let file = File { ino: entry.ino, fh: opened.fh };
+        drop(opened);
+        // Another lookup finds it while it is open, and the open file ends before that.
+        assert_eq!(served.lookup("new").unwrap().ino, entry.ino);
+        served.fs.forget(entry.ino, 1);
+        served.write_at(file, 0, b"12345").unwrap();
+        served.release(file);
+        assert_eq!(descriptors(served), before.1 + 1, "its own");
+        fs::rename(served.path("new"), served.path("moved")).unwrap();
+        assert_eq!(served.fs.getattr(&me(), entry.ino, None).unwrap().size, 5);
+        assert_eq!(served.lookup("moved").unwrap().ino, entry.ino);
+        served.fs.forget(entry.ino, 2);
+        assert_eq!((served.fs.stats().pinned_fds, descriptors(served)), before);
+    });
+}
+
+/// Number of descriptors of this process that are regular files of this source.
+fn descriptors(served: &Served) -> usize {
+    let all = fs::read_dir("/proc/self/fd").unwrap();
+    let all = all.filter_map(|entry| Some(entry.ok()?.path()));
+    let is_ours = |link: &std::path::PathBuf| {
+        fs::read_link(link).is_ok_and(|path| path.starts_with(served.path(".")))
+            && fs::metadata(link).is_ok_and(|file| file.is_file())
+    };
+    all.filter(is_ours).count()
+}
+
+#[test]
+fn a_lock_ends_with_an_open_file_whose_inode_stays() {
+    by_name(|served| {
+        fs::write(served.path("a"), "x").unwrap();
+        for is_removed in [false, true] {
+            let (entry, opened) =
+                served.fs.lookup_to_open(&me(), Ino::ROOT, name("a"), flags(0)).unwrap();
+            let (opened, other) = (opened.unwrap(), fs::File::open(served.path("a")).unwrap());
+            assert_eq!(flock(&opened.backing.as_ref().unwrap().fd, NOW), Ok(()));
+            if is_removed {
+                served.fs.unlink(&me(), Ino::ROOT, name("a")).unwrap();
+            }
+            let file = File { ino: entry.ino, fh: opened.fh };
+            drop(opened);
+            assert_eq!(flock(&other, NOW), Err(Io::WOULDBLOCK));
+            served.release(file);
+            assert_eq!(flock(&other, NOW), Ok(()));
+            let nlink = u32::from(!is_removed);
+            assert_eq!(served.fs.getattr(&me(), entry.ino, None).unwrap().nlink, nlink);
+            served.fs.forget(entry.ino, 1);
+        }
+    });
+}
+
+/// Threads that look a file up, while others open and close it, keep its inode.
+#[test]
+fn an_inode_that_is_found_while_its_open_file_ends_stays() {
+    by_open_file(|served| {
+        fs::write(served.path("a"), "x").unwrap();
+        let before = served.fs.stats();
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..5000 {
+                        let (_, file) = look_up(served, "a", 0).unwrap();
+                        release_last(served, file.unwrap());
+                    }
+                });
+            }
+            for _ in 0..5000 {
+                let entry = served.lookup("a").unwrap();
+                assert_eq!(served.fs.getattr(&me(), entry.ino, None).unwrap().size, 1);
+                served.fs.forget(entry.ino, 1);
+            }
+        });
+        let after = served.fs.stats();
+        assert_eq!((after.inodes, after.pinned_fds), (before.inodes, before.pinned_fds));
+    });
+}
+
+#[test]
+fn the_programs_descriptor_closes_at_exec_as_it_was_told() {
+    by_name(|served| {
+        fs::write(served.path("a"), "x").unwrap();
+        let node = NewNode::new(FileKind::Regular, 0o600, me().caller);
+        for (made, bits) in [("b", 0), ("c", OpenFlags::CLOEXEC)] {
+            let (entry, by_name) =
+                served.fs.lookup_to_open(&me(), Ino::ROOT, name("a"), flags(bits)).unwrap();
+            let (_, created) = served
+                .fs
+                .create(&me(), Ino::ROOT, name(made), &node, flags(bits | OpenFlags::RDWR))
+                .unwrap();
+            let opened = served.fs.open(&me(), entry.ino, flags(bits | OpenFlags::RDWR)).unwrap();
+            for opened in [by_name.unwrap(), created, opened] {
+                let backing = opened.backing.unwrap();
+                let closes = |fd: &std::os::fd::OwnedFd| {
+                    rustix::io::fcntl_getfd(fd).unwrap() == FdFlags::CLOEXEC
+                };
+                assert_eq!(closes(&backing.first.unwrap()), bits != 0);
+                assert!(closes(&backing.fd));
+            }
+        }
     });
 }
 

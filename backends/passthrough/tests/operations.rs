@@ -186,7 +186,8 @@ fn extended_attributes_are_those_of_the_lower_file() {
         let create = SetXattrFlags { create: true, ..SetXattrFlags::default() };
         let taken = served.fs.setxattr(&me(), entry.ino, one, b"x", create);
         assert_eq!(taken, Err(Errno::EEXIST));
-        served.set_xattr(entry.ino, "user.long", &[7; 300]).unwrap();
+        served.set_xattr(entry.ino, "user.long", &[7; 600]).unwrap();
+        assert_eq!(served.xattr(entry.ino, "user.long"), Ok(vec![7; 600]));
         let long = XattrName::new(b"user.long").unwrap();
         assert_eq!(served.fs.getxattr(&me(), entry.ino, long, 10), Err(Errno::ERANGE));
         if is_root() {

@@ -393,7 +393,7 @@ impl FileSystem for Stepwise<'_> {
             Ok(_) => Ok(opened),
             Err(errno) => {
                 let file = File { ino, fh: opened.fh };
-                let release = defuse_fs::ReleaseArgs { flags, flock_owner: None };
+                let release = defuse_fs::ReleaseArgs::of(flags);
                 let _ = self.0.release(cx, file, release);
                 Err(errno)
             }

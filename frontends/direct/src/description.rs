@@ -336,7 +336,8 @@ impl Drop for Description {
                     let _ = mount.call(Op::FLUSH, |fs| fs.flush(&cx, file, owner));
                 }
                 let flock_owner = may_hold_locks.then_some(owner);
-                let args = ReleaseArgs { flags: self.flags(), flock_owner };
+                let is_forgotten_next = Arc::strong_count(&self.here.node) == 1;
+                let args = ReleaseArgs { flags: self.flags(), flock_owner, is_forgotten_next };
                 let _ = mount.call(Op::RELEASE, |fs| fs.release(&cx, file, args));
             }
         }

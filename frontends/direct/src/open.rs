@@ -19,15 +19,18 @@ use crate::walk::{At, Here, Last, Parent, Walk};
 pub(crate) const PATH: u32 = 0o10000000;
 /// The bit that distinguishes `O_TMPFILE` from `O_DIRECTORY`.
 const TMPFILE: u32 = 0o20000000;
-/// `O_CLOEXEC`, `O_NOCTTY` and `O_LARGEFILE`, which do not concern the open file.
-const FOREIGN: u32 = 0o2000000 | 0o400 | 0o100000;
+/// `O_NOCTTY` and `O_LARGEFILE`, which do not concern the open file.
+const FOREIGN: u32 = 0o400 | 0o100000;
 /// Flags that only take effect during open(2).
 const CREATION: u32 = OpenFlags::CREAT
     | OpenFlags::EXCL
     | OpenFlags::TRUNC
     | OpenFlags::DIRECTORY
     | OpenFlags::NOFOLLOW
+    | OpenFlags::CLOEXEC
     | TMPFILE;
+/// Those of them that say nothing to a file system that opens an inode.
+const OF_NAMES: u32 = CREATION & !(OpenFlags::TRUNC | OpenFlags::CLOEXEC);
 
 /// Restrictions of a walk, `RESOLVE_*` of openat2(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,7 +81,7 @@ impl Client {
         let follow = flags & OpenFlags::NOFOLLOW == 0;
         // What changes something waits for the permission.
         let open = (flags & (OpenFlags::TRUNC | OpenFlags::DIRECTORY | PATH) == 0)
-            .then_some(OpenArgs { flags: OpenFlags(flags & !CREATION), kill_suidgid: false });
+            .then_some(OpenArgs { flags: OpenFlags(flags & !OF_NAMES), kill_suidgid: false });
         if opening.may_resolve() && how.resolve == Resolve::default() {
             let run = |found: Subject<'_>| opening.resolved(found);
             let found = self.resolve_to_open(task, &who, (at, path), (follow, open), run)?;
@@ -225,7 +228,9 @@ impl Opening<'_> {
         if self.has(PATH) {
             return self.path_only(here);
         }
-        self.check(&Subject::told(&here, told))?;
+        if !opened.as_ref().is_some_and(OpenedAhead::is_permitted) {
+            self.check(&Subject::told(&here, told))?;
+        }
         match kind {
             FileKind::Directory => self.directory(Subject::walked(&here)),
             FileKind::Regular => self.regular(Subject::walked(&here).opened(opened)),
@@ -269,7 +274,7 @@ impl Opening<'_> {
         let cx = self.who.context(found.mount.origin);
         let truncates = self.has(OpenFlags::TRUNC);
         let by_open = truncates && found.mount.caps().open_truncates;
-        let left_out = CREATION & !OpenFlags::TRUNC | if by_open { 0 } else { OpenFlags::TRUNC };
+        let left_out = OF_NAMES | if by_open { 0 } else { OpenFlags::TRUNC };
         let args = OpenArgs {
             flags: OpenFlags(self.flags & !left_out),
             kill_suidgid: truncates && !self.task.keeps_suid(),
@@ -439,7 +444,7 @@ impl Opening<'_> {
         let node = self.client.new_node(dir, FileKind::Regular, self.mode, self.task, self.who)?;
         // O_EXCL even if the caller did not set it: a file that another process created meanwhile
         // must be checked before it is opened.
-        let flags = self.flags & !(CREATION & !(OpenFlags::CREAT | OpenFlags::EXCL));
+        let flags = self.flags & !(OF_NAMES | OpenFlags::TRUNC);
         let flags = OpenFlags(flags | OpenFlags::CREAT | OpenFlags::EXCL);
         let args = OpenArgs { flags, kill_suidgid: false };
         let (cx, moment) = (self.who.context(dir.mount.origin), dir.mount.moment());
@@ -457,7 +462,8 @@ impl Opening<'_> {
         }
         access::check(&dir.mount, &dir.node, self.who, Access::MODIFY_DIR)?;
         let node = self.client.new_node(&dir, FileKind::Regular, self.mode, self.task, self.who)?;
-        let flags = OpenFlags(self.flags & !(CREATION & !OpenFlags::EXCL));
+        let kept = OpenFlags::EXCL | OpenFlags::CLOEXEC;
+        let flags = OpenFlags(self.flags & !(CREATION & !kept));
         let args = OpenArgs { flags, kill_suidgid: false };
         let cx = self.who.context(dir.mount.origin);
         let ino = dir.node.ino();

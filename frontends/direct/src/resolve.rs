@@ -59,6 +59,11 @@ impl OpenedAhead {
         let (mount, caller) = (Arc::clone(mount), who.caller());
         OpenedAhead { mount, caller, ino, flags, opened: Some(opened) }
     }
+
+    /// The kernel has decided that the caller may open it.
+    pub fn is_permitted(&self) -> bool {
+        self.opened.as_ref().is_some_and(|opened| opened.is_permitted)
+    }
 }
 
 impl Drop for OpenedAhead {
@@ -66,7 +71,7 @@ impl Drop for OpenedAhead {
         let Some(opened) = self.opened.take() else { return };
         let cx = Context::new(self.caller).from_origin(self.mount.origin);
         let file = File { ino: self.ino, fh: opened.fh };
-        let args = ReleaseArgs { flags: self.flags, flock_owner: None };
+        let args = ReleaseArgs::of(self.flags);
         let _ = self.mount.call(Op::RELEASE, |fs| fs.release(&cx, file, args));
     }
 }

@@ -163,7 +163,7 @@ impl<P: PathFileSystem> PathAdapter<P> {
         });
         if entered.is_err() {
             // The earlier error is reported, not that of release.
-            let _ = self.inner.release(cx, file, ReleaseArgs { flags, flock_owner: None });
+            let _ = self.inner.release(cx, file, ReleaseArgs::of(flags));
         }
         entered
     }
@@ -368,7 +368,7 @@ impl<P: PathFileSystem> FileSystem for PathAdapter<P> {
         let added = self.names.add_handle(ino, opened.fh, args.flags.writable());
         if added.is_err() {
             let path = (!self.caps.handles_survive_unlink).then(|| held.path(0));
-            let release = ReleaseArgs { flags: args.flags, flock_owner: None };
+            let release = ReleaseArgs::of(args.flags);
             let _ = self.inner.release(cx, PathFile { path, fh: opened.fh }, release);
         }
         added.map(|()| opened)

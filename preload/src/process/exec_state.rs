@@ -367,7 +367,7 @@ impl Record {
             }
             None => {
                 let flags = if self.backed { libc::O_PATH as u32 } else { self.flags };
-                let how = How { flags, ..How::default() };
+                let how = How { flags: flags | libc::O_CLOEXEC as u32, ..How::default() };
                 process.client.open(process.task(), At::Cwd, &self.path, how)
             }
         };

@@ -188,7 +188,7 @@ impl Execution<'_> {
         let (file, name) = match target.whole() {
             Some(entry) => {
                 client.access(task, target.at(), b"", Access::EXEC, (true, true))?;
-                let how = How { flags: libc::O_RDONLY as u32, ..How::default() };
+                let how = How { flags: libc::O_CLOEXEC as u32, ..How::default() };
                 let file = match entry.file().is_path() {
                     true => client.open(task, target.at(), b"", how)?,
                     false => std::sync::Arc::clone(entry.file()),
@@ -198,7 +198,7 @@ impl Execution<'_> {
             None => {
                 let how = (true, true);
                 client.access(task, target.at(), target.path, Access::EXEC, how)?;
-                let how = How { flags: libc::O_RDONLY as u32, ..How::default() };
+                let how = How { flags: libc::O_CLOEXEC as u32, ..How::default() };
                 let file = match client.open(task, target.at(), target.path, how) {
                     // It may be executed and not read.
                     Err(Stop::Errno(Errno::ENXIO)) => return Err(Errno::EACCES.into()),

@@ -151,10 +151,10 @@ pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, by: Open
     let process = call.process;
     let backed = file.backing().is_some() && !file.is_path();
     let cloexec = flags & libc::O_CLOEXEC as u32 != 0;
-    let first = if backed { first_number(&file, cloexec)? } else { None };
+    let first = if backed { file.take_first() } else { None };
     let has_flags = first.is_some();
     let fd = match first {
-        Some(fd) => fd,
+        Some(fd) => std::os::fd::IntoRawFd::into_raw_fd(fd),
         None => lowest_number(process, &file, backed, cloexec)?,
     };
     if fd as u32 >= process.limit.load(std::sync::atomic::Ordering::Relaxed) {
@@ -177,16 +177,6 @@ pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, by: Open
     }
 }
 
-/// The descriptor that the file system has left for the program, if it has.
-fn first_number(file: &Description, cloexec: bool) -> Result<Option<i32>, Errno> {
-    let Some(first) = file.take_first() else { return Ok(None) };
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&first);
-    if !cloexec {
-        sys::plain(libc::SYS_fcntl, fd as u64, libc::F_SETFD as u64, 0)?;
-    }
-    Ok(Some(std::os::fd::IntoRawFd::into_raw_fd(first)))
-}
-
 /// A descriptor with the lowest number that is free. Those of the program and of the file system are of one open file, whose
 /// position the kernel then locks: 40 ns for a read, where another open takes 4 us.
 fn lowest_number(
@@ -206,7 +196,7 @@ fn lowest_number(
 /// The path in the kernel's name space of the bytes of `path`, which lies in a mount: that of its
 /// backing file, or of a copy in memory, which stays open. `None` if it lies in no mount.
 pub fn kernel_path(call: &Call<'_>, path: &[u8]) -> Option<CString> {
-    let how = How { flags: libc::O_RDONLY as u32, ..How::default() };
+    let how = How { flags: libc::O_CLOEXEC as u32, ..How::default() };
     let file = call.client().open(call.task(), At::Cwd, path, how).ok()?;
     if let Some(fd) = file.backing() {
         let number = std::os::fd::AsRawFd::as_raw_fd(&**fd);

@@ -142,7 +142,7 @@ impl Dispatcher {
         let file = File { ino, fh: Fh(out.fh) };
         self.close_backing(file);
         self.note_writer_gone(ino, flags);
-        let _ = self.fs.release(&call.cx, file, ReleaseArgs { flags, flock_owner: None });
+        let _ = self.fs.release(&call.cx, file, ReleaseArgs::of(flags));
     }
 
     /// Counts an open file for writing, for kernel mounts only; see [`super::privileges`].
@@ -198,7 +198,8 @@ impl Dispatcher {
         if args.release_flags & vendor::RELEASE_HAS_READ != 0 && !self.is_kernel {
             self.has_read(call, file);
         }
-        done(self.fs.release(&call.cx, file, ReleaseArgs { flags, flock_owner }), reply)
+        let args = ReleaseArgs { flock_owner, ..ReleaseArgs::of(flags) };
+        done(self.fs.release(&call.cx, file, args), reply)
     }
 
     /// The client has read bytes that came with the reply to OPEN: the access time follows.

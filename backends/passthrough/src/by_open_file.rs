@@ -1,0 +1,85 @@
+//! Inodes of files that a program has open, and that need no file handle.
+//!
+//! name_to_handle_at(2) takes as long as open(2), and most programs close a file before anybody looks it up again. Where the program itself
+//! opens files by their names, the descriptor of the open file is the pin of its inode. When another lookup finds the inode,
+//! or the file is closed and the inode stays, a descriptor of its own takes that place, so that closing the file ends its locks.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use defuse_fs::{File, FileKind, Ino, Result};
+
+use crate::inode::{Key, Way};
+use crate::lower::Stat;
+use crate::mounts::LowerMount;
+use crate::passthrough::Passthrough;
+
+impl Passthrough {
+    /// True if the inode of an open file on this mount needs no handle. It does where frontends keep names, and so inodes, for longer than
+    /// files are open.
+    pub(crate) fn finds_by_open_files(&self, mount: &LowerMount) -> bool {
+        mount.handles
+            && mount.birth_is_constant()
+            && self.gives_descriptors()
+            && self.options.entry_valid_for.is_zero()
+            && !self.keeps_descriptors()
+    }
+
+    /// The identity of an open file with this status, and the index of its mount, if its inode needs no handle.
+    pub(crate) fn key_of_open_file(&self, likely: u32, stat: &Stat) -> Option<(u32, Key)> {
+        let index = self.mounts.find(stat.mount_id(), likely)?;
+        let mount = self.mounts.get(index).ok()?;
+        let has_name = stat.kind() == Ok(FileKind::Regular) && stat.nlink() > 0;
+        if !has_name || !self.finds_by_open_files(mount) {
+            return None;
+        }
+        Some((index, mount.key(index, stat, None)?))
+    }
+
+    /// Counts a lookup of the inode with this identity, if it is known.
+    pub(crate) fn acquire(&self, key: &Key) -> Option<Ino> {
+        let ino = self.inodes.acquire(key)?;
+        self.outlives_open_file(ino);
+        Some(ino)
+    }
+
+    /// Adds an inode, or counts one more lookup of it, if another thread has added it meanwhile.
+    pub(crate) fn insert(
+        &self,
+        key: Key,
+        kind: FileKind,
+        way: Way,
+        pin: Option<Arc<OwnedFd>>,
+    ) -> Result<Ino> {
+        let (ino, is_new) = self.inodes.insert(key, kind, way, pin)?;
+        if !is_new {
+            self.outlives_open_file(ino);
+        }
+        Ok(ino)
+    }
+
+    /// Before `file` is closed.
+    pub(crate) fn closes(&self, file: File, is_forgotten_next: bool) {
+        if !is_forgotten_next {
+            self.outlives_open_file(file.ino);
+        }
+    }
+
+    /// Gives an inode a descriptor of its own, if it has that of an open file alone.
+    fn outlives_open_file(&self, ino: Ino) {
+        if !self.gives_descriptors() {
+            return;
+        }
+        let Ok(inode) = self.inodes.get(ino) else { return };
+        if !inode.has_borrowed_pin.load(Ordering::Relaxed) {
+            return;
+        }
+        // Without a free descriptor, the file stays open as long as the inode.
+        let Some(fd) = inode.pin.load_full() else { return };
+        let Ok(path) = self.path_of(fd.as_fd()) else { return };
+        if inode.has_borrowed_pin.swap(false, Ordering::Relaxed) {
+            inode.change_pin(fd, Arc::new(self.placed(path)));
+        }
+    }
+}
