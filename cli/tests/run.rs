@@ -705,6 +705,41 @@ fn each_thread_has_its_own_credentials() {
     same_c("users", include_str!("run/users.c"), everywhere);
 }
 
+/// The kernel itself changes files whose descriptors programs have, by the rules that it has for all files.
+#[test]
+fn an_open_file_is_changed_by_the_rights_of_its_user() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let script = r#"python3 -c "
+import errno, os, resource, signal
+os.chmod('.', 0o755)
+def do(what, change, *args):
+    try: result = change(*args)
+    except OSError as error: result = errno.errorcode[error.errno]
+    print(what, args[1:], result)
+def show(fd):
+    for st in (os.fstat(fd), os.stat('f')):
+        print(oct(st.st_mode), st.st_uid, st.st_gid, st.st_size, st.st_mtime_ns == 2)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, resource.RLIM_INFINITY))
+for how in (os.O_RDWR, os.O_RDONLY, os.O_RDWR | os.O_APPEND):
+    fd = os.open('f', how | os.O_CREAT, 0o640)
+    for uid in (0, 65534, 0):
+        os.seteuid(uid)
+        for mode in (0o6755, 0o640): do('fchmod', os.fchmod, fd, mode); show(fd)
+        do('fchmod', os.fchmod, fd, 0o6755); do('write', os.write, fd, b'x'); show(fd)
+        do('fchown', os.fchown, fd, 65534, 65534); show(fd)
+        do('fchown', os.fchown, fd, -1, 0); show(fd)
+        do('utime', lambda fd: os.utime(fd, ns=(1, 2)), fd); do('utime', os.utime, fd); show(fd)
+        for size in (5000, 3, 1 << 21): do('truncate', os.ftruncate, fd, size); show(fd)
+        do('allocate', os.posix_fallocate, fd, 0, 9000); do('sync', os.fsync, fd); do('sync', os.fdatasync, fd)
+        show(fd)
+""#;
+    everywhere("changes of open files", &["python3"], script);
+}
+
 #[test]
 fn a_file_is_read_by_the_rights_of_its_reader() {
     if !rustix::process::geteuid().is_root() {

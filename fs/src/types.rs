@@ -508,6 +508,10 @@ pub struct Backing {
     /// `O_NOATIME` and `O_NONBLOCK` as open(2) was told. Only for
     /// [`Threads::Callers`](crate::source::Threads::Callers), whose frontend gives it to its program instead of a duplicate.
     pub first: Option<Arc<OwnedFd>>,
+    /// It also has the file's attributes, of which nobody keeps any, and the kernel decides about changes by the credentials of the thread:
+    /// fchmod(2), fchown(2), futimens(3), ftruncate(2), fallocate(2) and fsync(2) need not call the file system. A layer that must see
+    /// them sets this to false. Only for [`Threads::Callers`](crate::source::Threads::Callers).
+    pub is_file_itself: bool,
 }
 
 /// The result of open.

@@ -202,7 +202,9 @@ impl Passthrough {
     pub(crate) fn opened(&self, mount: u32, file: Divided, flags: OpenFlags) -> Result<Opened> {
         let Divided { own: fd, first, is_backed } = file;
         let local = self.mounts.get(mount)?.is_local();
-        let backing = || Backing { fd: Arc::clone(&fd), without_fsetid: true, first };
+        let is_file_itself = self.gives_descriptors() && self.options.attr_valid_for.is_zero();
+        let backing =
+            || Backing { fd: Arc::clone(&fd), without_fsetid: true, first, is_file_itself };
         let backing = (self.options.backing_files && is_backed).then(backing);
         if backing.is_some() && self.options.credentials == Credentials::Sticky {
             // A frontend that registers the file with the kernel drops the capability itself. A thread that

@@ -72,6 +72,8 @@ pub struct Description {
     pub(crate) stream: bool,
     needs_flush: bool,
     backing: Option<Arc<OwnedFd>>,
+    /// See [`is_backed_by_file_itself`](Description::is_backed_by_file_itself).
+    is_file_itself: bool,
     lower: Option<Arc<OwnedFd>>,
     /// Until it is taken.
     first: Mutex<Option<Arc<OwnedFd>>>,
@@ -140,6 +142,7 @@ impl Description {
         here.mount.users.fetch_add(1, Ordering::Relaxed);
         let (fh, flags) = (opened.as_ref().map(|opened| opened.fh), flags & !LOCKED);
         let opened = opened.unwrap_or_default();
+        let is_file_itself = opened.backing.as_ref().is_some_and(|of| of.is_file_itself);
         let (backing, first) = opened.backing.map(|of| (of.fd, of.first)).unzip();
         let file = Description {
             kind: here.node.kind(),
@@ -149,6 +152,7 @@ impl Description {
             stream: opened.stream,
             needs_flush: fh.is_some() && !opened.no_flush,
             backing,
+            is_file_itself,
             lower: opened.lower,
             first: Mutex::new(first.flatten()),
             here,
@@ -181,6 +185,12 @@ impl Description {
     /// The descriptor that holds the file's data, if the file system gave one.
     pub fn backing(&self) -> Option<&Arc<OwnedFd>> {
         self.backing.as_ref()
+    }
+
+    /// True if the kernel may change the file through the [`backing`](Description::backing) descriptor, attributes and size as well as data
+    /// (`Backing::is_file_itself`). It is open for writing, so that its mount is not read-only.
+    pub fn is_backed_by_file_itself(&self) -> bool {
+        self.is_file_itself && self.access != 0
     }
 
     /// Takes the descriptor that is for the program, if the file system gave one (`Backing::first`).

@@ -34,6 +34,8 @@ pub struct Entry {
     /// The descriptor is the file's own bytes (`Opened::backing`): data, positions, locks and
     /// mappings are the kernel's. Otherwise it is a placeholder, with which the kernel can do nothing.
     pub backed: bool,
+    /// The descriptor is the file itself (`Backing::is_file_itself`): the kernel changes its attributes, too.
+    pub is_file_itself: bool,
     /// The path that it was opened by. The next program after execve(2) and links of
     /// `/proc/self/fd` use it.
     pub opened_by: OpenedBy,
@@ -53,7 +55,8 @@ impl Entry {
         cells: Option<u32>,
     ) -> Self {
         let lower = if backed { None } else { file.lower().cloned() };
-        Entry { file, backed, opened_by, cells, lower }
+        let is_file_itself = backed && file.is_backed_by_file_itself();
+        Entry { file, backed, is_file_itself, opened_by, cells, lower }
     }
 
     /// The entry with the lower file that the program before has left.

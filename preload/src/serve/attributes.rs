@@ -261,6 +261,11 @@ pub fn futimesat(call: &Call<'_>) -> Served {
 }
 
 pub fn utimensat(call: &Call<'_>) -> Served {
+    // Without a path it is the descriptor itself: futimens(3).
+    let itself = if call.args[1] == 0 { call.entry(0) } else { None };
+    if itself.as_ref().is_some_and(|entry| entry.is_file_itself) {
+        return Err(Fail::Pass);
+    }
     let times = match call.args[2] {
         0 => Times::NOW,
         address => {
@@ -268,9 +273,8 @@ pub fn utimensat(call: &Call<'_>) -> Served {
             Times::from_raw((atime.tv_sec, atime.tv_nsec), (mtime.tv_sec, mtime.tv_nsec))?
         }
     };
-    // Without a path it is the descriptor itself: futimens(3).
     if call.args[1] == 0 {
-        let entry = call.entry(0).ok_or(Fail::Pass)?;
+        let entry = itself.ok_or(Fail::Pass)?;
         return times_of(call, &entry, times);
     }
     let flags = call.int(3);

@@ -12,11 +12,32 @@ use crate::serve::{
 /// The way in which a call is served.
 #[derive(Clone, Copy)]
 pub enum Handler {
-    /// By the descriptor in its first argument, if that is a file of a mount. With `true` the kernel serves
-    /// the call if the descriptor has the file's bytes.
-    Fd(bool, fn(&Call<'_>, &Entry) -> Served),
+    /// By the descriptor in its first argument, if that is a file of a mount.
+    Fd(Native, fn(&Call<'_>, &Entry) -> Served),
     /// By anything else; the function passes on calls that do not concern a mount.
     Any(fn(&Call<'_>) -> Served),
+}
+
+/// The descriptors for which the kernel serves a call.
+#[derive(Clone, Copy)]
+pub enum Native {
+    Never,
+    /// Those that have the file's bytes.
+    Bytes,
+    /// Those that are the file itself.
+    File,
+}
+
+impl Native {
+    /// True if the kernel serves the call for this descriptor.
+    #[inline]
+    pub fn has(self, entry: &Entry) -> bool {
+        match self {
+            Native::Never => false,
+            Native::Bytes => entry.backed,
+            Native::File => entry.is_file_itself,
+        }
+    }
 }
 
 /// Serves rt_sigaction(2). It is registered before the program begins; until then the kernel has the
@@ -31,28 +52,29 @@ fn sigaction(call: &Call<'_>) -> Served {
 #[inline]
 pub fn handler(number: u64) -> Option<Handler> {
     use Handler::{Any, Fd};
+    use Native::{Bytes, File, Never};
     Some(match number as i64 {
-        libc::SYS_read => Fd(true, data::read),
-        libc::SYS_write => Fd(true, data::write),
-        libc::SYS_pread64 => Fd(true, data::pread),
-        libc::SYS_pwrite64 => Fd(true, data::pwrite),
-        libc::SYS_readv => Fd(true, data::readv),
-        libc::SYS_writev => Fd(true, data::writev),
-        libc::SYS_preadv => Fd(true, data::preadv),
-        libc::SYS_pwritev => Fd(true, data::pwritev),
-        libc::SYS_preadv2 => Fd(true, data::preadv2),
-        libc::SYS_pwritev2 => Fd(true, data::pwritev2),
-        libc::SYS_lseek => Fd(true, data::lseek),
-        libc::SYS_readahead | libc::SYS_fadvise64 => Fd(true, data::advise),
-        libc::SYS_sync_file_range => Fd(true, data::sync),
+        libc::SYS_read => Fd(Bytes, data::read),
+        libc::SYS_write => Fd(Bytes, data::write),
+        libc::SYS_pread64 => Fd(Bytes, data::pread),
+        libc::SYS_pwrite64 => Fd(Bytes, data::pwrite),
+        libc::SYS_readv => Fd(Bytes, data::readv),
+        libc::SYS_writev => Fd(Bytes, data::writev),
+        libc::SYS_preadv => Fd(Bytes, data::preadv),
+        libc::SYS_pwritev => Fd(Bytes, data::pwritev),
+        libc::SYS_preadv2 => Fd(Bytes, data::preadv2),
+        libc::SYS_pwritev2 => Fd(Bytes, data::pwritev2),
+        libc::SYS_lseek => Fd(Bytes, data::lseek),
+        libc::SYS_readahead | libc::SYS_fadvise64 => Fd(Bytes, data::advise),
+        libc::SYS_sync_file_range => Fd(Bytes, data::sync),
         libc::SYS_sendfile => Any(data::sendfile),
         libc::SYS_copy_file_range => Any(data::copy_file_range),
         libc::SYS_splice => Any(data::splice),
-        libc::SYS_tee | libc::SYS_vmsplice => Fd(true, data::no_pipe),
-        libc::SYS_ftruncate => Fd(false, data::ftruncate),
-        libc::SYS_fallocate => Fd(false, data::fallocate),
-        libc::SYS_fsync | libc::SYS_fdatasync => Fd(false, data::sync),
-        libc::SYS_syncfs => Fd(false, data::syncfs),
+        libc::SYS_tee | libc::SYS_vmsplice => Fd(Bytes, data::no_pipe),
+        libc::SYS_ftruncate => Fd(File, data::ftruncate),
+        libc::SYS_fallocate => Fd(File, data::fallocate),
+        libc::SYS_fsync | libc::SYS_fdatasync => Fd(File, data::sync),
+        libc::SYS_syncfs => Fd(Never, data::syncfs),
         libc::SYS_mmap => Any(data::mmap),
         libc::SYS_rt_sigaction => Any(sigaction),
         libc::SYS_munmap => Any(data::munmap),
@@ -61,8 +83,8 @@ pub fn handler(number: u64) -> Option<Handler> {
         libc::SYS_io_setup => Any(data::asynchronous),
         libc::SYS_io_uring_setup => Any(rings::setup),
         libc::SYS_io_uring_register => Any(rings::register),
-        libc::SYS_ioctl => Fd(true, data::ioctl),
-        libc::SYS_flock => Fd(true, data::flock),
+        libc::SYS_ioctl => Fd(Bytes, data::ioctl),
+        libc::SYS_flock => Fd(Bytes, data::flock),
 
         libc::SYS_open => Any(open::open),
         libc::SYS_creat => Any(open::creat),
@@ -70,26 +92,26 @@ pub fn handler(number: u64) -> Option<Handler> {
         libc::SYS_openat2 => Any(open::openat2),
         libc::SYS_close => Any(descriptors::close),
         libc::SYS_close_range => Any(descriptors::close_range),
-        libc::SYS_dup => Fd(false, descriptors::dup),
+        libc::SYS_dup => Fd(Never, descriptors::dup),
         libc::SYS_dup2 => Any(descriptors::dup2),
         libc::SYS_dup3 => Any(descriptors::dup3),
-        libc::SYS_fcntl => Fd(false, descriptors::fcntl),
+        libc::SYS_fcntl => Fd(Never, descriptors::fcntl),
         libc::SYS_prlimit64 => Any(descriptors::prlimit),
         libc::SYS_getrlimit | libc::SYS_setrlimit => Any(descriptors::rlimit),
 
         libc::SYS_stat | libc::SYS_lstat => Any(attributes::stat),
         libc::SYS_newfstatat => Any(attributes::fstatat),
-        libc::SYS_fstat => Fd(false, attributes::fstat),
+        libc::SYS_fstat => Fd(Never, attributes::fstat),
         libc::SYS_statx => Any(attributes::statx),
         libc::SYS_statfs => Any(attributes::statfs),
-        libc::SYS_fstatfs => Fd(false, attributes::fstatfs),
+        libc::SYS_fstatfs => Fd(Never, attributes::fstatfs),
         libc::SYS_access => Any(attributes::access),
         libc::SYS_faccessat | libc::SYS_faccessat2 => Any(attributes::faccessat),
         libc::SYS_chmod => Any(attributes::chmod),
-        libc::SYS_fchmod => Fd(false, attributes::fchmod),
+        libc::SYS_fchmod => Fd(File, attributes::fchmod),
         libc::SYS_fchmodat | 452 => Any(attributes::fchmodat),
         libc::SYS_chown | libc::SYS_lchown => Any(attributes::chown),
-        libc::SYS_fchown => Fd(false, attributes::fchown),
+        libc::SYS_fchown => Fd(File, attributes::fchown),
         libc::SYS_fchownat => Any(attributes::fchownat),
         libc::SYS_utime => Any(attributes::utime),
         libc::SYS_utimes => Any(attributes::utimes),
@@ -106,8 +128,8 @@ pub fn handler(number: u64) -> Option<Handler> {
         libc::SYS_symlink | libc::SYS_symlinkat => Any(names::symlink),
         libc::SYS_readlink | libc::SYS_readlinkat => Any(names::readlink),
 
-        libc::SYS_getdents64 => Fd(false, directory::getdents64),
-        libc::SYS_getdents => Fd(false, directory::getdents),
+        libc::SYS_getdents64 => Fd(Never, directory::getdents64),
+        libc::SYS_getdents => Fd(Never, directory::getdents),
 
         libc::SYS_chdir => Any(cwd::chdir),
         libc::SYS_fchdir => Any(cwd::fchdir),

@@ -36,7 +36,7 @@ use crate::process::run_memory::Fate;
 use crate::process::state::{self, Process, RunMount};
 use crate::process::table::Entry;
 use call::{ByKernel, Call, Fail, Served, TRIES};
-use handlers::{Handler, handler};
+use handlers::{Handler, Native, handler};
 
 /// Serves a call; `None` if it is the kernel's.
 #[inline]
@@ -122,12 +122,12 @@ pub fn count_site(number: u64, args: &[u64; 6], site: usize, served: bool) {
 fn by_descriptor(
     process: &'static Process,
     (number, args): (u64, &[u64; 6]),
-    native: bool,
+    native: Native,
     run: fn(&Call<'_>, &Entry) -> Served,
 ) -> Option<i64> {
     let found = process.view().table.get(args[0] as i32)?;
     let entry = found.as_ref()?;
-    if native && entry.backed {
+    if native.has(entry) {
         return None;
     }
     let call = Call { process, number, args };
