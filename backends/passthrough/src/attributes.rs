@@ -21,6 +21,7 @@ const XATTR_MAX: usize = 64 << 10;
 
 /// Room that is enough for most extended attributes.
 const SHORT: usize = 512;
+
 /// Names visible to privileged users only, xattr(7).
 const TRUSTED: &[u8] = b"trusted.";
 /// File capabilities, capabilities(7).

@@ -16,8 +16,8 @@ use crate::mounts::LowerMount;
 use crate::passthrough::Passthrough;
 
 impl Passthrough {
-    /// True if the inode of an open file on this mount needs no handle. It does where frontends keep names, and so inodes, for longer than
-    /// files are open.
+    /// True if the inode of an open file on this mount needs no handle. It needs one where frontends keep names, and with them inodes,
+    /// for longer than files are open.
     pub(crate) fn finds_by_open_files(&self, mount: &LowerMount) -> bool {
         mount.handles
             && mount.birth_is_constant()

@@ -193,7 +193,8 @@ impl InodeTable {
             known.lookups.fetch_add(1, Ordering::Relaxed);
             let ino = known.ino();
             let mut needless = pin;
-            if !known.is_pinned()
+            if !matches!(way, Way::OpenFile)
+                && !known.is_pinned()
                 && let Some(fd) = needless.take()
                 && known.set_pin(fd)
             {

@@ -152,8 +152,8 @@ pub(crate) fn open_by_handle(
     handle: &Handle,
     flags: u32,
 ) -> Result<OwnedFd> {
-    /// In milliseconds. If memory is really short, this wastes a quarter of a second.
-    const PAUSES: [u64; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+    /// In milliseconds. The kernel may wait for its journal meanwhile. If memory is really short, this wastes a second.
+    const PAUSES: [u64; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
     for pause in PAUSES {
         match open_by_handle_once(mount, handle, flags) {
             Err(Errno::ENOMEM) => std::thread::sleep(std::time::Duration::from_millis(pause)),

@@ -304,7 +304,7 @@ impl Opening<'_> {
             None
         } else {
             let cx = self.who.context(here.mount.origin);
-            let args = OpenArgs::default();
+            let args = OpenArgs { flags: OpenFlags(OpenFlags::CLOEXEC), kill_suidgid: false };
             let opened = here.mount.call(Op::OPEN, |fs| fs.open(&cx, here.node.ino(), args))?;
             Some(opened.fh)
         };

@@ -63,7 +63,7 @@ struct Dir {
     /// A name, or several with slashes between them.
     name: Box<[u8]>,
     found: Found,
-    /// Those who may search all directories before the last name; `None` if there is only one name.
+    /// Those who may search all directories of the path, this one as well; `None` if there is only one name.
     searched_by: Option<Box<Credentials>>,
     /// The count of changes before it was looked up.
     changes: u32,
@@ -117,7 +117,7 @@ impl Passed {
         self.get_for(parent, name, None)
     }
 
-    /// The directory at the end of a path of several names, if it still holds, and `who` may search all directories before it.
+    /// The directory at the end of a path of several names, if it still holds, and `who` may search it and all directories before it.
     pub(crate) fn get_path(&self, parent: Ino, path: &[u8], who: &Credentials) -> Option<Found> {
         self.get_for(parent, path, Some(who))
     }
@@ -166,7 +166,7 @@ impl Passed {
         until
     }
 
-    /// Keeps the directory to which a walk of several names has come. `who` may search all directories before it.
+    /// Keeps the directory to which a walk of several names has come. `who` may search it and all directories before it.
     pub(crate) fn keep_path(
         &self,
         begin: &Begin,

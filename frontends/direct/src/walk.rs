@@ -107,6 +107,8 @@ pub(crate) struct Walk<'a> {
     told: Cell<Option<(Arc<Node>, Told)>>,
     /// While the walk leads to the last directory of the caller's path by names alone: its begin, and the path to there.
     by_names: Option<(Begin, &'a [u8])>,
+    /// The position is a directory that the caller may search, as a walk has found lately.
+    may_search: bool,
 }
 
 impl Client {
@@ -162,6 +164,7 @@ impl Client {
             open: None,
             opened: None,
             by_names: None,
+            may_search: false,
         };
         if let At::Itself(file) = at {
             walk.begin_in(file.here(), is_free);
@@ -228,6 +231,7 @@ impl<'a> Walk<'a> {
         let told = found.attr.map_or(Told::Nothing, Told::Lately);
         self.told.set(Some((Arc::clone(&found.node), told)));
         self.at = Position::Inside(Here { node: found.node, mount: Arc::clone(&here.mount) });
+        self.may_search = true;
         self.rest.skip(path);
         true
     }
@@ -237,7 +241,7 @@ impl<'a> Walk<'a> {
         std::mem::replace(&mut self.at, Position::Outside(Vec::new()))
     }
 
-    /// Keeps the last directory of the path, if only names led to it.
+    /// Keeps the last directory of the path, which the caller may search, if only names led to it.
     fn keep_leap(&mut self, here: &Here) {
         if let Some((begin, path)) = self.by_names.take() {
             let passed = here.mount.passed();
@@ -365,8 +369,10 @@ impl<'a> Walk<'a> {
             if !here.node.is_dir() {
                 return Err(Errno::ENOTDIR.into());
             }
-            let told = self.told_lately(&here);
-            access::check_told(&here.mount, (&here.node, told), self.who, Access::EXEC)?;
+            if !std::mem::take(&mut self.may_search) {
+                let told = self.told_lately(&here);
+                access::check_told(&here.mount, (&here.node, told), self.who, Access::EXEC)?;
+            }
             if component.last {
                 self.keep_leap(&here);
                 return Ok(Parent { dir: here, last: Last::Component(component) });
