@@ -705,6 +705,31 @@ fn each_thread_has_its_own_credentials() {
     same_c("users", include_str!("run/users.c"), everywhere);
 }
 
+/// A directory that root has searched a moment ago is closed to another user of the same process, and to everyone after its mode
+/// has changed.
+#[test]
+fn a_directory_that_another_user_has_searched_is_closed() {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root can become another user");
+        return;
+    }
+    let script = r#"chmod 755 .; mkdir -p d/e; echo x > d/e/f; python3 -c "
+import errno, os, subprocess
+def look(who):
+    for _ in range(3):
+        for call in (os.stat, lambda path: open(path).read(), os.listdir):
+            try: call('d/e/f' if call is not os.listdir else 'd/e/.')
+            except OSError as error: print(who, errno.errorcode[error.errno])
+            else: print(who, 'may')
+for dir in ('d', 'd/e'):
+    for mode in (0o755, 0o711, 0o700, 0o755):
+        subprocess.run(['chmod', oct(mode)[2:], dir]); print(dir, oct(mode))
+        for _ in range(2):
+            look('root'); os.seteuid(65534); look('other'); os.seteuid(0)
+""#;
+    everywhere("searched directories", &["python3"], script);
+}
+
 /// The kernel itself changes files whose descriptors programs have, by the rules that it has for all files.
 #[test]
 fn an_open_file_is_changed_by_the_rights_of_its_user() {
