@@ -696,10 +696,18 @@ fn inherited_files_keep_all_their_abilities() {
     everywhere("what is opened once more", &["bash"], script);
 }
 
+/// True for root. Otherwise prints that the test is skipped.
+fn may_become_others() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("skipped: only root can become another user");
+    }
+    is_root
+}
+
 #[test]
 fn each_thread_has_its_own_credentials() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become another user");
+    if !may_become_others() {
         return;
     }
     same_c("users", include_str!("run/users.c"), everywhere);
@@ -709,8 +717,7 @@ fn each_thread_has_its_own_credentials() {
 /// has changed.
 #[test]
 fn a_directory_that_another_user_has_searched_is_closed() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become another user");
+    if !may_become_others() {
         return;
     }
     let script = r#"chmod 755 .; mkdir -p d/e; echo x > d/e/f; python3 -c "
@@ -733,8 +740,7 @@ for dir in ('d', 'd/e'):
 /// The kernel itself changes files whose descriptors programs have, by the rules that it has for all files.
 #[test]
 fn an_open_file_is_changed_by_the_rights_of_its_user() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become another user");
+    if !may_become_others() {
         return;
     }
     let script = r#"python3 -c "
@@ -767,8 +773,7 @@ for how in (os.O_RDWR, os.O_RDONLY, os.O_RDWR | os.O_APPEND):
 
 #[test]
 fn a_file_is_read_by_the_rights_of_its_reader() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become another user");
+    if !may_become_others() {
         return;
     }
     let script = r#"
@@ -782,8 +787,7 @@ fn a_file_is_read_by_the_rights_of_its_reader() {
 /// A program executed after root has become another user accesses the mounts as that user.
 #[test]
 fn a_program_of_another_user_has_the_rights_of_that_user() {
-    if !rustix::process::geteuid().is_root() {
-        println!("skipped: only root can become another user");
+    if !may_become_others() {
         return;
     }
     let script = r#"

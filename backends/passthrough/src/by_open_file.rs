@@ -4,13 +4,13 @@
 //! opens files by their names, the descriptor of the open file is the pin of its inode. When another lookup finds the inode,
 //! or the file is closed and the inode stays, a descriptor of its own takes that place, so that closing the file ends its locks.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use defuse_fs::{File, FileKind, Ino, Result};
+use defuse_fs::{File, FileKind, Ino};
 
-use crate::inode::{Key, Way};
+use crate::inode::Key;
 use crate::lower::Stat;
 use crate::mounts::LowerMount;
 use crate::passthrough::Passthrough;
@@ -44,19 +44,12 @@ impl Passthrough {
         Some(ino)
     }
 
-    /// Adds an inode, or counts one more lookup of it, if another thread has added it meanwhile.
-    pub(crate) fn insert(
-        &self,
-        key: Key,
-        kind: FileKind,
-        way: Way,
-        pin: Option<Arc<OwnedFd>>,
-    ) -> Result<Ino> {
-        let (ino, is_new) = self.inodes.insert(key, kind, way, pin)?;
+    /// The inode that was added, or one that was known.
+    pub(crate) fn added(&self, (ino, is_new): (Ino, bool)) -> Ino {
         if !is_new {
             self.outlives_open_file(ino);
         }
-        Ok(ino)
+        ino
     }
 
     /// Before `file` is closed.

@@ -31,8 +31,8 @@ pub(crate) enum Way {
     Handle(Handle),
     /// The names that are recorded.
     Names,
-    /// None: the pin, which is the descriptor of an open file.
-    OpenFile,
+    /// This descriptor of an open file, which becomes the pin.
+    OpenFile(Arc<OwnedFd>),
 }
 
 /// An inode known to a frontend.
@@ -80,18 +80,18 @@ impl Inode {
     }
 
     pub(crate) fn root(key: Key, way: Way, fd: OwnedFd) -> Self {
-        let mut root = Inode::new(key, FileKind::Directory, way, Some(Arc::new(fd)));
+        let mut root = Inode::new(key, FileKind::Directory, way, Some(fd));
         root.number = Ino::ROOT.0;
         root
     }
 
-    fn new(key: Key, kind: FileKind, way: Way, pin: Option<Arc<OwnedFd>>) -> Self {
-        let has_borrowed_pin = AtomicBool::new(matches!(way, Way::OpenFile));
-        let (handle, places) = match way {
-            Way::Handle(handle) => (Some(handle), None),
-            Way::Names => (None, Some(Box::default())),
-            Way::OpenFile => (None, None),
+    fn new(key: Key, kind: FileKind, way: Way, pin: Option<OwnedFd>) -> Self {
+        let (handle, places, borrowed) = match way {
+            Way::Handle(handle) => (Some(handle), None, None),
+            Way::Names => (None, Some(Box::default()), None),
+            Way::OpenFile(fd) => (None, None, Some(fd)),
         };
+        let has_borrowed_pin = AtomicBool::new(borrowed.is_some());
         Inode {
             number: 0,
             key,
@@ -99,7 +99,7 @@ impl Inode {
             cache_slot: AtomicU32::new(u32::MAX),
             kind,
             without_capability: Lease::default(),
-            pin: ArcSwapOption::from(pin),
+            pin: ArcSwapOption::from(borrowed.or(pin.map(Arc::new))),
             has_borrowed_pin,
             places,
             handle,
@@ -180,23 +180,21 @@ impl InodeTable {
         key: Key,
         kind: FileKind,
         way: Way,
-        pin: Option<Arc<OwnedFd>>,
+        pin: Option<OwnedFd>,
     ) -> Result<(Ino, bool)> {
         if key == self.root.key {
             return Ok((Ino::ROOT, false));
         }
         let (hash, index) = self.place(&key);
-        let pinned = usize::from(pin.is_some());
         let mut guard = self.write(index);
         let shard = &mut *guard;
         if let Some(known) = find(shard, hash, &key) {
             known.lookups.fetch_add(1, Ordering::Relaxed);
             let ino = known.ino();
             let mut needless = pin;
-            if !matches!(way, Way::OpenFile)
-                && !known.is_pinned()
+            if !known.is_pinned()
                 && let Some(fd) = needless.take()
-                && known.set_pin(fd)
+                && known.set_pin(Arc::new(fd))
             {
                 self.pinned.fetch_add(1, Ordering::Relaxed);
             }
@@ -206,6 +204,7 @@ impl InodeTable {
             return Ok((ino, false));
         }
         let mut inode = Inode::new(key, kind, way, pin);
+        let pinned = usize::from(inode.is_pinned());
         let Shard { slab, by_key } = shard;
         let (slot, inode) = slab
             .insert(index, |number| {

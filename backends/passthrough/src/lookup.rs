@@ -163,10 +163,8 @@ impl Passthrough {
         stat: &Stat,
     ) -> Result<(u32, Entry)> {
         if let Some((index, key)) = self.key_of_open_file(likely, stat) {
-            let ino = match self.acquire(&key) {
-                Some(ino) => ino,
-                None => self.insert(key, stat.kind()?, Way::OpenFile, Some(Arc::clone(fd)))?,
-            };
+            let way = Way::OpenFile(Arc::clone(fd));
+            let ino = self.added(self.inodes.insert(key, stat.kind()?, way, None)?);
             return Ok((index, self.entry(ino, index, stat)?));
         }
         let (index, handle) = self.identify(likely, fd.as_fd(), stat)?;
@@ -206,11 +204,11 @@ impl Passthrough {
         let key = self.mounts.get(index)?.key(index, stat, handle.as_ref()).ok_or(Errno::EIO)?;
         let (pin, cached) = match kept {
             Kept::Nothing => (None, None),
-            Kept::Pinned(fd) => (Some(Arc::new(self.placed(fd))), None),
+            Kept::Pinned(fd) => (Some(self.placed(fd)), None),
             Kept::Cached(fd) => (None, Some(Arc::new(self.placed(fd)))),
         };
         let way = handle.map_or(Way::Names, Way::Handle);
-        let ino = self.insert(key, stat.kind()?, way, pin)?;
+        let ino = self.added(self.inodes.insert(key, stat.kind()?, way, pin)?);
         if let Some(fd) = cached
             && let Ok(inode) = self.inodes.get(ino)
             && !inode.is_pinned()
