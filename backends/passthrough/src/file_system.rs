@@ -42,6 +42,7 @@ impl Passthrough {
 impl Lifecycle for Passthrough {
     fn trim(&self) {
         self.recent.trim();
+        self.release_grown(usize::MAX);
         self.locks.close_of_parent();
     }
 

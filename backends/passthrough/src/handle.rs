@@ -19,6 +19,10 @@ pub(crate) struct Handle {
 
 /// `FILEID_INO32_GEN`: inode number and generation, 32 bits each.
 const INO32_GEN: i32 = 1;
+/// `FILEID_INO32_GEN_PARENT`: the same two of the inode, and then of its parent.
+const INO32_GEN_PARENT: i32 = 2;
+/// The kinds of btrfs: number, subvolume (64 bits each) and generation.
+const BTRFS_KINDS: [i32; 3] = [0x4d, 0x4e, 0x4f];
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Bytes {
@@ -40,21 +44,25 @@ impl Handle {
         Handle { kind, bytes }
     }
 
-    /// The handle of the inode `ino` on ext4: its number, and the generation that distinguishes
-    /// successive inodes. Generation 0 matches any inode of this number (`ext4_nfs_get_inode()`).
-    /// Returns `None` if the number does not fit.
-    pub(crate) fn ext4(ino: u64, generation: u32) -> Option<Self> {
-        let ino = u32::try_from(ino).ok()?;
-        let mut bytes = [0; 8];
-        bytes[..4].copy_from_slice(&ino.to_ne_bytes());
-        bytes[4..].copy_from_slice(&generation.to_ne_bytes());
-        Some(Handle::new(INO32_GEN, &bytes))
+    /// True if the file system `f_type` compares the generation of an inode with that in this handle, so that the handle opens no
+    /// successor of the inode. ext4, f2fs and btrfs take generation 0, which inodes of images can have, for any (`ext4_nfs_get_inode()`,
+    /// `f2fs_nfs_get_inode()`, `btrfs_get_dentry()`).
+    pub(crate) fn is_exact(&self, f_type: u64) -> bool {
+        match f_type {
+            fs_type::TMPFS => true,
+            fs_type::XFS => [1, 2, 0x81, 0x82].contains(&self.kind),
+            fs_type::EXT | fs_type::F2FS => {
+                [INO32_GEN, INO32_GEN_PARENT].contains(&self.kind) && self.word(4) != Some(0)
+            }
+            fs_type::BTRFS => BTRFS_KINDS.contains(&self.kind) && self.word(16) != Some(0),
+            _ => false,
+        }
     }
 
-    /// The generation in a handle of the form of [`Handle::ext4`].
-    pub(crate) fn generation(&self) -> Option<u32> {
-        let generation = self.bytes().get(4..8).filter(|_| self.kind == INO32_GEN)?;
-        generation.try_into().ok().map(u32::from_ne_bytes)
+    /// The four bytes from `at` on.
+    fn word(&self, at: usize) -> Option<u32> {
+        let bytes = self.bytes().get(at..at + 4)?;
+        bytes.try_into().ok().map(u32::from_ne_bytes)
     }
 
     /// `handle_type`.
@@ -90,20 +98,13 @@ impl Handle {
     /// True if this is a handle of the inode with the number `ino`; `None` if the layout is
     /// unknown. The layouts are those of the kernel's `enum fid_type` (exportfs.h) and mm/shmem.c.
     pub(crate) fn names(&self, f_type: u64, ino: u64) -> Option<bool> {
-        const BTRFS: [i32; 3] = [0x4d, 0x4e, 0x4f];
         const XFS_INO64: [i32; 2] = [0x81, 0x82];
-        let bytes = self.bytes();
-        let word =
-            |at: usize| bytes.get(at..at + 4).map(|b| u32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
+        let word = |at| self.word(at).map(u64::from);
         let found = match (f_type, self.kind) {
-            (fs_type::TMPFS, _) => u64::from(word(4)?) | u64::from(word(8)?) << 32,
-            (fs_type::EXT, INO32_GEN | 2) | (fs_type::F2FS, INO32_GEN | 2) => u64::from(word(0)?),
-            (fs_type::XFS, kind) if XFS_INO64.contains(&kind) => {
-                u64::from(word(0)?) | u64::from(word(4)?) << 32
-            }
-            (fs_type::BTRFS, kind) if BTRFS.contains(&kind) => {
-                u64::from(word(0)?) | u64::from(word(4)?) << 32
-            }
+            (fs_type::TMPFS, _) => word(4)? | word(8)? << 32,
+            (fs_type::EXT | fs_type::F2FS | fs_type::XFS, INO32_GEN | INO32_GEN_PARENT) => word(0)?,
+            (fs_type::XFS, kind) if XFS_INO64.contains(&kind) => word(0)? | word(4)? << 32,
+            (fs_type::BTRFS, kind) if BTRFS_KINDS.contains(&kind) => word(0)? | word(4)? << 32,
             _ => return None,
         };
         Some(found == ino)
@@ -152,5 +153,24 @@ mod tests {
         assert_eq!(ext4.names(fs_type::OVERLAY, 0x3c4a3), None);
         let tmpfs = Handle::new(1, &[9, 9, 9, 9, 5, 0, 0, 0, 1, 0, 0, 0]);
         assert_eq!(tmpfs.names(fs_type::TMPFS, 0x1_0000_0005), Some(true));
+    }
+
+    #[test]
+    fn a_handle_without_a_generation_is_exact_on_no_file_system_that_ignores_it() {
+        let with = |generation: u8| Handle::new(1, &[0xa3, 0xc4, 3, 0, generation, 0, 0, 0]);
+        for f_type in [fs_type::EXT, fs_type::F2FS] {
+            assert!(with(9).is_exact(f_type));
+            assert!(!with(0).is_exact(f_type));
+        }
+        const SQUASHFS: u64 = 0x7371_7368;
+        for f_type in [SQUASHFS, fs_type::OVERLAY] {
+            assert!(!with(9).is_exact(f_type), "its handles are not known here");
+        }
+        let btrfs = |generation: u8| {
+            let mut bytes = [1; 20];
+            bytes[16..].copy_from_slice(&[generation, 0, 0, 0]);
+            Handle::new(0x4d, &bytes)
+        };
+        assert!(btrfs(7).is_exact(fs_type::BTRFS) && !btrfs(0).is_exact(fs_type::BTRFS));
     }
 }

@@ -20,7 +20,7 @@ pub(crate) struct Key {
     /// `stx_ino`.
     pub(crate) ino: u64,
     /// Birth time in nanoseconds, or a hash of the file handle without birth times. It
-    /// distinguishes successive inodes of the same number.
+    /// distinguishes most successive inodes of the same number (`identity.rs`).
     pub(crate) birth: u64,
     /// Index into the table of mounts.
     pub(crate) mount: u32,
@@ -33,6 +33,15 @@ pub(crate) enum Way {
     Names,
     /// This descriptor of an open file, which becomes the pin.
     OpenFile(Arc<OwnedFd>),
+}
+
+impl Way {
+    fn handle(&self) -> Option<&Handle> {
+        match self {
+            Way::Handle(handle) => Some(handle),
+            Way::Names | Way::OpenFile(_) => None,
+        }
+    }
 }
 
 /// An inode known to a frontend.
@@ -56,13 +65,33 @@ pub(crate) struct Inode {
     pub(crate) handle: Option<Handle>,
     /// The names by which it is found again without a handle.
     pub(crate) places: Option<Box<Places>>,
-    /// The generation, if `handle` was made of the inode number alone; 0 while unknown.
-    pub(crate) generation: AtomicU32,
+    /// No later inode can have `key`; see `identity.rs`.
+    key_is_unique: AtomicBool,
 }
 
 impl Inode {
     pub(crate) fn is_pinned(&self) -> bool {
         self.pin.load().is_some()
+    }
+
+    /// True if its key leads to no other inode, because no later inode can have the key, or the inode is open.
+    pub(crate) fn has_unique_key(&self) -> bool {
+        self.key_stays_unique() || self.is_pinned()
+    }
+
+    /// True if its key leads to no other inode even when it is gone.
+    pub(crate) fn key_stays_unique(&self) -> bool {
+        self.key_is_unique.load(Ordering::Relaxed)
+    }
+
+    /// From now on no other inode can have its key.
+    pub(crate) fn set_unique_key(&self) {
+        self.key_is_unique.store(true, Ordering::Relaxed);
+    }
+
+    /// True if `handle` is that of another inode.
+    fn differs_from(&self, handle: Option<&Handle>) -> bool {
+        matches!((&self.handle, handle), (Some(own), Some(other)) if own != other)
     }
 
     /// Puts `other` in the place of the pin, if that is `fd`.
@@ -103,7 +132,7 @@ impl Inode {
             has_borrowed_pin,
             places,
             handle,
-            generation: AtomicU32::new(0),
+            key_is_unique: AtomicBool::new(true),
         }
     }
 }
@@ -124,6 +153,24 @@ struct Shard {
     slab: Slab<Inode>,
     /// Slots of the slab, by hash of their keys.
     by_key: HashTable<u32>,
+}
+
+impl Shard {
+    fn unhash(&mut self, hash: u64, slot: u32) {
+        if let Ok(entry) = self.by_key.find_entry(hash, |found| *found == slot) {
+            entry.remove();
+        }
+    }
+}
+
+/// An inode that was found in a lower file system.
+pub(crate) struct NewInode {
+    pub(crate) key: Key,
+    pub(crate) kind: FileKind,
+    pub(crate) way: Way,
+    pub(crate) pin: Option<OwnedFd>,
+    /// No later inode can have `key`.
+    pub(crate) key_is_unique: bool,
 }
 
 impl InodeTable {
@@ -160,14 +207,14 @@ impl InodeTable {
         find(&self.read(index), hash, key).cloned()
     }
 
-    /// Counts a lookup of the inode with this identity, if it is known.
+    /// Counts a lookup of the inode with this identity, if it is known and no other inode can have the identity.
     pub(crate) fn acquire(&self, key: &Key) -> Option<Ino> {
         if *key == self.root.key {
             return Some(Ino::ROOT);
         }
         let (hash, index) = self.place(key);
         let shard = self.read(index);
-        let inode = find(&shard, hash, key)?;
+        let inode = find(&shard, hash, key).filter(|inode| inode.has_unique_key())?;
         // The shared lock is enough: `forget` removes inodes with a count of 0 under the exclusive
         // lock.
         inode.lookups.fetch_add(1, Ordering::Relaxed);
@@ -175,21 +222,20 @@ impl InodeTable {
     }
 
     /// Adds an inode with a lookup count of one, or counts one more lookup of the existing inode. True if it is new.
-    pub(crate) fn insert(
-        &self,
-        key: Key,
-        kind: FileKind,
-        way: Way,
-        pin: Option<OwnedFd>,
-    ) -> Result<(Ino, bool)> {
+    pub(crate) fn insert(&self, new: NewInode) -> Result<(Ino, bool)> {
+        let NewInode { key, kind, way, pin, key_is_unique } = new;
         if key == self.root.key {
             return Ok((Ino::ROOT, false));
         }
         let (hash, index) = self.place(&key);
         let mut guard = self.write(index);
         let shard = &mut *guard;
-        if let Some(known) = find(shard, hash, &key) {
+        let known = find(shard, hash, &key).cloned();
+        if let Some(known) = known.as_ref().filter(|known| !known.differs_from(way.handle())) {
             known.lookups.fetch_add(1, Ordering::Relaxed);
+            if key_is_unique {
+                known.set_unique_key();
+            }
             let ino = known.ino();
             let mut needless = pin;
             if !known.is_pinned()
@@ -203,7 +249,11 @@ impl InodeTable {
             drop(needless);
             return Ok((ino, false));
         }
+        if let Some(predecessor) = known {
+            shard.unhash(hash, SlabIndex::of(predecessor.number).slot);
+        }
         let mut inode = Inode::new(key, kind, way, pin);
+        inode.key_is_unique = AtomicBool::new(key_is_unique);
         let pinned = usize::from(inode.is_pinned());
         let Shard { slab, by_key } = shard;
         let (slot, inode) = slab
@@ -239,17 +289,14 @@ impl InodeTable {
             }
         }
         let mut guard = self.write(place.shard);
-        let Shard { slab, by_key } = &mut *guard;
-        let inode = slab.get(place)?;
+        let inode = guard.slab.get(place)?;
         // The inode was looked up again between the two locks.
         if inode.lookups.load(Ordering::Relaxed) > 0 {
             return None;
         }
         let hash = self.hasher.hash_one(inode.key);
-        if let Ok(entry) = by_key.find_entry(hash, |slot| *slot == place.slot) {
-            entry.remove();
-        }
-        let inode = slab.remove(place)?;
+        guard.unhash(hash, place.slot);
+        let inode = guard.slab.remove(place)?;
         if inode.is_pinned() {
             self.pinned.fetch_sub(1, Ordering::Relaxed);
         }
@@ -265,10 +312,7 @@ impl InodeTable {
         let place = SlabIndex::of(inode.number);
         if inode.ino() != Ino::ROOT {
             let hash = self.hasher.hash_one(inode.key);
-            let mut shard = self.write(place.shard);
-            if let Ok(entry) = shard.by_key.find_entry(hash, |slot| *slot == place.slot) {
-                entry.remove();
-            }
+            self.write(place.shard).unhash(hash, place.slot);
         }
     }
 
@@ -359,11 +403,16 @@ mod tests {
         Key { ino, birth: 7, mount: 0 }
     }
 
+    fn found(ino: u64, way: Way) -> NewInode {
+        let kind = FileKind::Regular;
+        NewInode { key: key(ino), kind, way, pin: None, key_is_unique: true }
+    }
+
     #[test]
     fn an_inode_stays_until_its_last_lookup_is_given_back() {
         let table = table();
-        let (ino, _) = table.insert(key(2), FileKind::Regular, Way::Names, None).unwrap();
-        let again = table.insert(key(2), FileKind::Regular, Way::Names, None);
+        let (ino, _) = table.insert(found(2, Way::Names)).unwrap();
+        let again = table.insert(found(2, Way::Names));
         assert_eq!(again, Ok((ino, false)));
         assert_eq!(table.acquire(&key(2)), Some(ino));
         assert!(table.forget(ino, 2).is_none());
@@ -375,11 +424,27 @@ mod tests {
     }
 
     #[test]
+    fn a_successor_with_the_same_key_is_another_inode() {
+        let table = table();
+        let way = |generation| Way::Handle(Handle::new(1, &[2, 0, 0, 0, generation, 0, 0, 0]));
+        let young = |generation| NewInode { key_is_unique: false, ..found(2, way(generation)) };
+        let (old, _) = table.insert(young(1)).unwrap();
+        assert_eq!(table.acquire(&key(2)), None, "the key may lead to a successor");
+        assert_eq!(table.insert(young(1)), Ok((old, false)));
+        let (new, is_new) = table.insert(found(2, way(2))).unwrap();
+        assert!(is_new && new != old);
+        assert_eq!(table.acquire(&key(2)), Some(new));
+        assert!(table.get(old).is_ok(), "it stays valid until it is forgotten");
+        assert!(table.forget(old, 2).is_some());
+        assert_eq!(table.acquire(&key(2)), Some(new), "the successor keeps its key");
+    }
+
+    #[test]
     fn an_inode_takes_less_than_150_bytes() {
         let table = table();
         for ino in 1..100_000 {
             let way = Way::Handle(Handle::new(1, &[0; 12]));
-            table.insert(key(ino), FileKind::Regular, way, None).unwrap();
+            table.insert(found(ino, way)).unwrap();
         }
         let (count, bytes) = table.size();
         assert_eq!(count, 100_000);

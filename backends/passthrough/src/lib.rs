@@ -19,9 +19,8 @@
 //! - A thread acts as the caller (`creds.rs`), with the capabilities that override permission
 //!   checks, since the frontend has made them, but without CAP_FOWNER and CAP_SYS_RESOURCE. The
 //!   lower file system thus checks ownership on the actual file.
-//! - On ext4 a lookup makes no file handle. An inode is found there by number and generation, and
-//!   generation 0 matches any. The first open uses that for the path only, compares the birth time,
-//!   and learns the generation. This saves every lookup a second path walk.
+//! - Number and birth time of a removed inode may come back within a tick of the clock. `identity.rs` has the rules by which nobody
+//!   opens such a successor through the removed one.
 //!
 //! # System calls per operation
 //!
@@ -32,9 +31,9 @@
 //! | operation | calls |
 //! |---|---|
 //! | lookup of a known inode, also in readdirplus | 1: statx +dir |
-//! | lookup of a new inode | 2: statx, name_to_handle_at +dir |
+//! | lookup of a new inode | 3: statx, name_to_handle_at, statx +dir |
 //! | getattr by handle; by inode | 1: statx; one more to open an inode that is not in the cache |
-//! | open, opendir | 1: open_by_handle_at, or fstat of a recently read file; one more fstat to open for writing |
+//! | open, opendir | 1: open_by_handle_at, or fstat of a recently read file; one more fstat to open for writing; 3 more where a handle is not exact (`identity.rs`) |
 //! | create | 3: openat, statx, name_to_handle_at +dir |
 //! | mknod, mkdir, symlink | 3: the call, statx, name_to_handle_at +dir |
 //! | unlink, rmdir, rename over an existing name | 1 where no frontend knows a file; otherwise 4: statx, open_by_handle_at if a frontend knows the inode, the call, statx of the inode +dir |
@@ -74,6 +73,7 @@ mod error;
 mod fd_cache;
 mod file_system;
 mod handle;
+mod identity;
 mod inode;
 mod kind;
 mod lease;

@@ -9,10 +9,10 @@ use rustix::path::Arg;
 
 use crate::data::Divided;
 use crate::handle::Handle;
-use crate::inode::{Inode, Key, Way};
+use crate::identity::ClockTick;
+use crate::inode::{Inode, Key, NewInode, Way};
 use crate::lower::{OrErrno, ProcPath, Stat};
 use crate::mounts::LowerMount;
-use crate::options::Credentials;
 use crate::passthrough::Passthrough;
 use crate::sys;
 
@@ -20,6 +20,8 @@ use crate::sys;
 enum Kept {
     Nothing,
     Pinned(OwnedFd),
+    /// Until the clock has passed the birth time.
+    PinnedYoung(OwnedFd),
     Cached(OwnedFd),
 }
 
@@ -32,6 +34,18 @@ impl Passthrough {
         name: &[u8],
     ) -> Result<Entry> {
         let entry = self.find_in(dir.key.mount, fd, name, &Stat::at(fd, name)?)?;
+        self.note_place(entry.ino, dir, name);
+        Ok(entry)
+    }
+
+    /// Looks up `name`, which was made just now, in the directory `dir`, which is open as `fd`. Counts a lookup.
+    pub(crate) fn lookup_new_in(
+        &self,
+        dir: &Arc<Inode>,
+        fd: BorrowedFd<'_>,
+        name: &[u8],
+    ) -> Result<Entry> {
+        let entry = self.find_new_in(dir.key.mount, fd, name)?;
         self.note_place(entry.ino, dir, name);
         Ok(entry)
     }
@@ -95,10 +109,6 @@ impl Passthrough {
     }
 
     /// Looks up `name` in `dir`, a directory on the mount `likely`. It had this status just now.
-    ///
-    /// The name may change between the system calls. This is detected, because the file handle
-    /// contains the inode number. The lookup then uses a descriptor, which always refers to one
-    /// inode.
     fn find_in(&self, likely: u32, dir: BorrowedFd<'_>, name: &[u8], stat: &Stat) -> Result<Entry> {
         let Some(index) = self.mounts.find(stat.mount_id(), likely) else {
             return self.lookup_by_fd(likely, dir, name);
@@ -113,22 +123,29 @@ impl Passthrough {
         {
             return self.entry(ino, index, stat);
         }
-        if !mount.handles || kept {
-            return self.lookup_by_fd(likely, dir, name);
+        self.find_new_in(index, dir, name)
+    }
+
+    /// Looks up `name` in `dir`, where it leads to an inode on the mount `index` that is probably new.
+    ///
+    /// The name may change between the system calls. This is detected, because the file handle
+    /// contains the inode number. The lookup then uses a descriptor, which always refers to one
+    /// inode.
+    fn find_new_in(&self, index: u32, dir: BorrowedFd<'_>, name: &[u8]) -> Result<Entry> {
+        let mount = self.mounts.get(index)?;
+        if !mount.handles || self.keeps_descriptors() {
+            return self.lookup_by_fd(index, dir, name);
         }
-        // A program opens most of the files that it looks up.
-        if mount.by_number
-            && self.options.credentials != Credentials::Callers
-            && stat.birth().is_some()
-            && let Some(handle) = Handle::ext4(stat.ino(), 0)
-        {
-            return self.enter(index, stat, Some(handle), Kept::Nothing);
-        }
+        let tick = ClockTick::now();
         let handle = handle_of(dir, name)?;
-        if !same_inode(mount, &handle, stat, dir, name)? {
-            return self.lookup_by_fd(likely, dir, name);
+        // After the handle: the attributes of a predecessor would let its owner open the inode of the handle.
+        let stat = Stat::at(dir, name)?;
+        let is_same = handle.names(mount.f_type, stat.ino()) == Some(true);
+        if !is_same || stat.mount_id() != mount.id {
+            return self.lookup_by_fd(index, dir, name);
         }
-        self.enter(index, stat, Some(handle), Kept::Nothing)
+        let is_unique = self.is_unique(mount, &stat, tick);
+        self.enter(index, &stat, Some(handle), (Kept::Nothing, is_unique))
     }
 
     /// Looks up a name by opening it: without file handles, at mount points, and if the name
@@ -146,12 +163,14 @@ impl Passthrough {
     pub(crate) fn enter_path_fd(&self, likely: u32, fd: OwnedFd, named: bool) -> Result<Entry> {
         let stat = Stat::of(fd.as_fd())?;
         let (index, handle) = self.identify(likely, fd.as_fd(), &stat)?;
+        let is_unique = self.is_unique(self.mounts.get(index)?, &stat, ClockTick::now());
         let kept = match &handle {
             Some(_) if !self.keeps_descriptors() => Kept::Nothing,
-            None if named && self.is_reopened(&stat) => Kept::Cached(fd),
+            None if named && self.is_reopened(&stat) && is_unique => Kept::Cached(fd),
+            None if named && self.is_reopened(&stat) => Kept::PinnedYoung(fd),
             _ => Kept::Pinned(fd),
         };
-        self.enter(index, &stat, handle, kept)
+        self.enter(index, &stat, handle, (kept, is_unique))
     }
 
     /// Adds the inode of a file that is open as `fd` and has this status. Counts a lookup. The caller records its name. Also returns
@@ -164,18 +183,22 @@ impl Passthrough {
     ) -> Result<(u32, Entry)> {
         if let Some((index, key)) = self.key_of_open_file(likely, stat) {
             let way = Way::OpenFile(Arc::clone(fd));
-            let ino = self.added(self.inodes.insert(key, stat.kind()?, way, None)?);
+            let kind = stat.kind()?;
+            let new = NewInode { key, kind, way, pin: None, key_is_unique: true };
+            let ino = self.added(self.inodes.insert(new)?);
             return Ok((index, self.entry(ino, index, stat)?));
         }
         let (index, handle) = self.identify(likely, fd.as_fd(), stat)?;
         // A file without a name cannot be found by its handle.
+        let is_unique = self.is_unique(self.mounts.get(index)?, stat, ClockTick::now());
         let by_handle = handle.is_some() && !self.keeps_descriptors() && stat.nlink() > 0;
-        let kept = if by_handle || self.is_reopened(stat) {
-            Kept::Nothing
-        } else {
-            Kept::Pinned(self.path_of(fd.as_fd())?)
+        let kept = match (by_handle, self.is_reopened(stat)) {
+            (true, _) => Kept::Nothing,
+            (false, true) if is_unique => Kept::Nothing,
+            (false, true) => Kept::PinnedYoung(self.path_of(fd.as_fd())?),
+            (false, false) => Kept::Pinned(self.path_of(fd.as_fd())?),
         };
-        Ok((index, self.enter(index, stat, handle, kept)?))
+        Ok((index, self.enter(index, stat, handle, (kept, is_unique))?))
     }
 
     /// An `O_PATH` descriptor of an open file.
@@ -200,15 +223,27 @@ impl Passthrough {
         Ok((index, handle))
     }
 
-    fn enter(&self, index: u32, stat: &Stat, handle: Option<Handle>, kept: Kept) -> Result<Entry> {
+    /// Adds an inode. With `key_is_unique`, no later one can have its key.
+    fn enter(
+        &self,
+        index: u32,
+        stat: &Stat,
+        handle: Option<Handle>,
+        (kept, key_is_unique): (Kept, bool),
+    ) -> Result<Entry> {
         let key = self.mounts.get(index)?.key(index, stat, handle.as_ref()).ok_or(Errno::EIO)?;
+        let is_young = matches!(kept, Kept::PinnedYoung(_));
         let (pin, cached) = match kept {
             Kept::Nothing => (None, None),
-            Kept::Pinned(fd) => (Some(self.placed(fd)), None),
+            Kept::Pinned(fd) | Kept::PinnedYoung(fd) => (Some(self.placed(fd)), None),
             Kept::Cached(fd) => (None, Some(Arc::new(self.placed(fd)))),
         };
         let way = handle.map_or(Way::Names, Way::Handle);
-        let ino = self.added(self.inodes.insert(key, stat.kind()?, way, pin)?);
+        let new = NewInode { key, kind: stat.kind()?, way, pin, key_is_unique };
+        let ino = self.added(self.inodes.insert(new)?);
+        if is_young {
+            self.note_young(ino);
+        }
         if let Some(fd) = cached
             && let Ok(inode) = self.inodes.get(ino)
             && !inode.is_pinned()
@@ -237,40 +272,8 @@ impl Passthrough {
     }
 }
 
-impl LowerMount {
-    /// The identity of an inode on this mount, which has the number `index`. Returns `None` if the
-    /// file handle is needed, because the file system has no reliable birth times.
-    pub(crate) fn key(&self, index: u32, stat: &Stat, handle: Option<&Handle>) -> Option<Key> {
-        let birth = match (self.birth_is_constant(), self.handles) {
-            (true, _) if stat.birth().is_some() => stat.birth()?,
-            (_, true) => handle?.digest(),
-            // Every such inode has an open descriptor, so its number cannot be reused.
-            (_, false) => 0,
-        };
-        Some(Key { ino: stat.ino(), birth, mount: index })
-    }
-}
-
 /// The file handle of `name` in `dir`.
 fn handle_of(dir: BorrowedFd<'_>, name: &[u8]) -> Result<Handle> {
     // Names of up to 255 bytes are NUL-terminated on the stack.
     name.into_with_c_str(|name| Ok(sys::name_to_handle(dir, name))).or_errno()?
-}
-
-/// True if `handle` belongs to the inode of `stat`: by the number in it, or by a second statx of
-/// the name.
-fn same_inode(
-    mount: &LowerMount,
-    handle: &Handle,
-    stat: &Stat,
-    dir: BorrowedFd<'_>,
-    name: &[u8],
-) -> Result<bool> {
-    match handle.names(mount.f_type, stat.ino()) {
-        Some(same) => Ok(same),
-        None => {
-            let again = Stat::at(dir, name)?;
-            Ok(again.ino() == stat.ino() && again.mount_id() == stat.mount_id())
-        }
-    }
 }

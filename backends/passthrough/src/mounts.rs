@@ -8,7 +8,7 @@ use defuse_fs::source::Granted;
 use defuse_fs::{Denied, Errno, FileKind, Result};
 use rustix::fs::{Mode, OFlags, StatVfsMountFlags};
 
-use crate::handle::{Handle, fs_type, is_local};
+use crate::handle::{fs_type, is_local};
 use crate::lower::{MountId, OrErrno, ProcPath, Stat};
 use crate::options::FileHandles;
 use crate::sys;
@@ -29,16 +29,13 @@ pub(crate) struct LowerMount {
     pub(crate) handles: bool,
     /// The mount options that restrict its files.
     pub(crate) denied: Denied,
-    /// A handle can be made of an inode number alone ([`Handle::ext4`]), which saves a path walk.
-    pub(crate) by_number: bool,
 }
 
 impl LowerMount {
     /// The mount of the directory `dir`. If file handles do not work, that is an error with
     /// [`FileHandles::On`]; otherwise they are not used.
     pub(crate) fn open(dir: BorrowedFd<'_>, want: FileHandles) -> Result<Self, MountError> {
-        let stat = Stat::of(dir)?;
-        let id = stat.mount_id();
+        let id = Stat::of(dir)?.mount_id();
         let (f_type, denied) = facts(dir)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(dir, c".", flags, Mode::empty()).or_errno()?;
@@ -48,13 +45,9 @@ impl LowerMount {
             (_, Err(errno @ (Errno::EMFILE | Errno::ENFILE))) => Err(MountError::Other(errno)),
             (FileHandles::On, Err(errno)) => Err(MountError::NoHandles(errno)),
             (FileHandles::Off, _) | (_, Err(_)) => {
-                let (handles, by_number) = (false, false);
-                Ok(LowerMount { id, fd: Some(fd), f_type, handles, denied, by_number })
+                Ok(LowerMount { id, fd: Some(fd), f_type, handles: false, denied })
             }
-            (_, Ok(())) => {
-                let by_number = f_type == fs_type::EXT && opens_by_number(fd.as_fd(), &stat);
-                Ok(LowerMount { id, fd: Some(fd), f_type, handles: true, denied, by_number })
-            }
+            (_, Ok(())) => Ok(LowerMount { id, fd: Some(fd), f_type, handles: true, denied }),
         }
     }
 
@@ -87,13 +80,6 @@ impl From<Errno> for MountError {
 fn probe(dir: BorrowedFd<'_>) -> Result<()> {
     let handle = sys::name_to_handle(dir, c"")?;
     sys::open_by_handle(dir, &handle, OFlags::PATH.bits()).map(drop)
-}
-
-/// True if `dir`, the inode of `stat`, is found by its number alone.
-fn opens_by_number(dir: BorrowedFd<'_>, stat: &Stat) -> bool {
-    let open = |handle| sys::open_by_handle(dir, &handle, OFlags::PATH.bits()).ok();
-    let found = Handle::ext4(stat.ino(), 0).and_then(open);
-    found.and_then(|fd| Stat::of(fd.as_fd()).ok()).is_some_and(|found| found.ino() == stat.ino())
 }
 
 /// The type of the file system, and the restrictions of its mount.
@@ -177,7 +163,7 @@ impl MountTable {
             })?
         } else {
             let (id, (f_type, denied)) = (stat.mount_id(), facts(fd)?);
-            LowerMount { id, fd: None, f_type, handles: false, denied, by_number: false }
+            LowerMount { id, fd: None, f_type, handles: false, denied }
         };
         self.check(fd, mount.denied)?;
         let mut len = self.len.lock().unwrap_or_else(PoisonError::into_inner);

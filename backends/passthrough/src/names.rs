@@ -78,7 +78,7 @@ impl Passthrough {
             };
             let _ = rustix::fs::unlinkat(fd, name, flags);
         })?;
-        self.lookup_in(&dir, fd, name)
+        self.lookup_new_in(&dir, fd, name)
     }
 
     pub(crate) fn mknod(&self, parent: Ino, name: Name<'_>, node: &NewNode<'_>) -> Result<Entry> {

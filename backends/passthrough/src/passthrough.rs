@@ -12,7 +12,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::error::SourceError;
 use crate::fd_cache::FdCache;
-use crate::handle::Handle;
+use crate::identity::YoungInodes;
 use crate::inode::{Inode, InodeTable, Way};
 use crate::locks::LockTable;
 use crate::lower::{self, OrErrno, ProcPath, Stat, above};
@@ -31,6 +31,8 @@ pub struct Passthrough {
     pub(crate) options: Options,
     pub(crate) mounts: MountTable,
     pub(crate) inodes: InodeTable,
+    /// See `identity.rs`.
+    pub(crate) young: YoungInodes,
     pub(crate) files: OpenFiles,
     pub(crate) cache: FdCache,
     pub(crate) recent: RecentFiles,
@@ -136,6 +138,7 @@ impl Passthrough {
                 handle.map_or(Way::Names, Way::Handle),
                 above(root, options.descriptors_from),
             )),
+            young: YoungInodes::default(),
             files: OpenFiles::new(),
             locks: LockTable::new(),
             removals: Removals::default(),
@@ -218,10 +221,7 @@ impl Passthrough {
                 rustix::fs::open(path.as_c_str(), flags - OFlags::NOFOLLOW, Mode::empty())
                     .or_errno()
             }
-            (Some(handle), None) => {
-                let mount = self.mounts.get(inode.key.mount)?.fd.as_ref().ok_or(Errno::ESTALE)?;
-                open_by_handle(mount.as_fd(), inode, handle, flags)
-            }
+            (Some(handle), None) => self.open_by_handle(inode, handle, flags),
             (None, None) => {
                 let fd = self.fd(inode)?;
                 let path = ProcPath::new(fd.as_fd());
@@ -247,6 +247,7 @@ impl Passthrough {
         match open() {
             Err(Errno::EMFILE) => {
                 self.recent.clear();
+                self.wait_for_young();
                 self.cache.shrink(SHRINK_BY);
                 open().inspect_err(|errno| {
                     if *errno == Errno::EMFILE {
@@ -308,36 +309,4 @@ fn raise_nofile_limit() {
     if let Err(error) = setrlimit(Resource::Nofile, limit) {
         log::warn!("the limit of open files cannot be raised: {error}");
     }
-}
-
-/// Opens `inode` by its handle. A handle made of the inode number alone may lead to a successor, so
-/// it is first opened as O_PATH only, and the birth time is compared. After that the generation is
-/// known, and the handle is exact.
-fn open_by_handle(
-    mount: BorrowedFd<'_>,
-    inode: &Inode,
-    handle: &Handle,
-    flags: OFlags,
-) -> Result<OwnedFd> {
-    if handle.generation() != Some(0) {
-        return sys::open_by_handle(mount, handle, flags.bits());
-    }
-    let generation = inode.generation.load(Ordering::Relaxed);
-    if generation != 0 {
-        let exact = Handle::ext4(inode.key.ino, generation).ok_or(Errno::ESTALE)?;
-        return sys::open_by_handle(mount, &exact, flags.bits());
-    }
-    let path = sys::open_by_handle(mount, handle, (OFlags::PATH | OFlags::CLOEXEC).bits())?;
-    let stat = Stat::of(path.as_fd())?;
-    if stat.ino() != inode.key.ino || stat.birth() != Some(inode.key.birth) {
-        return Err(Errno::ESTALE);
-    }
-    let exact = sys::name_to_handle(path.as_fd(), c"")?;
-    inode.generation.store(exact.generation().unwrap_or(0), Ordering::Relaxed);
-    if flags.contains(OFlags::PATH) {
-        return Ok(path);
-    }
-    // The next one gets the lowest number, which a program may be given.
-    drop(path);
-    sys::open_by_handle(mount, &exact, flags.bits())
 }

@@ -69,7 +69,8 @@ impl Passthrough {
             .key(index, &stat, None)
             .or_else(|| mount.key(index, &stat, Some(&name_to_handle(found.as_fd(), c"").ok()?)));
         let inode = self.inodes.peek(&key?)?;
-        if inode.ino() == Ino::ROOT || self.keeps_descriptors() {
+        let stays = inode.ino() == Ino::ROOT || self.keeps_descriptors();
+        if stays || !self.is_same(&inode, found.as_fd()) {
             return None;
         }
         // Holds the descriptor to the end, because another removal may release the pin.
@@ -121,6 +122,18 @@ impl Passthrough {
         }
     }
 
+    /// Releases the pin of an inode without a handle that has a recorded name. Returns the descriptor.
+    pub(crate) fn unpin_named(&self, inode: &Arc<Inode>) -> Option<Arc<OwnedFd>> {
+        let Victim { fd, .. } = self.victim(Arc::clone(inode))?;
+        let lock = &self.removals.0[inode.number as usize % SHARDS];
+        let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_name = Stat::of(fd.as_fd()).is_ok_and(|stat| self.is_reopened(&stat));
+        if has_name && inode.places.as_ref().is_some_and(|places| !places.is_empty()) {
+            self.inodes.unpin(inode);
+        }
+        Some(fd)
+    }
+
     /// Keeps the pin if the inode has no name left; otherwise releases it.
     pub(crate) fn settle(&self, victim: Option<Victim>) {
         let Some(Victim { inode, fd, .. }) = victim else { return };
@@ -128,7 +141,9 @@ impl Passthrough {
         let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
         let is_found = match (Stat::of(fd.as_fd()), &inode.handle) {
             (Ok(stat), Some(_)) => stat.nlink() > 0 && !self.keeps_descriptors(),
-            (Ok(stat), None) => self.is_reopened(&stat) && self.reopen(&inode).is_ok(),
+            (Ok(stat), None) => {
+                inode.key_stays_unique() && self.is_reopened(&stat) && self.reopen(&inode).is_ok()
+            }
             (Err(_), _) => false,
         };
         if is_found {

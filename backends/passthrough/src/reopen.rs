@@ -5,7 +5,7 @@
 //! descriptor is in the cache. After an eviction, the inode is opened by name again, starting from
 //! the nearest ancestor that is still open. Mount, number and birth time identify the inode; if
 //! they differ (the file was moved on the source), it is stale. An inode keeps its own descriptor
-//! if the file system has no birth times, or if no name is known.
+//! if the file system has no birth times, or if no name is known, and until the clock has passed its birth time (`identity.rs`).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,6 +47,10 @@ impl Places {
         places.push(KnownName { dir: Arc::clone(dir), name: name.into() });
         drop(places);
         drop(old);
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
     fn all(&self) -> Vec<KnownName> {

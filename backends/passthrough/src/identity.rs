@@ -1,0 +1,168 @@
+//! What makes the identity of an inode unique, and for how long.
+//!
+//! A lower file system gives the number of a removed inode to the next one, and the clock of its birth times ticks every 1 to 10 ms. A file
+//! that was made within the same tick can thus have the number and the birth time of a removed one, and its owner may be another user.
+//! Three rules keep such a *successor* apart:
+//!
+//! - An inode is opened by its whole file handle, with the generation. Where the file system may take a handle for that of a successor
+//!   (generation 0, and layouts that are not known here), the handle opens a path, which is compared before anything is opened by it.
+//! - Number and birth time find a known inode again ([`Key`]) if it has a descriptor, so that its number is in use, or if the clock
+//!   had passed its birth time while the inode was there. Otherwise the handles are compared.
+//! - An inode without a handle keeps a descriptor until the clock has passed its birth time.
+//!
+//! The attributes of a lookup are read after the handle. If the name leads to a successor meanwhile, the handle is that of the removed inode
+//! and opens nothing. Where operations have the credentials of their callers ([`Credentials::Callers`]), a successor opens to nobody who
+//! could not open it by name, and the last two rules do not apply.
+//!
+//! The rules for birth times assume that the clock of the machine is not set back to the same nanosecond. Handles do not depend on it.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use defuse_fs::{Errno, Ino, Result};
+use rustix::fs::{Mode, OFlags};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::handle::Handle;
+use crate::inode::{Inode, Key};
+use crate::lower::{OrErrno, ProcPath, Stat};
+use crate::mounts::LowerMount;
+use crate::options::Credentials;
+use crate::passthrough::Passthrough;
+use crate::sys;
+
+/// The time of the last tick of the clock by which file systems date new inodes, in nanoseconds since 1970.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClockTick(u64);
+
+impl ClockTick {
+    pub(crate) fn now() -> Self {
+        let now = clock_gettime(ClockId::RealtimeCoarse);
+        let ns = (now.tv_sec as u64).wrapping_mul(1_000_000_000);
+        ClockTick(ns.wrapping_add(now.tv_nsec as u64))
+    }
+
+    /// True if an inode that existed at this tick has a birth time that no later inode can have.
+    fn is_after(self, birth: u64) -> bool {
+        birth < self.0
+    }
+}
+
+impl LowerMount {
+    /// The identity of an inode on this mount, which has the number `index`. Returns `None` if the
+    /// file handle is needed, because the file system has no reliable birth times.
+    pub(crate) fn key(&self, index: u32, stat: &Stat, handle: Option<&Handle>) -> Option<Key> {
+        let birth = match (self.birth_is_constant(), self.handles) {
+            (true, _) if stat.birth().is_some() => stat.birth()?,
+            (_, true) => handle?.digest(),
+            // Every such inode has an open descriptor, so its number cannot be reused.
+            (_, false) => 0,
+        };
+        Some(Key { ino: stat.ino(), birth, mount: index })
+    }
+}
+
+impl Passthrough {
+    /// True if no later inode can have the key of the inode with this status, which existed at `tick`.
+    pub(crate) fn is_unique(&self, mount: &LowerMount, stat: &Stat, tick: ClockTick) -> bool {
+        let by_birth = mount.birth_is_constant().then(|| stat.birth()).flatten();
+        self.options.credentials == Credentials::Callers
+            || by_birth.is_none_or(|birth| tick.is_after(birth))
+    }
+
+    /// True if the open inode `fd`, which has the key of `inode`, is that inode and not a successor.
+    pub(crate) fn is_same(&self, inode: &Inode, fd: BorrowedFd<'_>) -> bool {
+        if inode.has_unique_key() {
+            return true;
+        }
+        let Some(handle) = &inode.handle else { return false };
+        sys::name_to_handle(fd, c"").is_ok_and(|found| found == *handle)
+    }
+
+    /// Opens an inode by its handle.
+    pub(crate) fn open_by_handle(
+        &self,
+        inode: &Inode,
+        handle: &Handle,
+        flags: OFlags,
+    ) -> Result<OwnedFd> {
+        let mount = self.mounts.get(inode.key.mount)?;
+        let root = mount.fd.as_ref().ok_or(Errno::ESTALE)?.as_fd();
+        if handle.is_exact(mount.f_type) {
+            return sys::open_by_handle(root, handle, flags.bits());
+        }
+        let found = sys::open_by_handle(root, handle, (OFlags::PATH | OFlags::CLOEXEC).bits())?;
+        let found_handle = sys::name_to_handle(found.as_fd(), c"")?;
+        let stat = Stat::of(found.as_fd())?;
+        let key = mount.key(inode.key.mount, &stat, Some(&found_handle));
+        if found_handle != *handle || key != Some(inode.key) {
+            return Err(Errno::ESTALE);
+        }
+        if flags.contains(OFlags::PATH) {
+            return Ok(found);
+        }
+        // The next one gets the lowest number, which a program may be given.
+        let found = self.placed(found);
+        let path = ProcPath::new(found.as_fd());
+        rustix::fs::open(path.as_c_str(), flags - OFlags::NOFOLLOW, Mode::empty()).or_errno()
+    }
+}
+
+/// Inodes without handles that have a descriptor until the clock has passed their birth times, the oldest first.
+#[derive(Default)]
+pub(crate) struct YoungInodes(Mutex<VecDeque<(u64, Arc<Inode>)>>);
+
+impl YoungInodes {
+    fn add(&self, inode: Arc<Inode>) {
+        let mut young = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        young.push_back((inode.key.birth, inode));
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// Removes up to `most` inodes whose birth times the clock has passed.
+    fn take_grown(&self, tick: ClockTick, most: usize) -> Vec<Arc<Inode>> {
+        let mut young = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_grown = |(birth, _): &(u64, Arc<Inode>)| tick.is_after(*birth);
+        let grown = young.iter().take(most).take_while(|entry| is_grown(entry)).count();
+        young.drain(..grown).map(|(_, inode)| inode).collect()
+    }
+}
+
+impl Passthrough {
+    /// Lets the inode `ino`, which was pinned because it is young, go on without the pin in a while. The caller records its name.
+    pub(crate) fn note_young(&self, ino: Ino) {
+        /// More than are added by one operation, so that their number falls.
+        const MOST: usize = 4;
+        if let Ok(inode) = self.inodes.get(ino) {
+            self.young.add(inode);
+        }
+        self.release_grown(MOST);
+    }
+
+    /// Releases the pins of up to `most` inodes that are no longer young.
+    pub(crate) fn release_grown(&self, most: usize) {
+        for inode in self.young.take_grown(ClockTick::now(), most) {
+            inode.set_unique_key();
+            if let Some(fd) = self.unpin_named(&inode)
+                && self.inodes.get(inode.ino()).is_ok()
+            {
+                self.cache.put(&inode, &fd, false);
+            }
+        }
+    }
+
+    /// Waits until no inode is young, and releases their pins: descriptors are short.
+    pub(crate) fn wait_for_young(&self) {
+        /// Longer than a tick of any kernel.
+        const TICK: Duration = Duration::from_millis(11);
+        if !self.young.is_empty() {
+            std::thread::sleep(TICK);
+            self.release_grown(usize::MAX);
+        }
+    }
+}
