@@ -416,6 +416,8 @@ impl OpenFlags {
     pub const WRONLY: u32 = 0o1;
     /// `O_RDWR`.
     pub const RDWR: u32 = 0o2;
+    /// `__FMODE_EXEC` of the kernel (include/linux/fs.h): the file is opened to be executed, execve(2).
+    pub const EXEC: u32 = 0o40;
     /// `O_CREAT`.
     pub const CREAT: u32 = 0o100;
     /// `O_EXCL`.

@@ -30,6 +30,8 @@ pub(crate) struct Divided {
     first: Option<Arc<OwnedFd>>,
     /// The frontend may use `own` for data.
     is_backed: bool,
+    /// Opened with `O_APPEND` in spite of a write-back cache: the file takes nothing but appends (chattr(1) `+a`).
+    appends: bool,
 }
 
 impl Passthrough {
@@ -67,6 +69,9 @@ impl Passthrough {
             // the daemon's devices.
             _ => return Err(Errno::ENXIO),
         }
+        if args.flags.0 & OpenFlags::EXEC != 0 && self.mounts.get(inode.key.mount)?.denied.exec {
+            return Err(Errno::EACCES);
+        }
         let flags = self.lower_flags(args.flags);
         let _guard = flags
             .contains(OFlags::TRUNC)
@@ -75,23 +80,28 @@ impl Passthrough {
             && self.is_reusable(&inode)
             && let Some(fd) = self.open_again(&inode)?
         {
-            let file = Divided { own: fd, first: None, is_backed: true };
+            let file = Divided { own: fd, first: None, is_backed: true, appends: false };
             return self.opened(inode.key.mount, file, args.flags);
         }
-        let fd = match self.open_without_atime(&inode, flags) {
+        let access = OFlags::from_bits_retain(args.flags.0 & 3);
+        let (fd, appends) = match self.open_without_atime(&inode, flags) {
             // The file can be written but not read. Only the write-back cache would have needed to
             // read it.
             Err(Errno::EACCES) if self.options.writeback => {
-                let flags = (flags - OFlags::RWMODE) | OFlags::from_bits_retain(args.flags.0 & 3);
-                self.open_without_atime(&inode, flags)?
+                (self.open_without_atime(&inode, (flags - OFlags::RWMODE) | access)?, false)
             }
-            other => other?,
+            // chattr(1) `+a`.
+            Err(Errno::EPERM) if self.options.writeback && args.flags.has(OpenFlags::APPEND) => {
+                let flags = (flags - OFlags::RWMODE) | access | OFlags::APPEND;
+                (self.open_without_atime(&inode, flags)?, true)
+            }
+            other => (other?, false),
         };
         let keeps_bits = args.flags.writable()
             && keeps_bits(args.flags, rustix::fs::fstat(&fd).or_errno()?.st_mode);
-        let is_backed = inode.kind == FileKind::Regular && !keeps_bits;
+        let is_backed = inode.kind == FileKind::Regular && !keeps_bits && !appends;
         let file = self.divide((fd, OFlags::CLOEXEC), args.flags, is_backed);
-        self.opened(inode.key.mount, file, args.flags)
+        self.opened(inode.key.mount, Divided { appends, ..file }, args.flags)
     }
 
     /// Opens an inode, with `O_NOATIME` even if the caller is not its owner: the frontend has
@@ -190,17 +200,18 @@ impl Passthrough {
             let flags = if closes { FdFlags::CLOEXEC } else { FdFlags::empty() };
             let _ = rustix::io::fcntl_setfd(&fd, flags);
         }
-        match own {
-            Some(own) => Divided { own: Arc::new(own), first: Some(Arc::new(fd)), is_backed },
+        let (own, first) = match own {
+            Some(own) => (own, Some(Arc::new(fd))),
             // Without a free number, the file has this one alone.
-            None if gives => Divided { own: Arc::new(fd), first: None, is_backed },
-            None => Divided { own: Arc::new(self.placed(fd)), first: None, is_backed },
-        }
+            None if gives => (fd, None),
+            None => (self.placed(fd), None),
+        };
+        Divided { own: Arc::new(own), first, is_backed, appends: false }
     }
 
     /// Adds an open regular file to the table.
     pub(crate) fn opened(&self, mount: u32, file: Divided, flags: OpenFlags) -> Result<Opened> {
-        let Divided { own: fd, first, is_backed } = file;
+        let Divided { own: fd, first, is_backed, appends } = file;
         let local = self.mounts.get(mount)?.is_local();
         let is_file_itself = self.gives_descriptors() && self.options.attr_valid_for.is_zero();
         let backing =
@@ -212,9 +223,13 @@ impl Passthrough {
             let _ = keep_suidgid(false, self.options.credentials);
         }
         let lower = self.is_inherited().then(|| Arc::clone(&fd));
-        let flags = self.lower_flags(flags) - self.added_flags();
-        let fh = self.files.insert(OpenFile::file(fd, flags, self.ignored_flags(), local))?;
+        let mut flags = self.lower_flags(flags) - self.added_flags();
+        flags.set(OFlags::APPEND, appends || flags.contains(OFlags::APPEND));
+        let ignored = if appends { 0 } else { self.ignored_flags() };
+        let fh = self.files.insert(OpenFile::file(fd, flags, ignored, local))?;
         let cache = match self.options.cache {
+            // Pages would be written back at their offsets.
+            _ if appends => CacheMode::Direct,
             CacheMode::Cached if self.options.exclusive => CacheMode::Keep,
             other => other,
         };
@@ -241,8 +256,13 @@ impl Passthrough {
     ) -> Result<usize> {
         let open = self.files.get(file.fh)?;
         let _guard = keep_suidgid(!args.kill_suidgid, self.options.credentials);
-        let fd = if args.from_cache { open.fd_at_offset()? } else { open.fd_as(args.flags) };
-        data.drain_to(fd, args.offset)
+        if args.from_cache {
+            return data.drain_to(open.fd_for_pages(), args.offset);
+        }
+        let fd = open.fd_as(args.flags);
+        let written = data.drain_to(fd, args.offset)?;
+        open.sync_written(fd, args.flags)?;
+        Ok(written)
     }
 
     /// Reports the errors of close(2), by closing a duplicate of the descriptor.
@@ -294,7 +314,7 @@ impl Passthrough {
         rustix::fs::copy_file_range(
             src.fd.as_fd(),
             Some(&mut from),
-            dst.fd_at_offset()?,
+            dst.fd_for_pages(),
             Some(&mut to),
             len,
         )

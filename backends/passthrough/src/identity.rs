@@ -147,10 +147,17 @@ impl Passthrough {
     /// Releases the pins of up to `most` inodes that are no longer young.
     pub(crate) fn release_grown(&self, most: usize) {
         for inode in self.young.take_grown(ClockTick::now(), most) {
+            if self.inodes.get(inode.ino()).is_err() {
+                continue;
+            }
+            // Its lookup records the name next.
+            if inode.places.as_ref().is_some_and(|places| places.is_empty()) {
+                self.young.add(inode);
+                continue;
+            }
             inode.set_unique_key();
-            if let Some(fd) = self.unpin_named(&inode)
-                && self.inodes.get(inode.ino()).is_ok()
-            {
+            let Some(fd) = self.unpin_named(&inode) else { continue };
+            if self.inodes.get(inode.ino()).is_ok() {
                 self.cache.put(&inode, &fd, false);
             }
         }

@@ -27,21 +27,46 @@ pub(crate) struct OpenFile {
     pub(crate) local: bool,
     /// Opened with `O_RDONLY` and no other flag.
     only_reads: bool,
-    /// The flags of `SETTABLE` that `fd` has.
+    /// The flags of `SETTABLE` that `fd` has. They change only where the file cannot be opened once more.
     set: AtomicU32,
-    /// Flags that `fd` never gets.
+    /// The flags of `SETTABLE` that no request gets.
     ignored: u32,
-    /// The same file without `O_APPEND`, for writes from a cache.
-    plain: OnceLock<OwnedFd>,
+    /// The flags of `O_SYNC` that `fd` has.
+    syncs: u32,
+    /// The same file with other flags of `SETTABLE`: the descriptors of requests that are handled at the same time must not change.
+    others: [OnceLock<OwnedFd>; 4],
+}
+
+/// The place in [`OpenFile::others`].
+fn place_of(flags: u32) -> usize {
+    usize::from(flags & OpenFlags::APPEND != 0) | usize::from(flags & OpenFlags::DIRECT != 0) << 1
 }
 
 impl OpenFile {
     /// A regular file that was opened with `flags`. The caller's flags in `ignored` were left out
     /// on purpose.
     pub(crate) fn file(fd: Arc<OwnedFd>, flags: OFlags, ignored: u32, local: bool) -> Self {
-        let set = AtomicU32::new(flags.bits() & SETTABLE & !ignored);
-        let only_reads = flags == OFlags::RDONLY;
-        OpenFile { fd, dir: None, local, only_reads, set, ignored, plain: OnceLock::new() }
+        OpenFile {
+            local,
+            only_reads: flags == OFlags::RDONLY,
+            set: AtomicU32::new(flags.bits() & SETTABLE & !ignored),
+            ignored,
+            syncs: flags.bits() & OpenFlags::SYNC,
+            ..OpenFile::new(fd)
+        }
+    }
+
+    fn new(fd: Arc<OwnedFd>) -> Self {
+        OpenFile {
+            fd,
+            dir: None,
+            local: true,
+            only_reads: false,
+            set: AtomicU32::new(0),
+            ignored: SETTABLE,
+            syncs: 0,
+            others: Default::default(),
+        }
     }
 
     /// True if the descriptor is like one just opened with `O_RDONLY`.
@@ -50,27 +75,40 @@ impl OpenFile {
     }
 
     pub(crate) fn directory(fd: Arc<OwnedFd>) -> Self {
-        OpenFile {
-            fd,
-            dir: Some(Mutex::new(DirStream::new())),
-            local: true,
-            only_reads: false,
-            set: AtomicU32::new(0),
-            ignored: SETTABLE,
-            plain: OnceLock::new(),
-        }
+        OpenFile { dir: Some(Mutex::new(DirStream::new())), ..OpenFile::new(fd) }
     }
 
     /// The descriptor, with `O_APPEND` and `O_DIRECT` set as in `flags`: the caller's process may
     /// have changed them since it opened the file.
     pub(crate) fn fd_as(&self, flags: OpenFlags) -> BorrowedFd<'_> {
         let wanted = flags.0 & SETTABLE & !self.ignored;
-        if wanted != self.set.load(Ordering::Relaxed) {
-            self.change_flags(wanted);
+        if wanted == self.set.load(Ordering::Relaxed) {
+            return self.fd.as_fd();
         }
-        self.fd.as_fd()
+        self.other(wanted).unwrap_or_else(|_| {
+            self.change_flags(wanted);
+            self.fd.as_fd()
+        })
     }
 
+    /// Opens the file once more, with these flags of `SETTABLE`.
+    #[cold]
+    fn other(&self, wanted: u32) -> Result<BorrowedFd<'_>> {
+        let place = &self.others[place_of(wanted)];
+        if let Some(other) = place.get() {
+            return Ok(other.as_fd());
+        }
+        let own = rustix::fs::fcntl_getfl(&self.fd).or_errno()?;
+        let settable = OFlags::from_bits_retain(SETTABLE);
+        let flags = (own - settable) | OFlags::from_bits_retain(wanted);
+        let path = ProcPath::new(self.fd.as_fd());
+        let flags = flags | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(path.as_c_str(), flags, Mode::empty()).or_errno()?;
+        Ok(place.get_or_init(|| fd).as_fd())
+    }
+
+    /// Changes the flags of the descriptor: the file cannot be opened once more, because its mode denies it to the daemon, or for lack
+    /// of descriptors.
     #[cold]
     fn change_flags(&self, wanted: u32) {
         let Ok(now) = rustix::fs::fcntl_getfl(&self.fd) else { return };
@@ -81,18 +119,21 @@ impl OpenFile {
         self.set.store(wanted, Ordering::Relaxed);
     }
 
-    /// A descriptor that writes at the given offset, regardless of `O_APPEND`.
-    pub(crate) fn fd_at_offset(&self) -> Result<BorrowedFd<'_>> {
-        if self.set.load(Ordering::Relaxed) & OpenFlags::APPEND == 0 {
-            return Ok(self.fd.as_fd());
+    /// A descriptor for pages of a cache, which are written at their offsets and in any length: it has neither `O_APPEND` nor
+    /// `O_DIRECT`, with which a program may have opened the file.
+    pub(crate) fn fd_for_pages(&self) -> BorrowedFd<'_> {
+        self.fd_as(OpenFlags(0))
+    }
+
+    /// Makes a write durable that was done by `fd` and has these flags. The kernel sends `O_DSYNC` for `RWF_DSYNC` and on
+    /// mounts with `sync` (`fuse_write_flags()`).
+    pub(crate) fn sync_written(&self, fd: BorrowedFd<'_>, flags: OpenFlags) -> Result<()> {
+        const ATTRIBUTES: u32 = OpenFlags::SYNC & !OpenFlags::DSYNC;
+        match flags.0 & OpenFlags::SYNC & !self.syncs {
+            0 => Ok(()),
+            missing if missing & ATTRIBUTES != 0 => rustix::fs::fsync(fd).or_errno(),
+            _ => rustix::fs::fdatasync(fd).or_errno(),
         }
-        if let Some(plain) = self.plain.get() {
-            return Ok(plain.as_fd());
-        }
-        let path = ProcPath::new(self.fd.as_fd());
-        let flags = OFlags::WRONLY | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(path.as_c_str(), flags, Mode::empty()).or_errno()?;
-        Ok(self.plain.get_or_init(|| fd).as_fd())
     }
 }
 

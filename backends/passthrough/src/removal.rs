@@ -122,13 +122,12 @@ impl Passthrough {
         }
     }
 
-    /// Releases the pin of an inode without a handle that has a recorded name. Returns the descriptor.
+    /// Releases the pin of an inode without a handle that has a name left. Returns the descriptor.
     pub(crate) fn unpin_named(&self, inode: &Arc<Inode>) -> Option<Arc<OwnedFd>> {
         let Victim { fd, .. } = self.victim(Arc::clone(inode))?;
         let lock = &self.removals.0[inode.number as usize % SHARDS];
         let _lock = lock.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_name = Stat::of(fd.as_fd()).is_ok_and(|stat| self.is_reopened(&stat));
-        if has_name && inode.places.as_ref().is_some_and(|places| !places.is_empty()) {
+        if Stat::of(fd.as_fd()).is_ok_and(|stat| self.is_reopened(&stat)) {
             self.inodes.unpin(inode);
         }
         Some(fd)
