@@ -74,14 +74,39 @@ pub fn parse(profile: Profile, source: &Source, lists: &[String]) -> Result<Sett
         )));
     }
     let checked = settings.default_permissions.unwrap_or_else(|| must_check(&settings.mount));
+    let single_user = !(settings.mount.allow_other && checked);
+    consult_access_lists(&mut settings.session, profile, single_user)?;
     settings.session.default_permissions = checked;
     settings.mount.default_permissions = checked;
     settings.source.read_only = settings.mount.ro;
     let frontend = &mut settings.source.frontend;
+    frontend.single_user = single_user;
     frontend.writeback = settings.session.writeback;
     frontend.noatime = settings.mount.noatime;
     frontend.granted = Granted { suid: !settings.mount.nosuid, dev: !settings.mount.nodev };
     Ok(settings)
+}
+
+/// Makes the kernel consult access lists where several users have access: by mode bits alone it would admit users whom a list denies, and
+/// a daemon of root opens files for them.
+fn consult_access_lists(
+    session: &mut SessionOptions,
+    profile: Profile,
+    single_user: bool,
+) -> Result {
+    let refused = session.disabled & defuse_fuse::abi::FUSE_POSIX_ACL != 0;
+    if single_user || !refused {
+        return Ok(());
+    }
+    if profile == Profile::Default {
+        return Err(Failure::Usage(
+            "options no_posix_acl and allow_other exclude each other, because users would be admitted whom \
+             an access list denies: remove one of them"
+                .to_owned(),
+        ));
+    }
+    session.disabled &= !defuse_fuse::abi::FUSE_POSIX_ACL;
+    Ok(())
 }
 
 /// The default of `default_permissions`. Without `allow_other`, only processes of the mounting user have

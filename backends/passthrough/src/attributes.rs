@@ -24,6 +24,8 @@ const SHORT: usize = 512;
 
 /// Names visible to privileged users only, xattr(7).
 const TRUSTED: &[u8] = b"trusted.";
+/// Access lists, acl(5).
+const ACCESS_LISTS: &[u8] = b"system.posix_acl_";
 /// File capabilities, capabilities(7).
 const CAPABILITY: &[u8] = b"security.capability";
 
@@ -125,10 +127,8 @@ impl Passthrough {
         name: XattrName<'_>,
         room: usize,
     ) -> Result<Xattr> {
-        if !self.options.xattrs {
-            // Checked before anything else: after ENOSYS the kernel sends no further requests.
-            return Err(Errno::ENOSYS);
-        }
+        // Before anything else: after ENOSYS the kernel sends no further requests.
+        self.must_have(name.as_bytes())?;
         if hidden(cx, name.as_bytes()) {
             return Err(Errno::ENODATA);
         }
@@ -148,6 +148,7 @@ impl Passthrough {
     }
 
     pub(crate) fn listxattr(&self, cx: &Context<'_>, ino: Ino, room: usize) -> Result<Xattr> {
+        self.must_have(b"")?;
         self.with_path(ino, |path| {
             let length = || rustix::fs::listxattr_query(path.as_c_str());
             let list = |buf: &mut [u8]| rustix::fs::listxattr(path.as_c_str(), buf);
@@ -171,6 +172,7 @@ impl Passthrough {
         value: &[u8],
         flags: SetXattrFlags,
     ) -> Result<()> {
+        self.must_have(name.as_bytes())?;
         if hidden(cx, name.as_bytes()) {
             return Err(Errno::EPERM);
         }
@@ -204,6 +206,7 @@ impl Passthrough {
         ino: Ino,
         name: XattrName<'_>,
     ) -> Result<()> {
+        self.must_have(name.as_bytes())?;
         if hidden(cx, name.as_bytes()) {
             return Err(Errno::EPERM);
         }
@@ -214,10 +217,17 @@ impl Passthrough {
         })
     }
 
-    fn with_path<T>(&self, ino: Ino, run: impl FnOnce(&ProcPath) -> Result<T>) -> Result<T> {
-        if !self.options.xattrs {
-            return Err(Errno::ENOSYS);
+    /// Fails if attributes of this name do not exist: with `ENOSYS` if none does.
+    fn must_have(&self, name: &[u8]) -> Result<()> {
+        match (self.options.xattrs, self.options.has_acls()) {
+            (true, _) => Ok(()),
+            (false, true) if name.starts_with(ACCESS_LISTS) => Ok(()),
+            (false, true) => Err(Errno::EOPNOTSUPP),
+            (false, false) => Err(Errno::ENOSYS),
         }
+    }
+
+    fn with_path<T>(&self, ino: Ino, run: impl FnOnce(&ProcPath) -> Result<T>) -> Result<T> {
         let inode = self.inodes.get(ino)?;
         let fd = self.fd(&inode)?;
         run(&ProcPath::new(fd.as_fd()))

@@ -65,7 +65,8 @@ impl FileSystem for Passthrough {
             blocking: true,
             exclusive: options.exclusive,
             readdir_entries: true,
-            posix_acl: self.posix_acl,
+            // Of the whole tree: a file system with ACLs may be mounted below one without.
+            posix_acl: options.has_acls(),
             xattrs: options.xattrs,
             kill_suidgid: true,
             open_truncates: true,

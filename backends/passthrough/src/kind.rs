@@ -51,7 +51,7 @@ const OPTIONS: &[Opt<Options>] = &[
     Opt::new("xattr", Flag(|o| o.xattrs = true),
         "extended attributes and ACLs exist (default)"),
     Opt::new("no_xattr", Flag(|o| o.xattrs = false),
-        "extended attributes and ACLs do not exist"),
+        "extended attributes do not exist, nor ACLs unless other users have access"),
     Opt::new("cache", Choice(&[
             ("cached", |o| o.cache = CacheMode::Cached),
             ("keep", |o| o.cache = CacheMode::Keep),
@@ -79,6 +79,7 @@ fn defaults(frontend: &Frontend) -> Options {
         },
         descriptors_from: frontend.descriptors_from,
         granted: frontend.granted,
+        single_user: frontend.single_user,
         ..base
     }
 }
@@ -124,6 +125,7 @@ mod tests {
             read_only: false,
             backing_files: false,
             granted,
+            single_user: true,
             descriptors_from: 900,
             descriptors_kept: 256,
             stackfs: false,
@@ -139,6 +141,7 @@ mod tests {
             credentials: Credentials::Restore,
             descriptors_from: 900,
             granted,
+            single_user: true,
             ..Options::default()
         };
         assert_eq!(KIND.settings(&frontend, &[] as &[&str]), Ok(expected));
@@ -146,7 +149,12 @@ mod tests {
 
     #[test]
     fn options_override_what_is_left_out_for_stackfs() {
-        let frontend = Frontend { stackfs: true, backing_files: false, ..Frontend::default() };
+        let frontend = Frontend {
+            stackfs: true,
+            backing_files: false,
+            single_user: true,
+            ..Frontend::default()
+        };
         let of = |options: &[&str]| KIND.settings(&frontend, options).unwrap();
         assert_eq!(of(&[]), Options::stackfs());
         assert_eq!(of(&["xattr"]), Options { xattrs: true, ..Options::stackfs() });

@@ -29,6 +29,8 @@ pub(crate) struct LowerMount {
     pub(crate) handles: bool,
     /// The mount options that restrict its files.
     pub(crate) denied: Denied,
+    /// Its files can have access lists.
+    pub(crate) has_acls: bool,
 }
 
 impl LowerMount {
@@ -40,14 +42,14 @@ impl LowerMount {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(dir, c".", flags, Mode::empty()).or_errno()?;
         let works = probe(fd.as_fd());
+        let has_acls = has_acls(dir);
+        let mount = LowerMount { id, fd: Some(fd), f_type, handles: true, denied, has_acls };
         match (want, works) {
             // A lack of descriptors says nothing about handles. The caller makes room and retries.
             (_, Err(errno @ (Errno::EMFILE | Errno::ENFILE))) => Err(MountError::Other(errno)),
             (FileHandles::On, Err(errno)) => Err(MountError::NoHandles(errno)),
-            (FileHandles::Off, _) | (_, Err(_)) => {
-                Ok(LowerMount { id, fd: Some(fd), f_type, handles: false, denied })
-            }
-            (_, Ok(())) => Ok(LowerMount { id, fd: Some(fd), f_type, handles: true, denied }),
+            (FileHandles::Off, _) | (_, Err(_)) => Ok(LowerMount { handles: false, ..mount }),
+            (_, Ok(())) => Ok(mount),
         }
     }
 
@@ -94,6 +96,13 @@ fn facts(fd: BorrowedFd<'_>) -> Result<(u64, Denied)> {
         exec: flags.contains(StatVfsMountFlags::NOEXEC),
     };
     Ok((f_type, denied))
+}
+
+/// True if the file system of `fd` supports POSIX ACLs.
+fn has_acls(fd: BorrowedFd<'_>) -> bool {
+    let path = ProcPath::new(fd);
+    let answer = rustix::fs::getxattr_query(path.as_c_str(), c"system.posix_acl_access");
+    !matches!(answer, Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS))
 }
 
 type Group = Box<[OnceLock<LowerMount>]>;
@@ -163,7 +172,8 @@ impl MountTable {
             })?
         } else {
             let (id, (f_type, denied)) = (stat.mount_id(), facts(fd)?);
-            LowerMount { id, fd: None, f_type, handles: false, denied }
+            let has_acls = has_acls(fd);
+            LowerMount { id, fd: None, f_type, handles: false, denied, has_acls }
         };
         self.check(fd, mount.denied)?;
         let mut len = self.len.lock().unwrap_or_else(PoisonError::into_inner);

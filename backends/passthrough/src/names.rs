@@ -13,6 +13,7 @@ use crate::creds::{Owner, as_owner, become_owner};
 use crate::data::keeps_bits;
 use crate::inode::Inode;
 use crate::lower::{OrErrno, ProcPath, Stat};
+use crate::mounts::LowerMount;
 use crate::passthrough::{InodeFd, Passthrough};
 
 /// More levels than any path can have, to bound a walk upwards.
@@ -56,6 +57,12 @@ impl Passthrough {
         if inode.kind == FileKind::Directory { self.fd(inode) } else { Err(Errno::ENOTDIR) }
     }
 
+    /// True if new files in the directory `dir` may inherit an access list.
+    fn has_acls(&self, dir: &Inode) -> bool {
+        let has_acls = |mount: &LowerMount| mount.has_acls;
+        self.options.has_acls() && self.mounts.get(dir.key.mount).is_ok_and(has_acls)
+    }
+
     /// Creates a node by `make(dir, name, mode)`, sets its label, and looks it up.
     fn make(
         &self,
@@ -68,7 +75,7 @@ impl Passthrough {
         let fd = self.dir_fd(&dir)?;
         let (fd, name) = (fd.as_fd(), name.as_bytes());
         // Symbolic links have no permissions.
-        let lists = self.posix_acl && node.kind != FileKind::Symlink;
+        let lists = self.has_acls(&dir) && node.kind != FileKind::Symlink;
         let how = self.options.credentials;
         as_owner(node, (fd, lists), how, |mode| make(fd, name, mode).or_errno())?;
         label(fd, name, node).inspect_err(|_| {
@@ -114,7 +121,8 @@ impl Passthrough {
     ) -> Result<(Entry, Opened)> {
         let dir = self.inodes.get(parent)?;
         let dir_fd = self.dir_fd(&dir)?;
-        let file = self.create_new(dir_fd.as_fd(), name, node, args.flags)?;
+        let lists = self.has_acls(&dir);
+        let file = self.create_new((dir_fd.as_fd(), lists), name, node, args.flags)?;
         let made = self.enter_created(dir.key.mount, file, node, args.flags).inspect_err(|_| {
             let _ = rustix::fs::unlinkat(dir_fd.as_fd(), name.as_bytes(), AtFlags::empty());
         })?;
@@ -126,7 +134,7 @@ impl Passthrough {
     /// existing file. Nor may this open a fifo or device or follow a symbolic link.
     fn create_new(
         &self,
-        dir: BorrowedFd<'_>,
+        (dir, lists): (BorrowedFd<'_>, bool),
         name: Name<'_>,
         node: &NewNode<'_>,
         flags: OpenFlags,
@@ -135,7 +143,7 @@ impl Passthrough {
         let how = (self.lower_flags(flags) - OFlags::TRUNC) | creation | self.close_on_exec(flags);
         let name = name.as_bytes();
         let fd = self.with_spare_fds(|| {
-            as_owner(node, (dir, self.posix_acl), self.options.credentials, |mode| {
+            as_owner(node, (dir, lists), self.options.credentials, |mode| {
                 rustix::fs::openat(dir, name, how, mode).or_errno()
             })
         })?;
@@ -176,9 +184,9 @@ impl Passthrough {
         let exclusive = OFlags::from_bits_retain(args.flags.0) & OFlags::EXCL;
         let how = self.lower_flags(args.flags) - OFlags::TRUNC;
         let how = how | OFlags::TMPFILE | exclusive | self.close_on_exec(args.flags);
-        let dir_fd = dir_fd.as_fd();
+        let (dir_fd, lists) = (dir_fd.as_fd(), self.has_acls(&dir));
         let fd = self.with_spare_fds(|| {
-            as_owner(node, (dir_fd, self.posix_acl), self.options.credentials, |mode| {
+            as_owner(node, (dir_fd, lists), self.options.credentials, |mode| {
                 rustix::fs::openat(dir_fd, c".", how, mode).or_errno()
             })
         })?;

@@ -59,6 +59,9 @@ pub struct Options {
     pub exclusive: bool,
     /// Support extended attributes, and with them ACLs and security labels. Default true.
     pub xattrs: bool,
+    /// Only one user has access ([`Frontend::single_user`](defuse_fs::source::Frontend::single_user)). Otherwise ACLs are supported
+    /// also without `xattrs`: a frontend that checks mode bits alone would admit users whom an ACL denies. Default false.
+    pub single_user: bool,
     /// The frontend delays writes (kernel write-back cache). Files opened for writing are opened
     /// for reading, too, because the frontend must read partly written pages, and `O_APPEND` is
     /// left to the frontend. Default false.
@@ -92,6 +95,7 @@ impl Default for Options {
             fd_cache: 0,
             exclusive: false,
             xattrs: true,
+            single_user: false,
             writeback: false,
             noatime: false,
             flushes: false,
@@ -107,7 +111,7 @@ impl Options {
     /// its numbers.
     ///
     /// It had no extended attributes: its `getxattr` returned `ENOSYS`, after which the kernel
-    /// sends no more of them. It had no backing files, because kernel passthrough did not exist. It
+    /// sends no more of them, and it was mounted for one user. It had no backing files, because kernel passthrough did not exist. It
     /// had no file handles and kept a path for each inode; here it is a cached descriptor, and
     /// names if that is evicted. It receives a flush at every close (Linux 5.16 can avoid that).
     /// Names and attributes are valid for 1 s. Its other settings (big writes, splice, threads)
@@ -117,8 +121,14 @@ impl Options {
             file_handles: FileHandles::Off,
             backing_files: false,
             xattrs: false,
+            single_user: true,
             flushes: true,
             ..Options::default()
         }
+    }
+
+    /// True if access lists are supported.
+    pub(crate) fn has_acls(&self) -> bool {
+        self.xattrs || !self.single_user
     }
 }

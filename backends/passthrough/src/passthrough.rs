@@ -1,7 +1,7 @@
 //! The file system object, and the functions that find, open and add inodes.
 
 use std::fmt;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,6 @@ pub struct Passthrough {
     pub(crate) cache: FdCache,
     pub(crate) recent: RecentFiles,
     pub(crate) locks: LockTable,
-    pub(crate) posix_acl: bool,
     pub(crate) read_only: bool,
     /// Open every file with `O_NOATIME`, because the mount of the source updates access times.
     pub(crate) opens_without_atime: bool,
@@ -126,9 +125,7 @@ impl Passthrough {
             if mount.handles { Some(sys::name_to_handle(root.as_fd(), c"")?) } else { None };
         let key = mount.key(0, &stat, handle.as_ref()).ok_or(Errno::EIO)?;
         let vfs = rustix::fs::fstatvfs(&root).or_errno()?;
-        let posix_acl = options.xattrs && has_acls(root.as_fd());
         Ok(Passthrough {
-            posix_acl,
             read_only: vfs.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY),
             cache: FdCache::new(cache_capacity(options.fd_cache)),
             recent: RecentFiles::new(recent_capacity()),
@@ -277,13 +274,6 @@ impl fmt::Debug for Passthrough {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Passthrough").field("options", &self.options).finish_non_exhaustive()
     }
-}
-
-/// True if the file system of `root` supports POSIX ACLs.
-fn has_acls(root: BorrowedFd<'_>) -> bool {
-    let path = ProcPath::new(root);
-    let answer = rustix::fs::getxattr_query(path.as_c_str(), c"system.posix_acl_access");
-    !matches!(answer, Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS))
 }
 
 /// Half of the limit on descriptors, so that an equal number of open files fits.

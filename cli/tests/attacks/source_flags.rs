@@ -10,7 +10,7 @@ use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use rustix::mount::MountFlags;
 
 use super::common::{Place, Tmpfs, eventually};
-use super::users::{NOBODY, printed_for_nobody};
+use super::users::{self, NOBODY, printed_for_nobody};
 
 const MODE: &CStr = c"mode=755";
 
@@ -123,4 +123,100 @@ fn a_mount_of_a_socket_never_has_set_user_id_or_devices() {
     server.kill().unwrap();
     server.wait().unwrap();
     assert!(flagged && printed == NOBODY.to_string(), "{printed}");
+}
+
+/// A file system at `path` without access lists.
+fn without_lists(path: &Path) {
+    let flags = MountFlags::empty();
+    rustix::mount::mount("none", path, c"ramfs", flags, Some(c"mode=755")).unwrap();
+}
+
+/// Denies everything on `path` to [`NOBODY`], by an access list whose mask the mode shows as rights of a group.
+fn deny_to_nobody(path: &Path) {
+    let list = Command::new("setfacl").args(["-m", "u:65534:---,m:rwx"]).arg(path).status();
+    assert!(list.unwrap().success());
+}
+
+// Whether the source has access lists was asked for its root alone: those of a file system below a source without them were ignored,
+// and so were all of them with the profiles of Stackfs and with no_xattr.
+#[test]
+fn access_lists_are_obeyed_in_every_part_of_the_tree_and_with_all_options() {
+    let Some(place) = Place::to_mount() else { return };
+    open_to_all(&place);
+    without_lists(&place.path("src"));
+    struct Unmounted(std::path::PathBuf);
+    impl Drop for Unmounted {
+        fn drop(&mut self) {
+            let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+    let _source = Unmounted(place.path("src"));
+    fs::create_dir(place.path("src/below")).unwrap();
+    let _below = Tmpfs::on(place.path("src/below"), MountFlags::empty(), MODE);
+    fs::create_dir(place.path("src/below/dir")).unwrap();
+    for name in ["src/below/file", "src/below/open", "src/below/dir/inside", "src/plain"] {
+        fs::write(place.path(name), name).unwrap();
+        fs::set_permissions(place.path(name), fs::Permissions::from_mode(0o666)).unwrap();
+    }
+    deny_to_nobody(&place.path("src/below/file"));
+    deny_to_nobody(&place.path("src/below/dir"));
+    for source in ["passthrough:src", "passthrough:src/below"] {
+        for options in [
+            &["-o", "allow_other"] as &[&str],
+            &["-o", "allow_other,no_xattr"],
+            &["-o", "allow_other,no_passthrough"],
+            &["--profile", "base", "-o", "allow_other"],
+            &["--profile", "opt", "-o", "allow_other"],
+        ] {
+            place.ok(&[&["mount", source, "mnt"], options].concat());
+            let below = if source.ends_with("below") { "mnt" } else { "mnt/below" };
+            let read = |name: &str| {
+                let path = place.path(below).join(name);
+                users::as_user(NOBODY, &[], || fs::read(&path).map_err(|error| error.kind()))
+            };
+            let denied = Err(std::io::ErrorKind::PermissionDenied);
+            for name in ["file", "dir/inside"] {
+                assert_eq!(read(name), denied, "{source} {options:?}: {name}");
+            }
+            assert_eq!(read("open"), Ok(b"src/below/open".to_vec()), "{source} {options:?}");
+            if below != "mnt" {
+                assert_eq!(read("../plain"), Ok(b"src/plain".to_vec()), "{options:?}");
+            }
+            place.ok(&["umount", "mnt"]);
+        }
+    }
+    let refused = ["mount", "passthrough:src", "mnt", "-o", "allow_other,no_posix_acl"];
+    place.fails(2, &refused, "exclude each other");
+}
+
+// A program on a file system that is mounted noexec below the source was executed.
+#[test]
+fn a_program_is_not_executed_on_a_file_system_below_the_source_that_denies_it() {
+    let Some(place) = Place::to_mount() else { return };
+    open_to_all(&place);
+    for (name, flags) in [("denies", MountFlags::NOEXEC), ("permits", MountFlags::empty())] {
+        fs::create_dir(place.path("src").join(name)).unwrap();
+        let below = place.path("src").join(name);
+        std::mem::forget(Tmpfs::on(below.clone(), MountFlags::empty(), MODE));
+        let mut install = Command::new("install");
+        assert!(install.args(["-m", "755", "/usr/bin/id"]).arg(&below).status().unwrap().success());
+        fs::write(below.join("script"), "#!/bin/sh\necho executed\n").unwrap();
+        fs::set_permissions(below.join("script"), fs::Permissions::from_mode(0o755)).unwrap();
+        rustix::mount::mount_remount(&below, flags, "").unwrap();
+    }
+    for options in ["allow_other", "allow_other,no_passthrough", "handles=off"] {
+        place.ok(&["mount", "passthrough:src", "mnt", "-o", options]);
+        for program in ["id", "script"] {
+            let denied = Command::new(place.path("mnt/denies").join(program)).output();
+            let error = denied.map(|_| ()).map_err(|error| error.kind());
+            assert_eq!(error, Err(std::io::ErrorKind::PermissionDenied), "{program}, {options}");
+            let permitted = Command::new(place.path("mnt/permits").join(program)).output();
+            assert!(permitted.unwrap().status.success(), "{program}, {options}");
+        }
+        assert!(fs::read(place.path("mnt/denies/script")).is_ok(), "it can be read");
+        place.ok(&["umount", "mnt"]);
+    }
+    for name in ["src/denies", "src/permits"] {
+        rustix::mount::unmount(place.path(name), rustix::mount::UnmountFlags::DETACH).unwrap();
+    }
 }

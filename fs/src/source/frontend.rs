@@ -24,6 +24,9 @@ pub struct Frontend {
     pub backing_files: bool,
     /// The effects of files that the frontend permits.
     pub granted: Granted,
+    /// Only the user who opens the file system has access through the frontend, or permissions are not checked at all. Otherwise the
+    /// access lists of files are consulted, also where a file system has no other extended attributes.
+    pub single_user: bool,
     /// The lowest number for descriptors that outlive an operation. With 0, any number is allowed,
     /// and the file system may raise the limit of descriptors. An in-process frontend reserves the
     /// lower numbers for its program.
@@ -46,6 +49,7 @@ impl Default for Frontend {
             read_only: false,
             backing_files: true,
             granted: Granted::default(),
+            single_user: false,
             descriptors_from: 0,
             descriptors_kept: 0,
             stackfs: false,

@@ -56,6 +56,8 @@ pub(crate) struct Dispatcher {
     direct_io: bool,
     /// The kernel checks permissions, but not by ACLs.
     acls_ignored: bool,
+    /// The other side asks for access lists.
+    has_acls: bool,
     backings: Option<Backings>,
     deferred: DeferredTable,
     in_flight: InFlight,
@@ -183,7 +185,8 @@ impl Dispatcher {
         // which changes when it writes back; it asks for that only when attributes expire.
         let writeback = negotiated.uses(abi::FUSE_WRITEBACK_CACHE);
         let file_attr_most = if writeback { Duration::from_secs(1) } else { Duration::MAX };
-        let acls_ignored = options.default_permissions && !negotiated.uses(abi::FUSE_POSIX_ACL);
+        let has_acls = negotiated.uses(abi::FUSE_POSIX_ACL);
+        let acls_ignored = options.default_permissions && !has_acls;
         let (device, groups, memory, tells_groups) = match peer {
             Peer::Kernel(device) => {
                 let other = options.groups.as_ref().map(|source| Arc::clone(&source.0));
@@ -213,6 +216,7 @@ impl Dispatcher {
             may_submit: caps.submits,
             submits: AtomicBool::new(caps.submits && options.policy.submits()),
             direct_io: options.direct_io,
+            has_acls,
             acls_ignored,
             backings,
             deferred: DeferredTable::default(),

@@ -17,6 +17,9 @@ use defuse_wire::convert;
 use defuse_wire::reply::DirEncoder;
 use defuse_wire::request::Extensions;
 
+/// The names of access lists, acl(5).
+const ACCESS_LISTS: &[u8] = b"system.posix_acl_";
+
 impl Dispatcher {
     pub(super) fn lookup(
         &self,
@@ -198,12 +201,22 @@ impl Dispatcher {
         reply: &mut dyn Reply,
     ) -> Result<Done> {
         let room = args.size as usize;
-        send_xattr(self.fs.getxattr(&call.cx, call.ino, self.xattr_name(name)?, room)?, room, reply)
+        let found = self.fs.getxattr(&call.cx, call.ino, self.xattr_name(name)?, room);
+        let found = found.map_err(|errno| match errno {
+            // A part of the tree has no access lists. The kernel would refuse all access there, or ask for no list any more.
+            Errno::EOPNOTSUPP | Errno::ENOSYS
+                if self.has_acls && name.starts_with(ACCESS_LISTS) =>
+            {
+                Errno::ENODATA
+            }
+            other => other,
+        });
+        send_xattr(found?, room, reply)
     }
 
     /// Refuses ACLs where nobody would obey them: who sets one must not believe in it.
     fn xattr_name<'a>(&self, name: &'a [u8]) -> Result<XattrName<'a>> {
-        if self.acls_ignored && name.starts_with(b"system.posix_acl_") {
+        if self.acls_ignored && name.starts_with(ACCESS_LISTS) {
             return Err(Errno::EOPNOTSUPP);
         }
         XattrName::new(name)
