@@ -1,4 +1,4 @@
-//! What makes the identity of an inode unique, and for how long.
+//! The identity of inodes: what makes it unique, and for how long.
 //!
 //! A lower file system gives the number of a removed inode to the next one, and the clock of its birth times ticks every 1 to 10 ms. A file
 //! that was made within the same tick can thus have the number and the birth time of a removed one, and its owner may be another user.
