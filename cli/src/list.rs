@@ -88,13 +88,13 @@ fn rows() -> Vec<Row> {
     let found = registry::all();
     let known = |connection| found.iter().any(|found| found.entry.connection == connection);
     let mounts = fuse_mounts().unwrap_or_default();
-    let strangers = mounts.iter().filter(|mount| is_ours(mount) && !known(mount.minor));
+    let strangers = mounts.iter().filter(|mount| is_ours(mount) && !known(mount.connection()));
     let strangers = strangers.map(|mount| Row {
         mountpoint: mount.mount_point.to_string_lossy().into_owned(),
         source: mount.source.to_string_lossy().into_owned(),
         state: "unregistered".to_owned(),
         pid: None,
-        connection: mount.minor,
+        connection: mount.connection(),
         since_unix: None,
         version: None,
         options: Vec::new(),

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use defuse_compose::{Source, Switch};
 use defuse_fs::FileSystem;
+use defuse_fs::layer::Synchronous;
 use defuse_fuse::abi::FUSE_OVER_IO_URING;
-use defuse_fuse::mount::{self, How, Mounted, connection_id};
+use defuse_fuse::mount::{self, How, MountOptions, Mounted, SyncFs, connection_id};
 use defuse_fuse::{Ended, Session, Statistics};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::iterator::Signals;
@@ -76,6 +77,11 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<(Session, Compa
     raise_file_limit();
     let namespaces = namespaces(plan)?;
     let (fs, writable) = plan.source.open_with_switch(&plan.settings.source)?;
+    let MountOptions { sync, dirsync, .. } = plan.settings.mount;
+    let fs: Arc<dyn FileSystem> = match sync || dirsync {
+        true => Arc::new(Synchronous::new(fs, !sync)),
+        false => fs,
+    };
     // From here on a signal must not leave a mount behind.
     let caught = signals::catch().map_err(Failure::failed)?;
     let at = plan.mountpoint.clone();
@@ -95,9 +101,12 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<(Session, Compa
         let source = source.display();
         notes.push(format!("the source {source} does not allow {taken}: mounted with no{taken}"));
     }
+    let delays_changes = fs.caps().delays_changes && !options.ro;
+    options.syncfs.get_or_insert(delays_changes);
     let at = plan.mountpoint.clone();
     let mounted = namespaces.at_home(move || mount::mount(&at, &options))?;
     let mounted = mounted.map_err(Failure::failed)?;
+    notes.extend(unsynced(&mounted.syncfs, delays_changes));
     // Others than root unmount with a set-user-id program.
     let by_helper = matches!(mounted.how, How::Helper(_));
     let sandboxed = plan.settings.sandbox != Extent::None && !by_helper;
@@ -123,6 +132,20 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<(Session, Compa
         sandbox::filter(Needs { unmounts, rings, ..needs });
     }
     Ok((session, companions))
+}
+
+/// The note about a mount whose file system sync(2) does not reach.
+fn unsynced(syncfs: &SyncFs, delays_changes: bool) -> Option<String> {
+    let reason = match syncfs {
+        SyncFs::Impossible { step, errno } => format!("{step}: {errno}"),
+        SyncFs::Reached | SyncFs::NotWanted => return None,
+    };
+    let bound =
+        if delays_changes { ", and a commit makes all durable in time (commit=)" } else { "" };
+    Some(format!(
+        "sync(1) and syncfs(2) make nothing durable on this mount, fsync(2) does{bound} ({reason}); \
+         no_syncfs omits this note"
+    ))
 }
 
 /// A namespace for the daemon, if its mount can be made and removed from there.
@@ -158,11 +181,13 @@ fn serve(
     (mounted, namespaces): (Mounted, &Namespaces),
     caught: Signals,
 ) -> Result<(Session, Companions)> {
+    let fstype = mounted.fstype(&plan.settings.mount.subtype);
     let Mounted { device, mountpoint, .. } = mounted;
     let can_only_be_read = writable.is_none() && fs.caps().read_only;
     let mut options = plan.settings.session.clone();
     namespaces.adapt(&mut options);
-    let started = Registration::prepare(plan, &mountpoint, namespaces).and_then(|registration| {
+    let prepared = Registration::prepare(plan, (&mountpoint, fstype), namespaces);
+    let started = prepared.and_then(|registration| {
         let session = Session::start(device, fs, &options).map_err(Failure::failed)?;
         Ok((registration, session))
     });
@@ -192,11 +217,11 @@ struct Registration {
 impl Registration {
     fn prepare(
         plan: &CheckedMount,
-        mountpoint: &Path,
+        (mountpoint, fstype): (&Path, String),
         namespaces: &Namespaces,
     ) -> Result<Registration> {
         let mountpoint = mountpoint.to_path_buf();
-        let entry = entry(plan, &mountpoint);
+        let entry = Entry { fstype, ..entry(plan, &mountpoint) };
         let find = move || {
             let connection = connection_id(&mountpoint);
             let abort = connection.and_then(signals::open_abort);
@@ -220,7 +245,6 @@ impl Registration {
 fn entry(plan: &CheckedMount, mountpoint: &Path) -> Entry {
     let source = plan.source.text().to_string_lossy().into_owned();
     let mut entry = Entry::of_this_process(0, source, mountpoint);
-    entry.fstype = format!("fuse.{}", plan.settings.mount.subtype);
     entry.options = plan.lists.clone();
     entry
 }

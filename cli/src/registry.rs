@@ -102,7 +102,7 @@ impl Entry {
     }
 
     fn is_mount(&self, mount: &MountEntry) -> bool {
-        mount.minor == self.connection && mount.fstype == self.fstype
+        mount.connection() == self.connection && mount.fstype == self.fstype
     }
 }
 

@@ -95,16 +95,11 @@ pub fn mounts() -> Vec<FuseMount> {
 
 fn mount_of(entry: &MountEntry) -> FuseMount {
     FuseMount {
-        connection: id_of(entry),
+        connection: entry.connection(),
         mount_point: entry.mount_point.clone(),
         fstype: entry.fstype.clone(),
         source: entry.source.to_string_lossy().into_owned(),
     }
-}
-
-/// The number of a connection, the kernel's `dev_t`; that of fuseblk has a major part, too.
-fn id_of(entry: &MountEntry) -> u32 {
-    entry.major << 20 | entry.minor
 }
 
 fn one(id: u32) -> Result<FuseConnection> {
@@ -131,7 +126,7 @@ fn number(text: &Path) -> Option<u32> {
 fn by_path(path: &Path) -> Option<u32> {
     let path = paths::mountpoint(path);
     let all = fuse_mounts().unwrap_or_default();
-    all.iter().rfind(|entry| entry.mount_point == path).map(id_of)
+    all.iter().rfind(|entry| entry.mount_point == path).map(MountEntry::connection)
 }
 
 #[cfg(test)]

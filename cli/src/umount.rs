@@ -95,7 +95,7 @@ pub fn mount_at(path: &Path) -> Option<MountEntry> {
 
 /// True for a mount of defuse, judged by its type.
 pub fn is_ours(mount: &MountEntry) -> bool {
-    mount.fstype == "fuse.defuse"
+    ["fuse.defuse", "fuseblk.defuse"].contains(&mount.fstype.as_str())
 }
 
 /// Waits until the daemon has ended, and removes its entry.

@@ -1,6 +1,8 @@
 //! uhs: images made, checked, mounted, served and used in a run by the program.
 
 mod common;
+#[path = "uhs/durability.rs"]
+mod durability;
 #[path = "uhs/images.rs"]
 mod images;
 

@@ -893,6 +893,9 @@ pub struct Caps {
     /// directory, rmdir with `ENOTDIR` for another file, and both with `ENOENT` where there is nothing. So a frontend need
     /// not look at the name before.
     pub decides_on_names: bool,
+    /// Changes wait in this process until a sync makes them durable, or for a time: a kernel mount should be one from which sync(2)
+    /// and syncfs(2) reach [`crate::FileSystem::syncfs`].
+    pub delays_changes: bool,
     /// Restrictions on the use of the files, regardless of their modes.
     pub denied: Denied,
 }
@@ -930,6 +933,7 @@ impl Default for Caps {
             birth_times: true,
             asks_for_groups: false,
             decides_on_names: false,
+            delays_changes: false,
             denied: Denied::default(),
         }
     }

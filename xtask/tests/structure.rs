@@ -72,6 +72,8 @@ const UNSAFE_FILES: &[&str] = &[
     "session/src/backing.rs",
     // A descriptor that mount.fuse3(8) hands over by its number.
     "frontends/fuse/src/mount.rs",
+    // ioctl(2) of loop devices.
+    "frontends/fuse/src/mount/loop_device.rs",
     // getsockopt(2): the groups of a peer.
     "frontends/socket/src/peer.rs",
     // ioctl(2) of /dev/fuse: a clone of the descriptor.

@@ -251,6 +251,7 @@ impl FileSystem for Memory {
             security_labels: true,
             negative_valid_for: VALID_FOR,
             decides_on_names: true,
+            delays_changes: false,
             ..Caps::default()
         }
     }

@@ -84,6 +84,7 @@ impl FileSystem for Passthrough {
             birth_times: true,
             asks_for_groups: false,
             decides_on_names: true,
+            delays_changes: false,
             denied: self.mounts.get(0).map_or(Denied::default(), |mount| mount.denied),
         }
     }

@@ -162,6 +162,8 @@ impl Agreement {
             birth_times: !self.uses(NO_BIRTH_TIMES),
             asks_for_groups: self.uses(CALLER_GROUPS),
             decides_on_names: self.uses(DECIDES_ON_NAMES),
+            // Its server does, and makes them durable in time.
+            delays_changes: false,
             // The server can report any mode, owner and device number.
             denied: Denied { suid: true, dev: true, exec: false },
             ..Caps::default()

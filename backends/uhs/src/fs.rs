@@ -292,6 +292,7 @@ impl FileSystem for Uhs {
             open_truncates: true,
             locks: LockSupport::Either,
             decides_on_names: true,
+            delays_changes: true,
             ..Caps::default()
         }
     }

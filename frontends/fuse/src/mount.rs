@@ -11,6 +11,7 @@ mod error;
 mod helper;
 mod info;
 mod kernel;
+mod loop_device;
 mod options;
 #[cfg(test)]
 mod tests;
@@ -41,6 +42,33 @@ pub struct Mounted {
     pub mountpoint: PathBuf,
     /// The way of mounting.
     pub how: How,
+    /// The answer to [`MountOptions::syncfs`].
+    pub syncfs: SyncFs,
+}
+
+/// The effect of sync(2) and syncfs(2) on a mount, and the wait of umount(2).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SyncFs {
+    /// They reach the file system.
+    Reached,
+    /// Not asked for.
+    NotWanted,
+    /// Not possible here: this step failed.
+    Impossible {
+        /// The failed step.
+        step: &'static str,
+        /// Its error.
+        errno: Errno,
+    },
+}
+
+impl Mounted {
+    /// The type of the mount, as `/proc/self/mountinfo` has it.
+    pub fn fstype(&self, subtype: &str) -> String {
+        let is_block_device = self.syncfs == SyncFs::Reached;
+        let base = if is_block_device { kernel::FUSEBLK } else { kernel::FUSE };
+        format!("{base}.{subtype}")
+    }
 }
 
 /// A way of mounting.
@@ -77,6 +105,14 @@ pub fn mount(mountpoint: &Path, options: &MountOptions) -> Result<Mounted, Mount
     }
 }
 
+/// The answer to [`MountOptions::syncfs`] where only root may mount that way.
+fn no_root(options: &MountOptions) -> SyncFs {
+    match options.syncfs {
+        Some(true) => SyncFs::Impossible { step: "fsopen of fuseblk", errno: Errno::PERM },
+        _ => SyncFs::NotWanted,
+    }
+}
+
 fn mount_by_helper(
     target: &check::Target,
     options: &MountOptions,
@@ -110,7 +146,12 @@ fn inherit(fd: RawFd, mountpoint: &Path) -> Result<Mounted, MountError> {
     // was handed over by the parent under this number for this purpose.
     let device = unsafe { OwnedFd::from_raw_fd(fd) };
     rustix::io::fcntl_setfd(&device, rustix::io::FdFlags::CLOEXEC).map_err(|_| not_fuse())?;
-    Ok(Mounted { device, mountpoint: mountpoint.to_path_buf(), how: How::Inherited })
+    Ok(Mounted {
+        device,
+        mountpoint: mountpoint.to_path_buf(),
+        how: How::Inherited,
+        syncfs: SyncFs::NotWanted,
+    })
 }
 
 /// Opens `/dev/fuse`. The error has the next step.

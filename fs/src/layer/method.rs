@@ -74,6 +74,12 @@ methods! {
 }
 
 impl Method {
+    /// True if the method always changes names in a directory.
+    pub const fn changes_names(self) -> bool {
+        use Method::{Create, Link, Mkdir, Mknod, Rename, Rmdir, Symlink, Unlink};
+        matches!(self, Mknod | Mkdir | Symlink | Link | Unlink | Rmdir | Rename | Create)
+    }
+
     /// Returns the method with this [`name`](Method::name).
     pub fn parse(name: &str) -> Option<Method> {
         Method::ALL.iter().copied().find(|method| method.name() == name)

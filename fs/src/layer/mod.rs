@@ -7,6 +7,7 @@ mod map;
 mod method;
 mod read_only;
 mod subdir;
+mod synchronous;
 #[cfg(test)]
 pub(crate) mod testing;
 
@@ -16,6 +17,7 @@ pub use map::MapInos;
 pub use method::Method;
 pub use read_only::ReadOnly;
 pub use subdir::Subdir;
+pub use synchronous::Synchronous;
 
 use std::sync::Arc;
 

@@ -154,6 +154,7 @@ impl FileSystem for Namespace {
             birth_times: any(|caps| caps.birth_times),
             asks_for_groups: any(|caps| caps.asks_for_groups),
             decides_on_names: every(|caps| caps.decides_on_names),
+            delays_changes: any(|caps| caps.delays_changes),
             negative_valid_for: self
                 .caps_of_all()
                 .map(|caps| caps.negative_valid_for)

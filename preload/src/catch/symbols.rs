@@ -148,6 +148,7 @@ exports! {
     fsync(a b c d e f) = SYS_fsync[a];
     fdatasync(a b c d e f) = SYS_fdatasync[a];
     syncfs(a b c d e f) = SYS_syncfs[a];
+    sync(a b c d e f) = SYS_sync[];
     msync(a b c d e f) = SYS_msync[a, b, c];
     dup(a b c d e f) = SYS_dup[a];
     dup2(a b c d e f) = SYS_dup2[a, b];

@@ -138,6 +138,12 @@ pub fn syncfs(call: &Call<'_>, entry: &Entry) -> Served {
     Ok(0)
 }
 
+/// sync(2): the mounts of the run here, and all other file systems by the kernel.
+pub fn sync_all(call: &Call<'_>) -> Served {
+    call.client().sync(call.task());
+    Err(Fail::Pass)
+}
+
 pub fn ftruncate(call: &Call<'_>, entry: &Entry) -> Served {
     by_the_kernel(entry)?;
     limited(call.client().ftruncate(call.task(), entry.file(), call.args[1] as i64))?;

@@ -75,6 +75,7 @@ pub fn handler(number: u64) -> Option<Handler> {
         libc::SYS_fallocate => Fd(File, data::fallocate),
         libc::SYS_fsync | libc::SYS_fdatasync => Fd(File, data::sync),
         libc::SYS_syncfs => Fd(Never, data::syncfs),
+        libc::SYS_sync => Any(data::sync_all),
         libc::SYS_mmap => Any(data::mmap),
         libc::SYS_rt_sigaction => Any(sigaction),
         libc::SYS_munmap => Any(data::munmap),

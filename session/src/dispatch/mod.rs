@@ -340,6 +340,8 @@ impl Dispatcher {
             Body::CopyFileRange(args) => self.copy_file_range(call, args, false, reply),
             Body::CopyFileRange64(args) => self.copy_file_range(call, args, true, reply),
             Body::Syncfs(_) => self.syncfs(call, reply),
+            // umount(2) of a `fuseblk` mount waits for the answer.
+            Body::Destroy if self.is_kernel => self.syncfs(call, reply),
             Body::Destroy => done(Ok(()), reply),
             // A second INIT: the session has its agreement.
             Body::Init(_) => Err(Errno::EIO),

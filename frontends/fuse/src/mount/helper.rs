@@ -63,7 +63,8 @@ pub(super) fn mount(
     }
     let device = receive(&ours).ok_or_else(|| failed("it sent no device".to_owned()))?;
     let how = How::Helper(helper.to_path_buf());
-    Ok(Mounted { device, mountpoint: target.path.clone(), how })
+    let syncfs = super::no_root(options);
+    Ok(Mounted { device, mountpoint: target.path.clone(), how, syncfs })
 }
 
 /// Receives the descriptor that the helper sent (`unix(7)`, SCM_RIGHTS).

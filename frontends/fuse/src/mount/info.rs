@@ -21,8 +21,7 @@ pub struct MountEntry {
     pub parent_id: u32,
     /// Major number of `st_dev`; 0 except for fuseblk.
     pub major: u32,
-    /// Minor number of `st_dev`: for FUSE, the number of the connection in
-    /// `/sys/fs/fuse/connections`.
+    /// Minor number of `st_dev`.
     pub minor: u32,
     /// The mount point.
     pub mount_point: PathBuf,
@@ -43,6 +42,11 @@ impl MountEntry {
     pub fn is_fuse(&self) -> bool {
         let base = self.fstype.split('.').next().unwrap_or("");
         matches!(base, "fuse" | "fuseblk")
+    }
+
+    /// The number of its connection in `/sys/fs/fuse/connections`: the kernel's `dev_t`; that of fuseblk has a major part, too.
+    pub fn connection(&self) -> u32 {
+        self.major << 20 | self.minor
     }
 }
 
@@ -81,7 +85,7 @@ pub(super) fn mount_at(path: &Path) -> io::Result<Option<MountEntry>> {
 /// request to the file system.
 pub fn connection_id(mountpoint: &Path) -> Option<u32> {
     let mount = mount_at(&resolve(mountpoint)).ok().flatten()?;
-    mount.is_fuse().then_some(mount.minor)
+    mount.is_fuse().then_some(mount.connection())
 }
 
 /// True for a FUSE mount whose server has ended.

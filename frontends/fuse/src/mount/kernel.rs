@@ -1,7 +1,8 @@
 //! Mounting by system calls, for privileged users.
 
 use super::check::Target;
-use super::{How, MountError, MountOptions, Mounted, open_device};
+use super::loop_device::{self, LoopDevice};
+use super::{How, MountError, MountOptions, Mounted, SyncFs, open_device};
 use rustix::fs::CWD;
 use rustix::io::Errno;
 use rustix::mount::{
@@ -19,8 +20,19 @@ struct Failure {
 }
 
 pub(super) fn mount(target: &Target, options: &MountOptions) -> Result<Mounted, MountError> {
+    let mut syncfs = SyncFs::NotWanted;
+    if options.syncfs == Some(true) {
+        let device = open_device(&target.path)?;
+        match by_loop_device(&device, target, options) {
+            Ok(()) => {
+                let (mountpoint, syncfs) = (target.path.clone(), SyncFs::Reached);
+                return Ok(Mounted { device, mountpoint, how: How::Fsopen, syncfs });
+            }
+            Err(Failure { step, errno, .. }) => syncfs = SyncFs::Impossible { step, errno },
+        }
+    }
     let device = open_device(&target.path)?;
-    let how = match by_fsopen(&device, target, options) {
+    let how = match by_fsopen(&device, target, options, (FUSE, &options.fsname)) {
         Ok(()) => How::Fsopen,
         // The new calls are missing before Linux 5.2, and some filters permit only mount(2).
         Err(Failure { errno: Errno::NOSYS | Errno::PERM, .. }) => {
@@ -29,7 +41,7 @@ pub(super) fn mount(target: &Target, options: &MountOptions) -> Result<Mounted, 
         }
         Err(failure) => return Err(error(target, failure)),
     };
-    Ok(Mounted { device, mountpoint: target.path.clone(), how })
+    Ok(Mounted { device, mountpoint: target.path.clone(), how, syncfs })
 }
 
 fn error(target: &Target, failure: Failure) -> MountError {
@@ -69,15 +81,39 @@ fn flags(options: &MountOptions) -> impl Iterator<Item = &'static str> {
     flags.into_iter().filter_map(|(set, name)| set.then_some(name))
 }
 
-fn by_fsopen(device: &OwnedFd, target: &Target, options: &MountOptions) -> Result<(), Failure> {
-    let context = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC);
+/// The types of mounts.
+pub(super) const FUSE: &str = "fuse";
+pub(super) const FUSEBLK: &str = "fuseblk";
+
+/// Mounts with a loop device as the source.
+fn by_loop_device(
+    device: &OwnedFd,
+    target: &Target,
+    options: &MountOptions,
+) -> Result<(), Failure> {
+    let failed = |errno| Failure { step: "loop device", errno, log: String::new() };
+    let source = LoopDevice::new(&options.fsname).map_err(failed)?;
+    let path = source.path.to_string_lossy();
+    by_fsopen(device, target, options, (FUSEBLK, &path))
+}
+
+fn by_fsopen(
+    device: &OwnedFd,
+    target: &Target,
+    options: &MountOptions,
+    (fstype, source): (&'static str, &str),
+) -> Result<(), Failure> {
+    let context = fsopen(fstype, FsOpenFlags::FSOPEN_CLOEXEC);
     let context = context.map_err(|errno| Failure { step: "fsopen", errno, log: String::new() })?;
     let failed = |step| {
         let log = kernel_log(context.as_fd());
         move |errno| Failure { step, errno, log }
     };
     let mut strings = parameters(device.as_fd(), target, options);
-    strings.push(("source", options.fsname.clone()));
+    strings.push(("source", source.to_owned()));
+    if fstype == FUSEBLK {
+        strings.push(("blksize", loop_device::BLOCK.to_string()));
+    }
     strings.push(("subtype", options.subtype.clone()));
     for (key, value) in strings {
         fsconfig_set_string(&context, key, &value).map_err(|errno| failed(key)(errno))?;
@@ -158,5 +194,6 @@ pub(super) fn mount_by_syscall(
 ) -> Result<Mounted, MountError> {
     let device = open_device(&target.path)?;
     by_mount(&device, target, options).map_err(|failure| error(target, failure))?;
-    Ok(Mounted { device, mountpoint: target.path.clone(), how: How::MountSyscall })
+    let mountpoint = target.path.clone();
+    Ok(Mounted { device, mountpoint, how: How::MountSyscall, syncfs: SyncFs::NotWanted })
 }

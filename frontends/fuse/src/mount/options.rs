@@ -21,6 +21,9 @@ pub struct MountOptions {
     pub sync: bool,
     /// Changes of directories are synchronous.
     pub dirsync: bool,
+    /// sync(2) and syncfs(2) reach the file system, and umount(2) waits for it, where that is possible ([`Mounted::syncfs`]): the mount
+    /// has the type `fuseblk` and a loop device as its source. `None` leaves the decision to the caller of [`mount`](super::mount).
+    pub syncfs: Option<bool>,
     /// Users other than the mounting user have access.
     pub allow_other: bool,
     /// The kernel checks permissions by the mode.
@@ -59,6 +62,7 @@ impl Default for MountOptions {
             noatime: false,
             sync: false,
             dirsync: false,
+            syncfs: None,
             allow_other: false,
             default_permissions: false,
             max_read: 0,
@@ -115,6 +119,8 @@ const TABLE: &[(&str, Setter)] = &[
     ("async", Setter::Flag(|o| o.sync = false)),
     ("sync", Setter::Flag(|o| o.sync = true)),
     ("dirsync", Setter::Flag(|o| o.dirsync = true)),
+    ("syncfs", Setter::Flag(|o| o.syncfs = Some(true))),
+    ("no_syncfs", Setter::Flag(|o| o.syncfs = Some(false))),
     ("allow_other", Setter::Flag(|o| o.allow_other = true)),
     ("default_permissions", Setter::Flag(|o| o.default_permissions = true)),
     ("nonempty", Setter::Flag(|o| o.nonempty = true)),

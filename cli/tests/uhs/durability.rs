@@ -1,0 +1,202 @@
+//! The promises of durability, each kept against the death of the daemon.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{IoSlice, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+
+use rustix::fs::OFlags;
+use rustix::io::{ReadWriteFlags, pwritev2};
+use rustix::process::{Signal, kill_process};
+
+use super::with_image;
+
+const TEXT: &[u8; 4096] = &[b'x'; 4096];
+
+/// Writes the file `at` in the mount `mnt`, and waits for an acknowledgement.
+type Way = fn(mnt: &Path, at: &Path);
+
+fn write(at: &Path) -> File {
+    let mut file = File::create(at).unwrap();
+    file.write_all(TEXT).unwrap();
+    file
+}
+
+fn write_with_flags(at: &Path, flags: OFlags) {
+    let mut open = OpenOptions::new();
+    let mut file =
+        open.write(true).create(true).custom_flags(flags.bits() as i32).open(at).unwrap();
+    file.write_all(TEXT).unwrap();
+}
+
+fn pwritev(at: &Path, opened: OFlags, flags: ReadWriteFlags) {
+    let mut open = OpenOptions::new();
+    let file = open.write(true).create(true).custom_flags(opened.bits() as i32).open(at).unwrap();
+    // O_DIRECT needs an aligned page.
+    let memory = vec![b'x'; 2 * TEXT.len()];
+    let start = memory.as_ptr().align_offset(TEXT.len());
+    let page = &memory[start..start + TEXT.len()];
+    assert_eq!(pwritev2(&file, &[IoSlice::new(page)], 0, flags), Ok(TEXT.len()));
+}
+
+/// The acknowledgements that hold on every mount.
+const ALWAYS: [(&str, Way); 9] = [
+    ("fsync", |_, at| write(at).sync_all().unwrap()),
+    ("fdatasync", |_, at| write(at).sync_data().unwrap()),
+    ("O_SYNC", |_, at| write_with_flags(at, OFlags::SYNC)),
+    ("O_DSYNC", |_, at| write_with_flags(at, OFlags::DSYNC)),
+    ("RWF_SYNC", |_, at| pwritev(at, OFlags::empty(), ReadWriteFlags::SYNC)),
+    ("RWF_DSYNC", |_, at| pwritev(at, OFlags::empty(), ReadWriteFlags::DSYNC)),
+    ("RWF_DSYNC and O_DIRECT", |_, at| pwritev(at, OFlags::DIRECT, ReadWriteFlags::DSYNC)),
+    ("msync", |_, at| {
+        let script = "import mmap, sys\n\
+            with open(sys.argv[1], 'w+b') as file:\n    \
+                file.truncate(4096); map = mmap.mmap(file.fileno(), 4096)\n    \
+                map[:] = b'x' * 4096; map.flush()";
+        assert!(Command::new("python3").args(["-c", script]).arg(at).status().unwrap().success());
+    }),
+    ("fsync of the directory", |mnt, at| {
+        write(at).sync_data().unwrap();
+        File::open(mnt).unwrap().sync_all().unwrap();
+    }),
+];
+
+/// Those for which the kernel must tell of sync(2).
+const TOLD: [(&str, Way); 3] = [
+    ("sync", |_, at| {
+        write(at);
+        rustix::fs::sync();
+    }),
+    ("syncfs", |mnt, at| {
+        write(at);
+        rustix::fs::syncfs(File::open(mnt).unwrap()).unwrap();
+    }),
+    ("umount", |mnt, at| {
+        write(at);
+        rustix::mount::unmount(mnt, rustix::mount::UnmountFlags::empty()).unwrap();
+    }),
+];
+
+/// sync(2) and syncfs(2) succeeded and made nothing durable, because Linux tells of them on mounts of the type fuseblk alone.
+#[test]
+fn what_is_acknowledged_as_durable_survives_the_death_of_the_daemon() {
+    let Some(place) = with_image() else { return };
+    let (mnt, at) = (place.path("mnt"), place.path("mnt/file"));
+    let found = |options: &str, way: Way| {
+        // The daemon makes nothing durable by itself.
+        place.ok(&["mount", "uhs:img", "mnt", "-o", &format!("commit=0{options}")]);
+        let daemon = place.pid();
+        way(&mnt, &at);
+        // After umount(2) it may have ended.
+        let _ = kill_process(daemon, Signal::KILL);
+        if place.is_mounted() {
+            place.ok(&["umount", "mnt"]);
+        }
+        place.ok(&["mount", "uhs:img", "mnt"]);
+        let found = fs::read(&at).ok();
+        let _ = fs::remove_file(&at);
+        place.ok(&["umount", "mnt"]);
+        found.is_some_and(|found| found == TEXT)
+    };
+    let plain: Way = |_, at| drop(write(at));
+    assert!(!found("", plain), "a write without a request is durable: the test sees nothing");
+    assert!(found(",sync", plain), "sync");
+    assert!(found(",sync,direct_io", plain), "sync,direct_io");
+    for options in ["", ",writeback", ",direct_io", ",dirsync", ",no_syncfs"] {
+        for (name, way) in ALWAYS {
+            // A shared mapping of a file without a cache is impossible.
+            if name != "msync" || options != ",direct_io" {
+                assert!(found(options, way), "{name} with commit=0{options}");
+            }
+        }
+    }
+    let has_loop_devices = Path::new("/dev/loop-control").exists();
+    if !has_loop_devices {
+        return eprintln!("not here: no loop devices");
+    }
+    for options in ["", ",writeback", ",direct_io"] {
+        for (name, way) in TOLD {
+            assert!(found(options, way), "{name} with commit=0{options}");
+        }
+    }
+}
+
+/// The kernel leaves names to the file system: with dirsync and with sync, they were not durable.
+#[test]
+fn names_and_attributes_are_durable_on_a_mount_that_is_synchronous() {
+    let Some(place) = with_image() else { return };
+    let at = |name: &str| place.path("mnt").join(name);
+    for (options, modes_too) in [("dirsync", false), ("sync", true)] {
+        place.ok(&["mount", "uhs:img", "mnt", "-o", &format!("commit=0,{options}")]);
+        fs::set_permissions(place.path("mnt"), fs::Permissions::from_mode(0o711)).unwrap();
+        for name in ["moved", "removed", "linked"] {
+            fs::write(at(name), TEXT).unwrap();
+        }
+        fs::create_dir(at("dir")).unwrap();
+        symlink("dir", at("link")).unwrap();
+        fs::rename(at("moved"), at("dir/moved")).unwrap();
+        fs::hard_link(at("linked"), at("dir/linked")).unwrap();
+        fs::remove_file(at("removed")).unwrap();
+        if modes_too {
+            fs::set_permissions(at("dir"), fs::Permissions::from_mode(0o701)).unwrap();
+        }
+        place.signal(Signal::KILL);
+        place.ok(&["umount", "mnt"]);
+        place.ok(&["mount", "uhs:img", "mnt"]);
+        for name in ["dir/moved", "dir/linked", "linked"] {
+            assert!(at(name).exists(), "{name} with {options}");
+        }
+        assert!(!at("removed").exists() && at("link").is_symlink(), "{options}");
+        let mode = fs::metadata(at("dir")).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, if modes_too { 0o701 } else { 0o755 }, "{options}");
+        fs::remove_dir_all(at("dir")).unwrap();
+        for name in ["linked", "link"] {
+            fs::remove_file(at(name)).unwrap();
+        }
+        place.ok(&["umount", "mnt"]);
+    }
+}
+
+#[test]
+fn a_mount_that_sync_does_not_reach_says_so() {
+    let Some(place) = with_image() else { return };
+    let kind = || {
+        let text = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mnt = place.path("mnt");
+        let line = text.lines().rfind(|line| line.split(' ').nth(4) == mnt.to_str()).unwrap();
+        line.split(" - ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap().to_owned()
+    };
+    let said = place.run(&["mount", "uhs:img", "mnt"]);
+    if kind() == "fuseblk.defuse" {
+        assert_eq!(said.err, "");
+    } else {
+        assert!(said.err.contains("sync(1) and syncfs(2) make nothing durable"), "{}", said.err);
+    }
+    place.ok(&["umount", "mnt"]);
+    for (source, options, wanted) in [
+        ("uhs:img", "no_syncfs", "fuse.defuse"),
+        ("uhs:img", "ro", "fuse.defuse"),
+        ("memory:", "rw", "fuse.defuse"),
+    ] {
+        let said = place.run(&["mount", source, "mnt", "-o", options]);
+        assert_eq!((said.err.as_str(), kind().as_str()), ("", wanted), "{source} {options}");
+        place.ok(&["umount", "mnt"]);
+    }
+}
+
+/// sync(2) within a run was the kernel's, which knows nothing of its mounts.
+#[test]
+fn what_sync_acknowledges_in_a_run_survives_the_death_of_its_server() {
+    let Some(place) = with_image() else { return };
+    for (sync, stays) in
+        [("sync", true), ("sync -f /x", true), ("sync /x/file /x", true), ("true", false)]
+    {
+        let script = format!("echo text > /x/file && {sync} && kill -9 $PPID");
+        let run = ["run", "--mount", "/x=uhs:img,commit=0", "--", "sh", "-c", &script];
+        assert_eq!(place.run(&run).code, None, "{sync}: the run is killed");
+        let kept = place.run(&["run", "--mount", "/x=uhs:img", "--", "cat", "/x/file"]);
+        assert_eq!(kept.out == "text\n", stays, "{sync}: {}", kept.err);
+        place.run(&["run", "--mount", "/x=uhs:img", "--", "rm", "-f", "/x/file"]);
+    }
+}
