@@ -83,6 +83,7 @@ unsafe impl Ioctl for GetFree {
         std::ptr::null_mut()
     }
 
+    // SAFETY: the pointer, which is null, is not used.
     unsafe fn output_from_ptr(
         out: IoctlOutput,
         _: *mut rustix::ffi::c_void,
