@@ -573,3 +573,48 @@ fn buffered_reads_see_what_asynchronous_direct_writes_have_written() {
     let told = said(Command::new(program).arg(place.path("mnt/file")).output().unwrap());
     assert_eq!((told.code, told.out.as_str()), (Some(0), "0\n"), "{}", told.err);
 }
+
+/// The kernel asks for holes before it writes pages back, and the file system answered by what it had: copies of a live file were zeros.
+#[test]
+fn a_copy_of_a_file_with_dirty_pages_has_its_bytes() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
+    // Stores and writes into holes, copies by SEEK_DATA and by the number of blocks, and a look at the file while it is open and after.
+    let script = r#"
+import mmap, os, subprocess, sys
+for how in ("stored", "written", "written at the end", "unmapped", "closed and mapped"):
+    f = os.open("file", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    os.ftruncate(f, 1 << 20)
+    m = None
+    if how.startswith("written"):
+        os.pwrite(f, b"hello", (1 << 20) + 70000 if how.endswith("end") else 300000)
+    else:
+        m = mmap.mmap(f, 1 << 20)
+        m[300000:300005] = b"hello"
+    if how == "unmapped":
+        m = None
+    if how == "closed and mapped":
+        os.close(f)
+    for copy in ("cp --sparse=auto file copy", "cp --sparse=always file copy", "tar -S -cf - file | tar -xO > copy"):
+        subprocess.run(copy, shell=True, check=True)
+        if subprocess.run(["cmp", "-s", "file", "copy"]).returncode:
+            sys.exit(f"{how}: {copy}")
+    os.remove("file")
+"#;
+    for (source, options) in [
+        ("memory:", "rw"),
+        ("memory:", "writeback"),
+        ("uhs:img", "rw"),
+        ("uhs:img", "writeback"),
+        ("passthrough:src", "rw"),
+        ("passthrough:src", "no_passthrough"),
+        ("passthrough:src", "writeback,no_passthrough"),
+    ] {
+        place.ok(&["mount", source, "mnt", "-o", options]);
+        let mut python = Command::new("python3");
+        let copied = python.args(["-c", script]).current_dir(place.path("mnt")).output().unwrap();
+        let said = String::from_utf8_lossy(&copied.stderr);
+        assert!(copied.status.success(), "{source} {options}: {said}");
+        place.ok(&["umount", "mnt"]);
+    }
+}

@@ -87,6 +87,11 @@ impl Backings {
         id
     }
 
+    /// True if the kernel reads and writes a backing file of `ino`, and has no pages of it.
+    pub(crate) fn is_backed(&self, ino: Ino) -> bool {
+        self.shard(ino).used.get(&ino).is_some_and(|used| used.id.is_some())
+    }
+
     fn register(&self, ino: Ino, backing: &Backing) -> Option<i32> {
         let id = match backing.without_fsetid {
             true => without_fsetid(|| register(&self.device, &backing.fd)),

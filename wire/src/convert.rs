@@ -21,6 +21,9 @@ pub struct Timeouts {
     pub negative: Option<Duration>,
     /// The upper limit for attributes of a regular file, unless `attr` is set.
     pub file_attr_most: Duration,
+    /// The kernel may have pages of the inode that the file system lacks. It is told of at least one block of a regular file that is
+    /// not empty: tar(1) copies no byte of a file without blocks.
+    pub has_unwritten_pages: bool,
 }
 
 impl Timeouts {
@@ -34,6 +37,14 @@ impl Timeouts {
         self.attr.unwrap_or(from.valid_for.min(most))
     }
 
+    /// The attributes that the other side is told of.
+    fn shown(&self, from: &Attr) -> Attr {
+        /// Of 512 bytes, as in a page.
+        const BLOCKS: u64 = 8;
+        let has_data = self.has_unwritten_pages && from.kind == FileKind::Regular && from.size > 0;
+        Attr { blocks: if has_data { from.blocks.max(BLOCKS) } else { from.blocks }, ..*from }
+    }
+
     /// Encodes the reply to LOOKUP and to creations.
     pub fn entry_out(&self, entry: &Entry) -> abi::EntryOut {
         let entry_valid = self.entry.unwrap_or(entry.valid_for);
@@ -45,7 +56,7 @@ impl Timeouts {
             attr_valid: attr_valid.as_secs(),
             entry_valid_nsec: entry_valid.subsec_nanos(),
             attr_valid_nsec: attr_valid.subsec_nanos(),
-            attr: attr(&entry.attr),
+            attr: attr(&self.shown(&entry.attr)),
         }
     }
 
@@ -66,7 +77,7 @@ impl Timeouts {
             attr_valid: valid.as_secs(),
             attr_valid_nsec: valid.subsec_nanos(),
             dummy: 0,
-            attr: attr(from),
+            attr: attr(&self.shown(from)),
         }
     }
 
@@ -78,7 +89,7 @@ impl Timeouts {
             attr_valid_nsec: valid.subsec_nanos(),
             flags: 0,
             spare: [0; 2],
-            stat: statx(from),
+            stat: statx(&self.shown(from)),
         }
     }
 }

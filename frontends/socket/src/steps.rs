@@ -66,8 +66,7 @@ pub(crate) fn names(
 
 fn encode(step: &Step, name_len: usize) -> vendor::Step {
     let zero = Some(Duration::ZERO);
-    let never =
-        Timeouts { attr: zero, entry: zero, negative: zero, file_attr_most: Duration::ZERO };
+    let never = Timeouts { attr: zero, entry: zero, negative: zero, ..Timeouts::default() };
     vendor::Step {
         ino: step.ino.0,
         open_to_all: step.open_to_all.into(),

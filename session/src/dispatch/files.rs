@@ -156,10 +156,19 @@ impl Dispatcher {
     /// file is open for writing, since the kernel does not see that a store through a mapping changes
     /// the times. Options do not change this, because they concern changes by others.
     pub(super) fn timeouts_of(&self, ino: Ino) -> Timeouts {
-        if self.backings.is_some() && self.writers.any(ino) {
-            return Timeouts { attr: Some(Duration::ZERO), ..self.timeouts };
+        if !self.writers.any(ino) {
+            return self.timeouts;
         }
-        self.timeouts
+        let attr = if self.backings.is_some() { Some(Duration::ZERO) } else { self.timeouts.attr };
+        let has_unwritten_pages = self.has_unwritten_pages(ino);
+        Timeouts { attr, has_unwritten_pages, ..self.timeouts }
+    }
+
+    /// True if the kernel may have pages of the inode that were stored by a mapping, or wait for their write-back: a file is open for
+    /// writing, or was closed while it is mapped, and has no backing file.
+    fn has_unwritten_pages(&self, ino: Ino) -> bool {
+        self.writers.any(ino)
+            && !self.backings.as_ref().is_some_and(|backings| backings.is_backed(ino))
     }
 
     /// Invalidates attributes that the kernel cached before the inode was opened for writing; see
@@ -395,8 +404,32 @@ impl Dispatcher {
             _ => return Err(Errno::EINVAL),
         };
         let file = File { ino: call.ino, fh: Fh(args.fh) };
-        let offset = self.fs.lseek(&call.cx, file, args.offset, whence)?;
+        let offset = match self.has_unwritten_pages(call.ino) {
+            true => self.lseek_without_holes(call, file, args.offset, whence)?,
+            false => self.fs.lseek(&call.cx, file, args.offset, whence)?,
+        };
         pod(reply, &abi::LseekOut { offset })
+    }
+
+    /// Tells of data up to the end of the file: the kernel writes no pages back before it asks for holes, and the file system's holes
+    /// may be where they belong. With a write-back cache it has the end of the file, too, and answers by itself after `ENOSYS`, from
+    /// then on for all files.
+    fn lseek_without_holes(
+        &self,
+        call: &Call<'_>,
+        file: File,
+        offset: u64,
+        whence: Whence,
+    ) -> Result<u64> {
+        if self.negotiated.uses(abi::FUSE_WRITEBACK_CACHE) {
+            return Err(Errno::ENOSYS);
+        }
+        let size = self.fs.getattr(&call.cx, file.ino, Some(file.fh))?.size;
+        match whence {
+            _ if offset >= size => Err(Errno::ENXIO),
+            Whence::Data => Ok(offset),
+            Whence::Hole => Ok(size),
+        }
     }
 
     pub(super) fn copy_file_range(

@@ -210,6 +210,7 @@ impl Dispatcher {
                 entry: options.entry_timeout,
                 negative: options.negative_timeout,
                 file_attr_most,
+                has_unwritten_pages: false,
             },
             may_cache_missing: !caps.negative_valid_for.is_zero(),
             birth_times: caps.birth_times,
