@@ -14,6 +14,9 @@ pub(crate) const MAX_SIZE: u64 = i64::MAX as u64;
 
 const PAGE_U64: u64 = PAGE as u64;
 
+/// Pages that one step of fallocate(2) allocates at most: 16 MiB.
+const STEP: u64 = 4096;
+
 /// The pages of a file, and its size. Dropping it returns the pages to the pool.
 pub(crate) struct Data {
     pool: Arc<Pool>,
@@ -158,10 +161,12 @@ impl Data {
         }
     }
 
-    /// Implements fallocate(2). Fails with `EOPNOTSUPP` for an unknown mode, `EINVAL` for a range
-    /// that the mode does not allow, `EFBIG`, `ENOSPC` (nothing has changed then), and with `EINTR` if
-    /// `interrupted` returns true, or `ENOMEM` (some pages may be allocated then).
-    pub fn fallocate(&mut self, range: Fallocate, interrupted: &dyn Fn() -> bool) -> Result<()> {
+    /// Performs a step of fallocate(2). Returns true when all of it is done; until then the caller calls
+    /// again with the same arguments, and may let others use the file meanwhile. Fails with `EOPNOTSUPP`
+    /// for an unknown mode, `EINVAL` for a range that the mode does not allow, `EFBIG`, `ENOSPC` (nothing
+    /// has changed then, unless others changed the file between two steps), and with `ENOMEM` (some pages
+    /// may be allocated then).
+    pub fn fallocate(&mut self, range: Fallocate, allocation: &mut Allocation) -> Result<bool> {
         const KEEP: u32 = Fallocate::KEEP_SIZE;
         const PUNCH_KEEP: u32 = Fallocate::PUNCH_HOLE | KEEP;
         let end = range.offset.checked_add(range.length).ok_or(Errno::EFBIG)?;
@@ -181,7 +186,10 @@ impl Data {
                 if zero && range.mode & Fallocate::UNSHARE_RANGE != 0 {
                     return Err(Errno::EOPNOTSUPP);
                 }
-                self.allocate(range.offset, end, interrupted)?;
+                let done = self.allocate(range.offset, end, allocation)?;
+                if !done {
+                    return Ok(false);
+                }
                 if zero {
                     self.clear(range.offset, end);
                 }
@@ -191,7 +199,7 @@ impl Data {
             }
             _ => return Err(Errno::EOPNOTSUPP),
         }
-        Ok(())
+        Ok(true)
     }
 
     fn punch(&mut self, start: u64, end: u64) {
@@ -205,27 +213,21 @@ impl Data {
         self.clear(last * PAGE_U64, end);
     }
 
-    fn allocate(&mut self, start: u64, end: u64, interrupted: &dyn Fn() -> bool) -> Result<()> {
-        let (first, last) = (start / PAGE_U64, end.div_ceil(PAGE_U64));
-        let mut missing = self.pages.holes(first, last);
-        self.pool.reserve(missing)?;
-        let mut index = first;
-        while missing > 0 {
+    /// Gives pages to some of the holes in `start..end`. True when no hole is left.
+    fn allocate(&mut self, start: u64, end: u64, allocation: &mut Allocation) -> Result<bool> {
+        let last = end.div_ceil(PAGE_U64);
+        let mut index = allocation.next.max(start / PAGE_U64);
+        let mut missing = self.pages.holes(index, last);
+        allocation.promise(&self.pool, missing)?;
+        for _ in 0..STEP.min(missing) {
             index = self.pages.next_absent(index);
             missing -= 1;
-            match self.pool.page(true) {
-                Ok(page) => self.pages.insert(index, page),
-                Err(errno) => {
-                    self.pool.quota.give_back(missing);
-                    return Err(errno);
-                }
-            }
-            if missing.is_multiple_of(1024) && interrupted() {
-                self.pool.quota.give_back(missing);
-                return Err(Errno::EINTR);
-            }
+            allocation.promised -= 1;
+            // Gives the promise of this page back if it fails.
+            self.pages.insert(index, self.pool.page(true)?);
         }
-        Ok(())
+        allocation.next = index;
+        Ok(missing == 0)
     }
 
     fn collapse(&mut self, start: u64, end: u64) -> Result<()> {
@@ -282,42 +284,88 @@ impl Data {
         }
     }
 
-    /// Copies at most one page from `src_offset` of `src` to `dst_offset`. A hole that covers whole
-    /// pages stays a hole. Returns the number of bytes copied, 0 at the end of `src`.
-    pub fn copy_from(&mut self, src: &Data, at: CopyAt) -> Result<usize> {
+    /// Copies at most one page, or one hole of any length, from `src_offset` of `src` to `dst_offset`. A hole
+    /// that covers whole pages stays a hole. Returns the number of bytes copied, 0 at the end of `src`.
+    pub fn copy_from(&mut self, src: &Data, at: CopyAt) -> Result<u64> {
         let len = at.len.min(src.size.saturating_sub(at.src));
         let from = piece(at.src, len);
-        let page = src.pages.get(from.index);
-        let bytes = page.map(|page| &page[from.start..from.start + from.len]);
-        self.put_piece(at.dst, from.len, bytes)
+        match src.pages.get(from.index) {
+            Some(page) => self.put_piece(at.dst, &page[from.start..from.start + from.len]),
+            None => self.put_hole(at.dst, src.hole_at(at.src).min(len)),
+        }
     }
 
     /// Like [`Data::copy_from`], within one file.
-    pub fn copy_within(&mut self, at: CopyAt) -> Result<usize> {
-        let from = piece(at.src, at.len.min(self.size.saturating_sub(at.src)));
+    pub fn copy_within(&mut self, at: CopyAt) -> Result<u64> {
+        let len = at.len.min(self.size.saturating_sub(at.src));
+        let from = piece(at.src, len);
         // Copies the page to the stack, because source and target are in the same map.
-        let page = self.pages.get(from.index).copied();
-        let bytes = page.as_ref().map(|page| &page[from.start..from.start + from.len]);
-        self.put_piece(at.dst, from.len, bytes)
+        match self.pages.get(from.index).copied() {
+            Some(page) => self.put_piece(at.dst, &page[from.start..from.start + from.len]),
+            None => self.put_hole(at.dst, self.hole_at(at.src).min(len)),
+        }
     }
 
-    /// Writes `bytes`, or `len` zeros, at `offset`, up to the end of its page.
-    fn put_piece(&mut self, offset: u64, len: usize, bytes: Option<&[u8]>) -> Result<usize> {
-        let to = piece(offset, len as u64);
+    /// The number of bytes from `offset`, which lies in a hole, to the next page.
+    fn hole_at(&self, offset: u64) -> u64 {
+        let next = self.pages.next_present(offset / PAGE_U64).map(|index| index * PAGE_U64);
+        next.unwrap_or(MAX_SIZE).saturating_sub(offset)
+    }
+
+    /// Writes `bytes` at `offset`, up to the end of its page.
+    fn put_piece(&mut self, offset: u64, bytes: &[u8]) -> Result<u64> {
+        let to = piece(offset, bytes.len() as u64);
         if to.len == 0 {
             return Ok(0);
         }
         let end = offset.checked_add(to.len as u64).filter(|&end| end <= MAX_SIZE);
         let end = end.ok_or(Errno::EFBIG)?;
-        match bytes {
-            Some(bytes) => {
-                let mut source = defuse_fs::SliceSource::new(&bytes[..to.len]);
-                self.write_piece(&to, &mut WriteBuf::new(&mut source))?;
-            }
-            None => self.punch(offset, end),
-        }
+        let mut source = defuse_fs::SliceSource::new(&bytes[..to.len]);
+        self.write_piece(&to, &mut WriteBuf::new(&mut source))?;
         self.size = self.size.max(end);
-        Ok(to.len)
+        Ok(to.len as u64)
+    }
+
+    /// Makes `len` zeros at `offset`, as far as a file can be long.
+    fn put_hole(&mut self, offset: u64, len: u64) -> Result<u64> {
+        let done = len.min(MAX_SIZE.saturating_sub(offset));
+        if done == 0 && len > 0 {
+            return Err(Errno::EFBIG);
+        }
+        self.punch(offset, offset + done);
+        self.size = self.size.max(offset + done);
+        Ok(done)
+    }
+}
+
+/// The progress of a fallocate(2) that takes several steps, and the pages that are set aside for the rest.
+pub(crate) struct Allocation {
+    pool: Arc<Pool>,
+    /// Pages before this one are done.
+    next: u64,
+    promised: u64,
+}
+
+impl Allocation {
+    /// An allocation in a file whose pages come from `pool`, of which nothing is done.
+    pub fn new(pool: &Arc<Pool>) -> Self {
+        Allocation { pool: Arc::clone(pool), next: 0, promised: 0 }
+    }
+
+    /// Sets `missing` pages aside in place of those before. Fails with `ENOSPC`.
+    fn promise(&mut self, pool: &Pool, missing: u64) -> Result<()> {
+        match missing.checked_sub(self.promised) {
+            Some(more) => pool.reserve(more)?,
+            None => pool.quota.give_back(self.promised - missing),
+        }
+        self.promised = missing;
+        Ok(())
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        self.pool.quota.give_back(self.promised);
     }
 }
 
@@ -397,7 +445,9 @@ mod tests {
     fn fallocate_modes_do_what_the_manual_says() {
         let mut file = data(Some(8));
         let run = |file: &mut Data, mode, offset, length| {
-            file.fallocate(Fallocate { mode, offset, length }, &|| false)
+            let mut allocation = Allocation::new(&file.pool);
+            file.fallocate(Fallocate { mode, offset, length }, &mut allocation)
+                .map(|done| assert!(done))
         };
         put(&mut file, 0, &[1; 3 * PAGE]).unwrap();
         run(&mut file, Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE, 100, 2 * PAGE_U64).unwrap();
@@ -427,5 +477,25 @@ mod tests {
         assert_eq!(pool.quota.used(), 4);
         drop(file);
         assert_eq!(pool.quota.used(), 0);
+    }
+
+    #[test]
+    fn an_allocation_goes_in_steps_between_which_others_use_the_file() {
+        let mut file = data(Some(3 * STEP));
+        let range = Fallocate { mode: 0, offset: 0, length: 2 * STEP * PAGE_U64 + 1 };
+        let mut allocation = Allocation::new(&file.pool);
+        assert_eq!(file.fallocate(range, &mut allocation), Ok(false));
+        assert_eq!((file.page_count(), file.size()), (STEP, 0));
+        assert_eq!(put(&mut file, 0, b"x"), Ok(1));
+        assert_eq!(file.fallocate(range, &mut allocation), Ok(false));
+        // Pages that others write are not missing any more, and those that they take away are not ours to give.
+        assert_eq!(put(&mut file, 2 * STEP * PAGE_U64, b"x"), Ok(1));
+        assert_eq!(file.fallocate(range, &mut allocation), Ok(true));
+        drop(allocation);
+        let used = file.pool.quota.used();
+        assert_eq!(
+            (file.page_count(), used, file.size()),
+            (2 * STEP + 1, 2 * STEP + 1, range.length)
+        );
     }
 }

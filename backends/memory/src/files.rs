@@ -10,7 +10,7 @@ use defuse_fs::{
 };
 
 use crate::Memory;
-use crate::data::CopyAt;
+use crate::data::{Allocation, CopyAt};
 use crate::handles::Handle;
 use crate::inode::{Inode, Meta, Refs};
 use crate::names::check_openable;
@@ -18,6 +18,13 @@ use crate::pages::PAGE;
 use crate::sync::{read, write};
 
 const DAY_SECS: i64 = 24 * 60 * 60;
+
+/// Pages and holes that one copy_file_range(2) copies at most, so that it ends soon: 64 MiB of data, or more
+/// with holes.
+const COPY_STEPS: u32 = 16_384;
+
+/// Steps of a copy after which it asks for interrupts.
+const INTERRUPT_STEPS: u32 = 256;
 
 impl Memory {
     pub(crate) fn entry(&self, inode: &Inode, given: Given) -> Entry {
@@ -247,14 +254,23 @@ impl Memory {
 
     pub(crate) fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
         let inode = self.table.get(file.ino.0)?;
-        let mut data = write(inode.data().map_err(|_| Errno::ENODEV)?);
-        let result = data.fallocate(range, &|| cx.interrupted());
-        // Publish after an error, too, because an interrupted call leaves some pages allocated.
-        inode.publish(&data);
-        if result.is_ok() {
-            self.data_changed(&inode, cx.caller.uid != 0);
+        let data = inode.data().map_err(|_| Errno::ENODEV)?;
+        let mut allocation = Allocation::new(&self.pool);
+        // No interrupt ends it: few programs call again after EINTR, and a timer would end each call.
+        loop {
+            let mut data = write(data);
+            let step = data.fallocate(range, &mut allocation);
+            // Publish after an error, too, because some pages may be allocated.
+            inode.publish(&data);
+            drop(data);
+            if step? {
+                break;
+            }
+            // Others use the file between two steps.
+            std::thread::yield_now();
         }
-        result
+        self.data_changed(&inode, cx.caller.uid != 0);
+        Ok(())
     }
 
     /// Fails with `EINVAL` for flags, and for overlapping ranges of one file.
@@ -314,27 +330,30 @@ impl Memory {
     }
 }
 
-/// Copies page by page until the length is reached, the source ends, or an error or interrupt
-/// occurs, which is a short copy if some bytes were copied. The source ends at `size`, its size at
-/// the start, because a copy within one file may move the end.
+/// Copies page by page and hole by hole until the length is reached, the source ends, or an error or
+/// interrupt occurs, which is a short copy if some bytes were copied. After [`COPY_STEPS`] the copy is short,
+/// too. The source ends at `size`, its size at the start, because a copy within one file may move the end.
 fn copy_steps(
     cx: &Context<'_>,
     copy: &CopyRange,
     size: u64,
-    mut step: impl FnMut(CopyAt) -> Result<usize>,
+    mut step: impl FnMut(CopyAt) -> Result<u64>,
 ) -> Result<u64> {
     let length = copy.length.min(size.saturating_sub(copy.src_offset));
     let mut done = 0;
-    while done < length {
+    for steps in 1..=COPY_STEPS {
+        if done >= length {
+            break;
+        }
         let len = length - done;
         let at = CopyAt { src: copy.src_offset + done, dst: copy.dst_offset + done, len };
         match step(at) {
             Ok(0) => break,
-            Ok(count) => done += count as u64,
+            Ok(count) => done += count,
             Err(errno) if done == 0 => return Err(errno),
             Err(_) => break,
         }
-        if done.is_multiple_of(1 << 20) && cx.interrupted() {
+        if steps % INTERRUPT_STEPS == 0 && cx.interrupted() {
             break;
         }
     }
