@@ -128,9 +128,10 @@ impl Content {
                 if !pool.promise(count, false) {
                     return Err(Errno::ENOSPC);
                 }
-                let found = self.find_blocks(pool, pages.clone());
-                pool.unpromise(count);
-                let found = found.map_err(|_| Errno::ENOSPC)?;
+                let found = self.find_blocks(pool, pages.clone()).map_err(|_| {
+                    pool.unpromise(count);
+                    Errno::ENOSPC
+                })?;
                 let runs = found.into_iter().map(Run::from).collect();
                 Target { pages: pages.clone(), runs, new: true }
             }

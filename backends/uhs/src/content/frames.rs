@@ -1,6 +1,7 @@
 //! Memory of pages: frames of a region, and the clock that says which of them are given back.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use defuse_block::{FRAME, Frames, Region, Segments};
@@ -141,9 +142,11 @@ impl Supply {
     }
 }
 
-/// Pages of a content that came into memory together.
+/// Pages of a content that came into memory together. Each of them has the number of the entry, so that no
+/// other entry keeps it.
 struct Entry {
     content: Weak<Mutex<Content>>,
+    number: u64,
     first: u64,
     count: u64,
 }
@@ -154,6 +157,8 @@ pub(crate) struct Memory {
     /// Frames in use, from which on pages that are on the device are dropped.
     limit: usize,
     clock: Mutex<VecDeque<Entry>>,
+    /// The number of the newest entry.
+    newest: AtomicU64,
 }
 
 impl Memory {
@@ -161,7 +166,7 @@ impl Memory {
     pub(super) fn new(cache: usize, dirty: usize) -> defuse_block::Result<Self> {
         let frames = cache.saturating_add(dirty).saturating_add(SPARE);
         let region = Region::new(u32::try_from(frames).unwrap_or(u32::MAX))?;
-        Ok(Memory { region, limit: cache, clock: Mutex::default() })
+        Ok(Memory { region, limit: cache, clock: Mutex::default(), newest: AtomicU64::new(0) })
     }
 
     fn in_use(&self) -> usize {
@@ -219,22 +224,6 @@ impl Pool {
         true
     }
 
-    /// Pages are in memory that were not. They leave in the parts that share their memory ([`Frame::each`]).
-    pub(super) fn remember(&self, content: &Weak<Mutex<Content>>, first: u64, count: u64) {
-        let Some(memory) = self.memory() else { return };
-        let mut clock = memory.clock();
-        for before in (0..count).step_by(RUN) {
-            let count = (count - before).min(RUN as u64);
-            let content = Weak::clone(content);
-            clock.push_back(Entry { content, first: first + before, count });
-        }
-        // Entries whose pages are gone do not pile up.
-        let most = 2 * memory.region.frames() as usize;
-        let old = if clock.len() > most { clock.drain(..8).collect() } else { Vec::new() };
-        drop(clock);
-        self.turn(memory, old);
-    }
-
     /// Drops pages that nobody has used since the clock came by, if up to `most` entries show some.
     /// Returns how many.
     fn evict(&self, memory: &Memory, most: usize) -> usize {
@@ -245,7 +234,7 @@ impl Pool {
             let some: Vec<Entry> = clock.drain(..count).collect();
             drop(clock);
             turns = turns.saturating_sub(count.max(1));
-            let dropped = self.turn(memory, some);
+            let dropped = self.turn(memory, some, None);
             if dropped > 0 {
                 return dropped;
             }
@@ -253,24 +242,61 @@ impl Pool {
         0
     }
 
-    /// Looks at some entries. Those that keep pages go to the end of the clock.
-    fn turn(&self, memory: &Memory, entries: Vec<Entry>) -> usize {
+    /// Looks at some entries, of which the caller has locked the content `mine`. Those that keep pages go to
+    /// the end of the clock.
+    fn turn(&self, memory: &Memory, entries: Vec<Entry>, mut mine: Option<&mut Content>) -> usize {
         let mut dropped = 0;
         for entry in entries {
-            let Some(content) = entry.content.upgrade() else { continue };
-            // Whoever waits for memory may hold a content.
-            let keep = match content.try_lock() {
-                Ok(mut content) => {
-                    let (gone, kept) = content.evict(self, entry.first, entry.count);
-                    dropped += gone;
-                    kept
-                }
-                Err(_) => true,
+            let own = mine.as_deref_mut().filter(|mine| mine.me.ptr_eq(&entry.content));
+            let keep = match (own, entry.content.upgrade()) {
+                // Its pages stay: the caller is about to use some.
+                (Some(own), _) => own.has_pages_of(entry.number, entry.first, entry.count),
+                (None, None) => false,
+                // Whoever waits for memory may hold a content.
+                (None, Some(content)) => match content.try_lock() {
+                    Ok(mut content) => {
+                        let pages = (entry.first, entry.count);
+                        let (gone, kept) = content.evict(self, entry.number, pages);
+                        dropped += gone;
+                        kept
+                    }
+                    Err(_) => true,
+                },
             };
             if keep {
                 memory.clock().push_back(entry);
             }
         }
         dropped
+    }
+
+    /// Entries of the clock.
+    #[cfg(test)]
+    pub(crate) fn clock_entries(&self) -> usize {
+        self.memory().map_or(0, |memory| memory.clock().len())
+    }
+}
+
+impl Content {
+    /// Pages are in memory that were not. They leave in the parts that share their memory ([`Frame::each`]).
+    /// The clock has no more entries than twice the number of frames, and few more.
+    pub(super) fn remember(&mut self, pool: &Pool, first: u64, count: u64) {
+        let Some(memory) = pool.memory() else { return };
+        let mut new = Vec::new();
+        for before in (0..count).step_by(RUN) {
+            let number = memory.newest.fetch_add(1, Ordering::Relaxed) + 1;
+            let (first, count) = (first + before, (count - before).min(RUN as u64));
+            self.pages.range_mut(first..first + count).for_each(|(_, page)| page.entry = number);
+            new.push(Entry { content: Weak::clone(&self.me), number, first, count });
+        }
+        let added = new.len();
+        let mut clock = memory.clock();
+        clock.extend(new);
+        // Entries whose pages are gone do not pile up: more are looked at than are new.
+        let most = 2 * memory.region.frames() as usize;
+        let excess = if clock.len() > most { (added + 8).min(clock.len()) } else { 0 };
+        let old = clock.drain(..excess).collect();
+        drop(clock);
+        pool.turn(memory, old, Some(self));
     }
 }

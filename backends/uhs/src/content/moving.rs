@@ -40,7 +40,9 @@ impl Content {
 
     /// The need of [`leave_blocks`](Content::leave_blocks): their bytes.
     pub(crate) fn need_move(&self, pages: &Range<u64>) -> Need {
-        let missing = self.missing(pages.start * PAGE, (pages.end - pages.start) * PAGE);
+        // A forged extent may lie behind the last page of a file.
+        let bytes = |pages: u64| pages.saturating_mul(PAGE);
+        let missing = self.missing(bytes(pages.start), bytes(pages.end - pages.start));
         Need { missing, ..Need::default() }
     }
 
@@ -91,9 +93,10 @@ impl Content {
         if !pool.promise(count, false) {
             return Err(Errno::ENOSPC);
         }
-        let taken = self.find_blocks(pool, pages.clone());
-        pool.unpromise(count);
-        let taken = taken.map_err(|_| Errno::ENOSPC)?;
+        let taken = self.find_blocks(pool, pages.clone()).map_err(|_| {
+            pool.unpromise(count);
+            Errno::ENOSPC
+        })?;
         let given_up = self.extents.cut(pages.clone());
         self.give_up(pool, given_up);
         taken.into_iter().for_each(|new| self.extents.add(Extent { unwritten: true, ..new }));

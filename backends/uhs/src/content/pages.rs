@@ -22,11 +22,13 @@ pub(super) struct Page {
     used: bool,
     /// The batch that wrote it: the page stays until the batch is on the device.
     pub(super) batch: u64,
+    /// The entry of the clock that gives it back.
+    pub(super) entry: u64,
 }
 
 impl Page {
     pub(super) fn new(frame: Frame) -> Self {
-        Page { frame, used: true, batch: 0 }
+        Page { frame, used: true, batch: 0, entry: 0 }
     }
 }
 
@@ -123,7 +125,7 @@ impl Content {
             }
         }
         if new {
-            pool.remember(&self.me, first, frames.len() as u64);
+            self.remember(pool, first, frames.len() as u64);
         }
     }
 
@@ -255,7 +257,7 @@ impl Content {
             new |= self.put(pool, page, frame);
         }
         if new {
-            pool.remember(&self.me, first, end - first);
+            self.remember(pool, first, end - first);
         }
         Ok(bytes)
     }
@@ -318,8 +320,10 @@ impl Content {
     /// Gives a page other bytes. It is dirty then. True where it was not in memory.
     fn put(&mut self, pool: &Pool, page: u64, frame: Frame) -> bool {
         self.set_dirty(pool, page);
-        let new = Page::new(frame);
-        self.pages.insert(page, new).is_none()
+        let entry = self.pages.get(page).map(|old| old.entry);
+        let new = Page { entry: entry.unwrap_or_default(), ..Page::new(frame) };
+        self.pages.insert(page, new);
+        entry.is_none()
     }
 
     pub(super) fn set_dirty(&mut self, pool: &Pool, page: u64) {
@@ -352,7 +356,7 @@ impl Content {
             }
             for frame in Frame::each(fresh) {
                 if self.put(pool, page, frame) {
-                    pool.remember(&self.me, page, 1);
+                    self.remember(pool, page, 1);
                 }
             }
         }
@@ -441,24 +445,41 @@ impl Content {
         pool.forget_pages(dirty, promised);
     }
 
-    /// Drops these pages, which came into memory together, if all of them are on the device and nobody has used one since the last
-    /// call: the memory of a run is free when its last page is. Returns how many, and true if they stay.
-    pub(super) fn evict(&mut self, pool: &Pool, first: u64, count: u64) -> (usize, bool) {
+    /// Drops the pages of an entry of the clock, which came into memory together, if all of them are on the device and nobody has
+    /// used one since the last call: the memory of a run is free when its last page is. Returns how many, and true if they stay.
+    pub(super) fn evict(
+        &mut self,
+        pool: &Pool,
+        entry: u64,
+        (first, count): (u64, u64),
+    ) -> (usize, bool) {
         let written = pool.written();
         let pages = first..first.saturating_add(count);
-        let mut kept = false;
+        let (mut kept, mut all, mut its) = (false, 0, Vec::new());
         for (page, cached) in self.pages.range_mut(pages.clone()) {
-            let busy = cached.batch > written || self.dirty.contains(page);
-            kept |= std::mem::take(&mut cached.used) || busy;
+            all += 1;
+            if cached.entry == entry {
+                its.push(page);
+                let busy = cached.batch > written || self.dirty.contains(page);
+                kept |= std::mem::take(&mut cached.used) || busy;
+            }
         }
-        let mut gone = 0;
-        if !kept {
-            self.pages.take_out(pages, |_, cached| {
-                gone += 1;
-                drop(cached);
-            });
+        if kept {
+            return (0, true);
         }
-        (gone, kept)
+        match its.len() == all {
+            true => self.pages.take_out(pages, |_, cached| drop(cached)),
+            false => its.iter().for_each(|page| {
+                self.pages.take_out(*page..page + 1, |_, cached| drop(cached));
+            }),
+        }
+        (its.len(), false)
+    }
+
+    /// True if pages of an entry of the clock are in memory.
+    pub(super) fn has_pages_of(&self, entry: u64, first: u64, count: u64) -> bool {
+        let mut pages = self.pages.range(first..first.saturating_add(count));
+        pages.any(|(_, page)| page.entry == entry)
     }
 }
 

@@ -42,7 +42,8 @@ impl Content {
         }
         let (wanting, dirty) = self.take_waiting(skip_stuck);
         let changed = self.place_pages(pool, batch, (&wanting, &dirty), data)?;
-        pool.forget_pages(dirty.len(), wanting.len());
+        // Their blocks have taken the place of the promises.
+        pool.forget_pages(dirty.len(), 0);
         Ok(changed)
     }
 
@@ -81,7 +82,10 @@ impl Content {
         let (mut data, before) = (Vec::new(), self.placed.len());
         let all: Vec<u64> = pages.clone().collect();
         if let Err(errno) = self.place_pages(pool, batch, (&all, &all), &mut data) {
-            // The pages wait for the group as before.
+            // The pages wait for the group as before, and their blocks are given up then.
+            if self.placed.len() > before {
+                pool.exchange(0, all.len() as u64);
+            }
             pool.wrote_early(batch);
             return Err(errno);
         }
@@ -89,7 +93,7 @@ impl Content {
         self.promised.take_out(pages.clone());
         self.dirty.take_out(pages);
         self.has_placed(all.len());
-        pool.forget_pages(all.len(), all.len());
+        pool.forget_pages(all.len(), 0);
         Ok((batch, data))
     }
 
@@ -136,8 +140,9 @@ impl Content {
         Ok(())
     }
 
-    /// Takes blocks for pages that have none: whole units where whole units of pages are asked for, else blocks
-    /// behind those of the pages before. `EIO` where the space was not promised.
+    /// Takes blocks for pages that have none, in the place of a promise of so many: whole units where whole units of pages are
+    /// asked for, else blocks behind those of the pages before. `EIO` where the space was not promised; the promise is as
+    /// before then.
     pub(super) fn find_blocks(&self, pool: &Pool, pages: Range<u64>) -> Result<Vec<Extent>> {
         let mut taken: Vec<Extent> = Vec::new();
         let mut page = pages.start;
@@ -153,10 +158,16 @@ impl Content {
             let run = begins.then(|| space.take_fresh(count, near, keep)).flatten();
             let run = run.or_else(|| space.take(count, near, keep));
             let Some(run) = run.or_else(|| space.take(count, near, 0)) else {
-                taken.into_iter().for_each(|extent| space.free(extent.into()));
+                for extent in taken {
+                    space.free(extent.into());
+                    pool.exchange(0, extent.count.into());
+                }
                 return Err(Errno::EIO);
             };
             let Run { block, count } = run;
+            // Under the lock of the space, so that no block counts twice.
+            pool.unpromise(count.into());
+            drop(space);
             taken.push(Extent { page, block, count, unwritten: false });
             page += u64::from(count);
         }

@@ -120,10 +120,7 @@ impl Content {
         if !pool.promise(blocks, false) {
             return Err(Errno::ENOSPC);
         }
-        let taken = self.find_all_blocks(pool, &holes);
-        // Nobody else may promise them meanwhile.
-        pool.unpromise(blocks);
-        for extent in taken? {
+        for extent in self.find_all_blocks(pool, &holes)? {
             self.extents.add(Extent { unwritten: true, ..extent });
         }
         // Pages that wait for a block have one now.
@@ -132,14 +129,18 @@ impl Content {
         Ok(())
     }
 
-    /// Takes blocks for all holes, if there is space for the records that they need. `ENOSPC`.
+    /// Takes blocks for all holes, in the place of promises, if there is space for the records that they need. `ENOSPC`, with
+    /// the promises gone.
     fn find_all_blocks(&mut self, pool: &Pool, holes: &[Range<u64>]) -> Result<Vec<Extent>> {
         let mut taken = Vec::new();
         let mut found = Ok(());
         for hole in holes {
             match self.find_blocks(pool, hole.clone()) {
                 Ok(mut more) => taken.append(&mut more),
-                Err(errno) => found = Err(errno),
+                Err(errno) => {
+                    pool.unpromise(hole.end - hole.start);
+                    found = Err(errno);
+                }
             }
         }
         // Pages that wait for a block split what is unwritten.
@@ -199,11 +200,13 @@ impl Content {
     fn move_pages(&mut self, pool: &Pool, first: u64, to: impl Fn(u64) -> u64) {
         let mut moved = Vec::new();
         self.pages.take_out(first..u64::MAX, |page, cached| moved.push((page, cached)));
-        if let Some((last, _)) = moved.last() {
-            pool.remember(&self.me, to(first), last - first + 1);
-        }
+        let pages: Vec<u64> = moved.iter().map(|(page, _)| to(*page)).collect();
         for (page, cached) in moved {
             self.pages.insert(to(page), cached);
+        }
+        // As many as there are pages, however far apart they lie.
+        for run in pages.chunk_by(|a, b| a + 1 == *b) {
+            self.remember(pool, run[0], run.len() as u64);
         }
         let sets = [&mut self.dirty, &mut self.promised, &mut self.stuck, &mut self.waits];
         for set in sets {

@@ -385,3 +385,103 @@ fn a_file_that_is_opened_again_and_again_stays_in_memory_and_others_leave_it() {
     let here = inos.iter().filter(|ino| is_here(**ino)).count();
     assert!(here <= options.cache_pages / 4, "{here} of {FILES}");
 }
+
+// The pages that an insertion moved were remembered by the distance between the first and the last: four writes and one call
+// took gigabytes.
+#[test]
+fn operations_remember_as_many_pages_as_there_are_however_far_apart() {
+    const KEEP: u32 = Fallocate::KEEP_SIZE;
+    type Operation = fn(&Volume, u64) -> Result<(), Errno>;
+    let operations: [(&str, Operation); 9] = [
+        ("insert", |volume, far| volume.fallocate(Fallocate::INSERT_RANGE, 0, far)),
+        ("collapse", |volume, far| volume.fallocate(Fallocate::COLLAPSE_RANGE, PAGE, far / 2)),
+        ("punch", |volume, far| volume.fallocate(Fallocate::PUNCH_HOLE | KEEP, 1, 2 * far)),
+        ("truncate", |volume, far| volume.truncate(far + 1)),
+        ("grow and truncate", |volume, _| {
+            volume.truncate(i64::MAX as u64)?;
+            volume.truncate(1)
+        }),
+        ("seek", |volume, far| {
+            assert_eq!(volume.seek(PAGE, Whence::Data), Ok(far));
+            assert_eq!(volume.seek(far, Whence::Hole), Ok(far + PAGE));
+            Ok(())
+        }),
+        ("read", |volume, far| {
+            assert_eq!(volume.read(far / 2, 100), [0; 100]);
+            Ok(())
+        }),
+        ("allocate", |volume, far| {
+            let all = volume.fallocate(KEEP, PAGE, 2 * far);
+            assert!(matches!(all, Ok(()) | Err(Errno::ENOSPC)));
+            Ok(())
+        }),
+        ("zero", |volume, far| {
+            let all = volume.fallocate(KEEP | Fallocate::ZERO_RANGE, 1, 2 * far);
+            assert!(matches!(all, Ok(()) | Err(Errno::ENOSPC)));
+            Ok(())
+        }),
+    ];
+    for (text, operation) in operations {
+        let entries = |far: u64| {
+            let volume = small();
+            for offset in [0, far, far + (far >> 1), 2 * far] {
+                volume.write(offset, b"data").unwrap();
+            }
+            assert_eq!(operation(&volume, far), Ok(()), "{text} over {far}");
+            volume.fs().syncfs(&cx()).unwrap();
+            volume.fs().engine().pool().clock_entries()
+        };
+        // The distance of pages that made 24 MiB of entries, and one that would make more than there is memory.
+        let (near, far, farther) = (entries(1 << 16), entries(1 << 36), 1 << 60);
+        assert!(near <= 16 && far == near, "{text}: {near} entries, {far} over a longer hole");
+        assert_eq!(entries(farther), near, "{text}");
+    }
+}
+
+// Pages came and went without an end of the entries that remember them, as long as nobody was short of memory.
+#[test]
+fn the_clock_has_few_entries_however_often_pages_come_go_and_move() {
+    let volume = small();
+    let frames = 64 + 64 + 1024;
+    const HOLE: u32 = Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE;
+    (0..8).for_each(|page| assert_eq!(volume.write(page * 2 * PAGE, b"x"), Ok(1)));
+    for _ in 0..4 * frames {
+        volume.write(0, b"x").unwrap();
+        volume.fallocate(HOLE, 0, PAGE).unwrap();
+    }
+    for _ in 0..frames {
+        volume.fallocate(Fallocate::INSERT_RANGE, 0, PAGE).unwrap();
+        volume.fallocate(Fallocate::COLLAPSE_RANGE, 0, PAGE).unwrap();
+    }
+    let entries = volume.fs().engine().pool().clock_entries();
+    assert!(entries <= 2 * frames + 32, "{entries} entries for {frames} frames");
+    // Those that are left still lead to the pages: they leave the memory.
+    volume.fs().syncfs(&cx()).unwrap();
+    for page in 0..2000 {
+        volume.write((1 << 30) + page * PAGE, b"y").unwrap();
+    }
+    volume.fs().syncfs(&cx()).unwrap();
+    let (in_use, limit) = volume.fs().engine().pool().frames_in_use();
+    assert!(in_use <= limit + 64, "{in_use} frames of {limit}");
+}
+
+// A block that was taken counted once more as promised, until the caller gave its promise up: the largest allocation was half of
+// the free space, and others met ENOSPC meanwhile.
+#[test]
+fn blocks_that_are_taken_take_the_place_of_their_promise() {
+    let volume = small();
+    let engine = volume.fs().engine();
+    let (content, pool) = (engine.content(volume.ino.0).unwrap(), engine.pool());
+    let before = pool.counts().1;
+    assert!(pool.promise(1500, false));
+    assert_eq!(pool.counts().1, before - 1500);
+    let taken = content.lock().unwrap().find_blocks(pool, 0..1500).unwrap();
+    assert_eq!((pool.counts().1, pool.set_aside().0), (before - 1500, 0));
+    // What is not there was not promised, and the promise of it stays.
+    assert!(content.lock().unwrap().find_blocks(pool, 2000..200_000).is_err());
+    assert_eq!(pool.set_aside().0, 0);
+    let mut space = pool.space();
+    taken.into_iter().for_each(|extent| space.free(extent.into()));
+    drop(space);
+    assert_eq!(pool.counts().1, before);
+}

@@ -89,6 +89,24 @@ impl Full {
     }
 }
 
+#[test]
+fn one_call_allocates_nearly_all_space_that_is_free() {
+    for mode in [0, Fallocate::KEEP_SIZE, Fallocate::ZERO_RANGE] {
+        let full = Full::new(64, RULES);
+        let ino = full.make("file");
+        // The records of so many extents need blocks, too.
+        for page in 0..300 {
+            full.write(ino, page * 2 * PAGE, b"data").unwrap();
+        }
+        full.fs.syncfs(&cx()).unwrap();
+        let free = full.fs.statfs(&cx(), Ino::ROOT).unwrap().blocks_free;
+        let range = Fallocate { mode, offset: 5 * PAGE, length: free / 20 * 19 * PAGE };
+        let file = File { ino, fh: Fh(0) };
+        assert_eq!(full.fs.fallocate(&cx(), file, range), Ok(()), "mode {mode:#x}");
+        full.end();
+    }
+}
+
 /// Every change of a file writes the records of all of its extents, names and attributes anew. Whoever may write to
 /// a few such files could make the file system read-only: there was no space for the second copy.
 #[test]
