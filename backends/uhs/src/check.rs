@@ -8,7 +8,7 @@ use defuse_fs::source::{Unwatched, Watch};
 use crate::commit::Rules;
 use crate::load;
 use crate::names::Problem;
-use crate::store::{StoreError, survey_and_see};
+use crate::store::{StoreError, lost_copies, survey_and_see};
 
 /// The findings of a [`check`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub struct Report {
     pub free_blocks: u64,
     /// Slots that a power failure has left half written. Mounting clears them.
     pub unfinished: usize,
+    /// Blocks of copies of the superblock that hold none. A mount that may write writes them anew.
+    pub lost_superblocks: Vec<u64>,
 }
 
 /// Reads everything but the data of files on `device`, and writes nothing.
@@ -47,5 +49,6 @@ pub(crate) fn check_watched(
         blocks: survey.superblock.blocks,
         free_blocks: pool.space().free_blocks(),
         unfinished: survey.found.void.len(),
+        lost_superblocks: lost_copies(&**device)?,
     })
 }

@@ -14,7 +14,7 @@ use crate::format::superblock::{COPIES, Chunk, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::names::{Loaded, Loading, Names, Problem, Told};
 use crate::space::{Run, Space};
-use crate::store::{StoreError, Survey, chunks_left, failed, slots, snapshot};
+use crate::store::{StoreError, Survey, check_numbers, chunks_left, failed, slots, snapshot};
 
 /// Inodes after which somebody may end the loading.
 const LOOKED_AT: u64 = 4096;
@@ -98,6 +98,7 @@ pub(crate) fn restore(
     index: u64,
 ) -> Result<Option<(Survey, Names, Arc<Pool>)>, StoreError> {
     let Some(header) = snapshot::header(device, superblock) else { return Ok(None) };
+    check_numbers(superblock, &[header.durable, header.next_stamp])?;
     check_index(header.inodes, 0, index)?;
     Ok(restore_by(device, superblock, &header))
 }

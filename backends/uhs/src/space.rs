@@ -217,6 +217,18 @@ impl Space {
         true
     }
 
+    /// Marks blocks as used, up to the first that is in use already or does not exist. False where there is one. Claims that
+    /// fail take no longer than the units that they mark, however many of them there are.
+    pub(crate) fn claim_until_used(&mut self, run: Run) -> bool {
+        if run.end() > self.blocks() {
+            return false;
+        }
+        run.parts().all(|(unit, from, end)| {
+            let unit = unit as u64 * UNIT_BLOCKS;
+            self.claim(Run { block: unit + u64::from(from), count: end - from })
+        })
+    }
+
     /// Gives blocks back.
     pub(crate) fn free(&mut self, run: Run) {
         run.parts().for_each(|part| self.set(part, false));

@@ -199,7 +199,8 @@ fn lives(seed: u64, rules: Rules) -> Result<usize, String> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut ram = fresh(seed);
     let rules = Rules { usable: 6 + random.usize(..10), ..rules };
-    let (mut model, mut next_ino, mut states) = (Model::new(), 1, 0);
+    // Nothing removes inode 1, the root.
+    let (mut model, mut next_ino, mut states) = (Model::new(), 2, 0);
     for life in 0..6 {
         let run = Run::new(&ram, model, next_ino, seed * 100 + life, rules);
         next_ino = run.next_ino;

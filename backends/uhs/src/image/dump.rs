@@ -44,7 +44,7 @@ pub(crate) fn tables(
         (Ok(survey), None) => whole(device, &survey, &scanned, watch).map(Some),
         (Ok(survey), Some(ino)) => inode(device, &survey, &scanned, ino),
         // The copies are what somebody wants to see who cannot open the image.
-        (Err(StoreError::Unusable(_) | StoreError::Short { .. }), None) => {
+        (Err(StoreError::Unusable(_) | StoreError::Short { .. } | StoreError::Numbers), None) => {
             superblocks(device).map(|table| Some(vec![table]))
         }
         (Err(error), _) => Err(error),

@@ -70,8 +70,10 @@ impl Image for Opened {
         let report = check_watched(&self.device, &*self.watch);
         let report = report.map_err(|error| self.unusable(&error))?;
         let block = u64::from(self.device.facts().block_size);
+        let copies = report.lost_superblocks.iter();
+        let copies = copies.map(|block| format!("block {block}: a copy of the superblock is lost"));
         Ok(Checked {
-            problems: report.problems.iter().map(ToString::to_string).collect(),
+            problems: report.problems.iter().map(ToString::to_string).chain(copies).collect(),
             figures: vec![
                 ("inodes", report.inodes),
                 ("unfinished_slots", report.unfinished as u64),

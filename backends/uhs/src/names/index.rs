@@ -20,6 +20,14 @@ pub(super) struct Key {
     hash: u32,
 }
 
+impl Key {
+    /// All bits of the hash, for other tables.
+    pub(super) fn whole(self) -> u64 {
+        let bits = (self.shard as u64) << 32 | u64::from(self.hash);
+        bits.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+}
+
 /// A table with linear probing: entries of 8 bytes lie where their hashes say or shortly after, so that a search takes one line
 /// of the cache, as a rule. At least a quarter of the places is empty.
 pub(super) struct Part {

@@ -1,6 +1,6 @@
 //! Lookups, and operations that make inodes.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use defuse_fs::posix::acl::Acl;
@@ -14,6 +14,7 @@ use super::xattrs::{ACCESS, DEFAULT, default_acl};
 use super::{LINK_MAX, Names, ROOT, list, settle, touch};
 use crate::content::{Content, Shared};
 use crate::engine::lock;
+use crate::format::LAST_NEW;
 use crate::format::inode::Data;
 use crate::group::Handle;
 
@@ -53,10 +54,23 @@ pub(super) struct LockedName<'a> {
     pub(super) key: Key,
 }
 
+#[cfg(test)]
+thread_local! {
+    static COMPARED: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Further names of inodes that this thread has looked at.
+#[cfg(test)]
+pub(super) fn compared_names() -> u64 {
+    COMPARED.get()
+}
+
 /// True where the inode has this name.
 pub(super) fn has_link(record: &Record, extra: Option<&Extra>, parent: u64, name: &[u8]) -> bool {
     let further = || {
         extra.is_some_and(|extra| {
+            #[cfg(test)]
+            COMPARED.set(COMPARED.get() + extra.links.len() as u64);
             extra.links.iter().any(|link| link.parent == parent && link.name == name)
         })
     };
@@ -163,6 +177,7 @@ impl Names {
         if is_dir && place.dir.subdirs.load(Ordering::Relaxed) as usize >= LINK_MAX {
             return Err(Errno::EMLINK);
         }
+        self.check_numbers()?;
         if !making.sure {
             self.check_slots()?;
         }
@@ -180,6 +195,15 @@ impl Names {
         Ok(entry)
     }
 
+    /// `ENOSPC` where numbers are used up. Only a forged image comes near: a mount would not know what has such a number.
+    pub(super) fn check_numbers(&self) -> Result<()> {
+        let newest = |number: &AtomicU64| number.load(Ordering::Relaxed);
+        match newest(&self.next_ino).max(newest(&self.next_stamp)) < LAST_NEW {
+            true => Ok(()),
+            false => Err(Errno::ENOSPC),
+        }
+    }
+
     pub(super) fn take_stamp(&self) -> u64 {
         self.next_stamp.fetch_add(1, Ordering::Relaxed)
     }
@@ -195,6 +219,7 @@ impl Names {
         if above.dir.is_dead() {
             return Err(Errno::ENOENT);
         }
+        self.check_numbers()?;
         self.check_slots()?;
         let (mut record, extra) = self.new_record(&above, making)?;
         record.linkable = linkable;
@@ -310,6 +335,7 @@ impl Names {
         }
         let now = self.now();
         let rid = self.records.place_of(ino)?;
+        self.check_numbers()?;
         let stamp = self.take_stamp();
         let ((), _) = self.records.change_at(rid, |mut changing| {
             check(changing.record)?;

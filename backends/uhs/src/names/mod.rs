@@ -55,7 +55,7 @@ use records::Records;
 
 pub(crate) use encode::{Body as Encoded, WithRecords};
 pub use load::Problem;
-pub(crate) use load::{Loaded, Loading, fits};
+pub(crate) use load::{Loaded, Loading, fits, is_within_a_file};
 pub(crate) use make::Making;
 pub(crate) use snapshot::{Saving, Told};
 

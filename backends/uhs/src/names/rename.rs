@@ -60,6 +60,7 @@ impl Names {
         whiteout: &NewNode<'_>,
     ) -> Result<[Ino; 2]> {
         check_flags(flags)?;
+        self.check_numbers()?;
         let side = |(parent, name): (u64, Name<'_>)| -> Result<(Arc<Directory>, Key)> {
             let (dir, key) = (self.directory(parent)?, self.index.key(parent, name.as_bytes()));
             Ok((dir, key))

@@ -8,10 +8,10 @@ use defuse_fs::FileKind;
 use super::load::{Loaded, fits};
 use super::order::Rid;
 use super::record::{Body, Directory, Extra, Record};
-use super::{Names, ROOT};
+use super::{LINK_MAX, Names, ROOT};
 use crate::content::Pool;
 use crate::engine::lock;
-use crate::format::NUMBERS;
+use crate::format::LAST;
 use crate::format::inode::{Data, Decoded, INLINE, Inode, is_name};
 use crate::format::snapshot::{Entry, SEGMENT, Segment, Short, ShortData, entries};
 use crate::space::Run;
@@ -285,7 +285,7 @@ impl Names {
         let is_root = (short.ino, kind) == (ROOT, FileKind::Directory);
         let named = short.parent != 0 && is_name(short.name);
         let nameless = short.parent == 0 && short.name.is_empty();
-        if !(if is_root { nameless } else { named && short.ino != 0 && short.stamp < NUMBERS }) {
+        if !(if is_root { nameless } else { named && short.ino != 0 && short.stamp < LAST }) {
             return None;
         }
         let mut record = Record::new(short.ino, short.mode, (short.uid, short.gid), body);
@@ -311,7 +311,7 @@ impl Names {
         let kind = FileKind::from_mode(inode.mode).filter(|kind| fits(*kind, &inode))?;
         let (is_dir, count) = (kind == FileKind::Directory, inode.links.len());
         if (ino == ROOT) != (count == 0)
-            || is_dir && count > 1
+            || count > if is_dir { 1 } else { LINK_MAX }
             || ino == ROOT && !is_dir
             || ino == 0
         {
@@ -335,7 +335,8 @@ impl Names {
     fn take_name(&self, place: Pending, name: &[u8], found: &mut Found) -> Option<()> {
         let key = self.index.key(place.parent, name);
         let mut part = self.index.write(key);
-        if self.find(&part, key, place.parent, name).is_some() {
+        // The first name that is there twice ends it all.
+        if place.stamp >= LAST || self.find(&part, key, place.parent, name).is_some() {
             return None;
         }
         part.insert(key, place.rid);

@@ -6,9 +6,9 @@ use defuse_fs::FileKind;
 
 use super::claims::Claims;
 use super::report::Repair;
-use crate::format::BLOCK;
 use crate::format::inode::{Data, Inode, Link, Moment};
-use crate::names::{ROOT, fits};
+use crate::format::{BLOCK, LAST_NEW};
+use crate::names::{LINK_MAX, ROOT, fits, is_within_a_file};
 use crate::space::Run;
 
 /// The directory for inodes without a name.
@@ -48,6 +48,8 @@ impl Mender {
         now: Moment,
     ) -> Self {
         let links = inodes.values().flat_map(|patient| &patient.inode.links);
+        // Positions that leave no room are given out anew.
+        let links = links.filter(|link| link.stamp < LAST_NEW);
         // 1 and 2 are the positions of `.` and `..`.
         let next_position = links.map(|link| link.stamp + 1).max().unwrap_or(0).max(3);
         let (changed, repairs) = (BTreeSet::new(), Vec::new());
@@ -196,16 +198,17 @@ impl Mender {
         links.sort_by_key(|(damaged, link, ino)| (*damaged, link.stamp, *ino));
         let (mut names, mut positions) = (HashSet::new(), HashSet::new());
         for (_, mut link, ino) in links {
-            let has_one = self.is_dir(ino)
-                && self.inodes.get(&ino).is_some_and(|found| !found.inode.links.is_empty());
-            let good = !has_one
+            let most = if self.is_dir(ino) { 1 } else { LINK_MAX };
+            let has_all = self.inodes.get(&ino).is_some_and(|it| it.inode.links.len() >= most);
+            let good = !has_all
                 && self.is_dir(link.parent)
                 && names.insert((link.parent, link.name.clone()));
             if !good {
                 self.give_up(ino, link);
                 continue;
             }
-            if link.stamp < 3 || !positions.insert((link.parent, link.stamp)) {
+            if !(3..LAST_NEW).contains(&link.stamp) || !positions.insert((link.parent, link.stamp))
+            {
                 link.stamp = self.new_position();
                 self.note(ino, Repair::Position { ino });
             }
@@ -294,10 +297,11 @@ fn patient_stamp(inodes: &BTreeMap<u64, Patient>, ino: u64) -> u64 {
 /// Makes the type and the size of something that is no directory fit its data.
 fn fit(inode: &mut Inode) {
     let regular = FileKind::Regular.mode_bits() | inode.mode & 0o7777;
-    match &inode.data {
+    match &mut inode.data {
         Data::Inline(bytes) => (inode.mode, inode.size) = (regular, bytes.len() as u64),
         Data::Extents(extents) => {
             inode.mode = regular;
+            extents.retain(is_within_a_file);
             if inode.size > i64::MAX as u64 {
                 let end = extents.last().map_or(0, |last| last.page + u64::from(last.count));
                 inode.size = end.saturating_mul(BLOCK as u64).min(i64::MAX as u64);

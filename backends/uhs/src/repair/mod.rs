@@ -23,7 +23,7 @@ use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::load::records;
 use crate::space::{Run, Space};
-use crate::store::{Need, Store, StoreError, Survey, failed, survey_and_see};
+use crate::store::{Need, Store, StoreError, Survey, failed, lost_copies, survey_and_see};
 use claims::Claims;
 pub use doubt::{Doubt, Written};
 use mend::{Mender, Patient};
@@ -74,6 +74,9 @@ pub(crate) fn repair_watched(
     repairs.extend(cleared().map(|block| Repair::Slot { block }));
     let slots = found.void.len();
     repairs.extend((slots > 0).then_some(Repair::Unfinished { slots }));
+    // The store writes all copies when it begins.
+    let copies = lost_copies(&**device)?;
+    repairs.extend(copies.into_iter().map(|block| Repair::Superblock { block }));
     if repairs.is_empty() && mender.changed.is_empty() {
         return Ok(repairs);
     }

@@ -62,6 +62,11 @@ pub enum Repair {
         /// The block.
         block: u64,
     },
+    /// A copy of the superblock was written anew.
+    Superblock {
+        /// The block.
+        block: u64,
+    },
     /// Slots that a power failure had left half written were cleared.
     Unfinished {
         /// How many.
@@ -93,6 +98,9 @@ impl fmt::Display for Repair {
             }
             Repair::Removed { ino } => write!(f, "inode {ino}: cannot be read, and was removed"),
             Repair::Slot { block } => write!(f, "block {block}: cleared a slot that has no sense"),
+            Repair::Superblock { block } => {
+                write!(f, "block {block}: wrote the copy of the superblock anew")
+            }
             Repair::Unfinished { slots } => write!(f, "cleared {slots} half-written slots"),
         }
     }

@@ -149,3 +149,17 @@ fn units_that_are_emptied_take_no_blocks_while_there_are_others() {
     assert_eq!((taken, space.free_blocks()), (free, 0));
     assert_eq!(space.reopen(&leaving), leaving);
 }
+
+// Claims of a forged image that all fail looked at all units each.
+#[test]
+fn a_claim_that_fails_takes_what_is_free_before_so_that_the_next_one_ends_at_once() {
+    let mut space = Space::new(1000);
+    assert!(space.claim(Run { block: 900 * 512 + 7, count: 1 }));
+    let all = Run { block: 0, count: 1000 * 512 };
+    assert!(!space.claim_until_used(all));
+    assert_eq!(space.free_blocks(), 100 * 512 - 1);
+    assert!(!space.claim_until_used(all) && !space.claim_until_used(Run { block: 512, ..all }));
+    assert_eq!(space.free_blocks(), 100 * 512 - 1);
+    assert!(space.claim_until_used(Run { block: 900 * 512 + 8, count: 512 }));
+    assert!(!space.claim_until_used(Run { block: 999 * 512, count: 513 }), "there are no more");
+}

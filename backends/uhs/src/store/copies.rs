@@ -95,6 +95,21 @@ pub(crate) fn superblock(device: &dyn Device) -> Result<Superblock, StoreError> 
     read_superblock(&mut line, device.facts().blocks)
 }
 
+/// The blocks of copies that cannot be read, or hold no superblock at all. One that a power failure has torn still begins as one.
+///
+/// # Errors
+///
+/// A failure of the device as a whole.
+pub(crate) fn lost_copies(device: &dyn Device) -> Result<Vec<u64>, StoreError> {
+    let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
+    let mut is_lost = |block: &u64| {
+        let mut bytes = vec![0; BLOCK];
+        let read = line.read(*block, &mut bytes);
+        read.is_err() || Superblock::decode(&bytes) == Err(Unusable::Other)
+    };
+    Ok(COPIES.into_iter().filter(|block| is_lost(block)).collect())
+}
+
 /// Reads the newest copy of the superblock.
 pub(crate) fn read_superblock(line: &mut Blocking, blocks: u64) -> Result<Superblock, StoreError> {
     let mut best: Option<Superblock> = None;

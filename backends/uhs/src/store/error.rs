@@ -42,6 +42,8 @@ pub enum StoreError {
         /// The most that they may take.
         limit: u64,
     },
+    /// Numbers of inodes, slots or groups that leave no room for further ones.
+    Numbers,
     /// The slot of an inode does not hold it any more.
     Lost,
     /// No unit is free for more inodes.
@@ -74,6 +76,10 @@ impl fmt::Display for StoreError {
             StoreError::Index { inodes, bytes, limit } => write!(
                 f,
                 "names and attributes of its {inodes} files take {bytes} bytes of memory, and {limit} are allowed"
+            ),
+            StoreError::Numbers => f.write_str(
+                "numbers of its inodes, slots or groups leave no room for further ones: no program \
+                 has written it so; restore it from a backup",
             ),
             StoreError::Lost => f.write_str("an inode was overwritten by another program"),
             StoreError::Full => f.write_str("no space is left for inodes"),

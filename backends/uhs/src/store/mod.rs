@@ -31,17 +31,17 @@ use defuse_block::{Blocking, Device, Errno, FRAME, OpKind};
 use crate::commit::{Change, Group, Groups, NoSlots, Rules};
 use crate::format::slot::{self, Identity, Kind, SlotIdentity};
 use crate::format::superblock::{CHUNKS, Chunk, Superblock};
-use crate::format::{NUMBERS, UNIT_BLOCKS, are_neighbours};
+use crate::format::{LAST, LAST_OPENED, LAST_WRITTEN, UNIT_BLOCKS, are_neighbours};
 
 use copies::write_superblock;
-pub(crate) use copies::{grow, make, read_superblock, superblock};
+pub(crate) use copies::{grow, lost_copies, make, read_superblock, superblock};
 pub use error::StoreError;
 pub(crate) use error::failed;
 use flushes::Flushes;
 use lanes::Lanes;
 pub(crate) use places::Frozen;
 use places::Places;
-pub(crate) use scan::{Survey, survey, survey_and_see};
+pub(crate) use scan::{Survey, check_numbers, survey, survey_and_see};
 pub(crate) use turns::Turn;
 use turns::Turns;
 use writing::Failed;
@@ -150,6 +150,9 @@ impl Store {
         random: fastrand::Rng,
     ) -> Result<Store, StoreError> {
         let found = &survey.found;
+        if found.next_stamp.max(found.durable).max(survey.superblock.epoch) >= LAST_OPENED {
+            return Err(StoreError::Numbers);
+        }
         let mut line = Blocking::new(&*device).map_err(failed("open a queue"))?;
         if rules.snapshots_are_voided {
             snapshot::void(&mut line, &survey.superblock)?;
@@ -161,7 +164,7 @@ impl Store {
         }
         let mut superblock = survey.superblock.clone();
         superblock.epoch += 1;
-        superblock.next_ino = found.next_ino + INO_STEP;
+        superblock.next_ino = after(found.next_ino);
         if rules.snapshots_are_voided {
             superblock.snapshot = None;
         }
@@ -289,7 +292,7 @@ impl Store {
             self.check()?;
             // Only a forged image comes near: a slot with such a number would be none.
             let largest = changes.iter().map(Change::ino).max().unwrap_or(0);
-            if largest.max(state.groups.largest()) >= NUMBERS - (1 << 32) {
+            if largest.max(state.groups.largest()) >= LAST_WRITTEN {
                 return Err(StoreError::Full);
             }
             self.raise_next_ino(&mut state, largest)?;
@@ -661,7 +664,7 @@ impl Store {
     /// that are gone do not say it for ever.
     fn raise_next_ino(&self, state: &mut State, newest: u64) -> Result<(), StoreError> {
         match newest >= state.superblock.next_ino {
-            true => self.update(state, |superblock| superblock.next_ino = newest + INO_STEP),
+            true => self.update(state, |superblock| superblock.next_ino = after(newest)),
             false => Ok(()),
         }
     }
@@ -681,6 +684,11 @@ impl Store {
         state.superblock = superblock;
         Ok(())
     }
+}
+
+/// A number of inodes some way behind `ino`, that an image can have.
+fn after(ino: u64) -> u64 {
+    (ino + INO_STEP).min(LAST - 1).max(ino)
 }
 
 /// True if one operation of the device, of `gathered` blocks at most, writes all slots of a group.

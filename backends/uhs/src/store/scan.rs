@@ -13,7 +13,8 @@ use super::slots;
 use crate::commit::{Recovered, Rules, Scanned, recover};
 use crate::format::slot::{self, Found, SlotIdentity};
 use crate::format::superblock::{Chunk, Superblock};
-use crate::format::{BLOCK, UNIT_BLOCKS};
+use crate::format::{BLOCK, LAST, UNIT_BLOCKS};
+use crate::names::ROOT;
 
 /// Blocks of one read: 1 MiB, and less where there is little to read.
 const GATHERED: RangeInclusive<u64> = 32..=256;
@@ -98,7 +99,21 @@ pub(crate) fn survey_and_see(
     see(&slots);
     let mut found = recover(&slots, superblock.durable, rules);
     found.next_ino = superblock.next_ino.max(found.next_ino);
+    check_numbers(&superblock, &[found.next_ino, found.next_stamp, found.durable])?;
     Ok(Survey { superblock, found, unreadable, bodies })
+}
+
+/// Fails where numbers of a file system leave no room for what a mount adds to them.
+///
+/// # Errors
+///
+/// [`StoreError::Numbers`].
+pub(crate) fn check_numbers(superblock: &Superblock, numbers: &[u64]) -> Result<(), StoreError> {
+    let of_superblock = [superblock.epoch, superblock.durable, superblock.next_ino];
+    match numbers.iter().chain(&of_superblock).all(|number| *number < LAST) {
+        true => Ok(()),
+        false => Err(StoreError::Numbers),
+    }
 }
 
 impl Survey {
@@ -199,6 +214,14 @@ fn scan_by_threads(
     })
 }
 
+/// A slot that lists the root as removed is forged, and would hide each root that a repair makes.
+fn without_root(mut scanned: Scanned) -> Scanned {
+    if let Scanned::Whole(_, list) = &mut scanned {
+        list.retain(|ino| *ino != ROOT);
+    }
+    scanned
+}
+
 /// One thread of a scan.
 struct Scanner<'a> {
     device: &'a dyn Device,
@@ -292,7 +315,8 @@ impl<'a> Scanner<'a> {
                 }
             }
             if let Keeps::Some(_) = self.keeps {
-                part.slots.extend(Scanned::of(&found).map(|scanned| (block, scanned)));
+                part.slots
+                    .extend(Scanned::of(&found).map(|scanned| (block, without_root(scanned))));
             }
         }
     }

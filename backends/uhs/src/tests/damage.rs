@@ -20,11 +20,11 @@ use crate::store::survey;
 use crate::{Repair, StoreError, Uhs, check, repair};
 
 /// Bytes of an identity, and where they begin at the end of a slot.
-const IDENTITY: usize = 96;
-const TAIL: usize = BLOCK - IDENTITY;
+pub(super) const IDENTITY: usize = 96;
+pub(super) const TAIL: usize = BLOCK - IDENTITY;
 
 /// Inodes with their size and the beginning of their data.
-type Walk = BTreeMap<u64, (u64, Vec<u8>)>;
+pub(super) type Walk = BTreeMap<u64, (u64, Vec<u8>)>;
 
 /// The most that one image may take.
 const LONGEST: Duration = Duration::from_secs(10);
@@ -38,7 +38,7 @@ fn write(fs: &Uhs, ino: Ino, offset: u64, bytes: &[u8]) {
 
 /// An image with one of everything: directories, small and large files, a link, two names, an inode whose
 /// records lie in blocks, and removals.
-fn image() -> Ram {
+pub(super) fn image() -> Ram {
     let ram = fresh();
     // A snapshot would hide what the slots say.
     let rules = Rules { snapshots: false, ..Rules::ALL };
@@ -71,13 +71,13 @@ fn image() -> Ram {
     ram
 }
 
-fn get(ram: &Ram, block: u64) -> Vec<u8> {
+pub(super) fn get(ram: &Ram, block: u64) -> Vec<u8> {
     let mut bytes = vec![0; BLOCK];
     Blocking::new(ram).unwrap().read(block, &mut bytes).unwrap();
     bytes
 }
 
-fn put(ram: &Ram, block: u64, bytes: &[u8]) {
+pub(super) fn put(ram: &Ram, block: u64, bytes: &[u8]) {
     Blocking::new(ram).unwrap().write(block, bytes).unwrap();
 }
 
@@ -92,7 +92,7 @@ fn seal(bytes: &mut [u8]) {
 }
 
 /// Makes the checksums of a slot right again.
-fn seal_slot(slot: &mut [u8]) {
+pub(super) fn seal_slot(slot: &mut [u8]) {
     let len = (u32_at(slot, 80) as usize).min(TAIL - IDENTITY);
     let crc = crc32c::crc32c(&slot[IDENTITY..][..len]);
     for end in [0, TAIL] {
@@ -138,13 +138,13 @@ fn stroll(fs: &Uhs) -> Walk {
 
 /// Mounts, walks, checks and repairs `ram`. After the repair nothing is wrong any more, and a second one finds
 /// nothing. Returns what was repaired and what is there then; `None` where no superblock can be used.
-fn examine(ram: &Ram) -> Option<(Vec<Repair>, Walk)> {
+pub(super) fn examine(ram: &Ram) -> Option<(Vec<Repair>, Walk)> {
     let begun = Instant::now();
     let open = |ram: Ram| Uhs::open(Arc::new(ram), OPTIONS, random());
     let device = |ram: &Ram| Arc::new(ram.clone()) as Arc<dyn Device>;
     let report = match check(&device(ram)) {
         Ok(report) => report,
-        Err(StoreError::Unusable(_) | StoreError::Short { .. }) => {
+        Err(StoreError::Unusable(_) | StoreError::Short { .. } | StoreError::Numbers) => {
             assert!(open(ram.fork()).is_err() && repair(&device(ram), None, random()).is_err());
             return None;
         }

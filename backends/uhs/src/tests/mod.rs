@@ -8,6 +8,7 @@ mod direct;
 mod doubt;
 mod faults;
 mod figures;
+mod forged;
 mod full;
 mod golden;
 mod index;
