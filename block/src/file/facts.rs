@@ -31,8 +31,8 @@ pub(super) fn of(fd: &OwnedFd, path: &Path, stat: &Stat) -> Result<(Facts, usize
         // Sectors are the only thing that all devices below promise.
         atomic_write: logical,
         volatile_cache: queue.volatile,
-        // RWF_DSYNC: where the device lacks it, the kernel flushes after the write, without a turn of this process.
-        fua: true,
+        // RWF_DSYNC: where a device lacks it, the kernel flushes after the write, without a turn of this process.
+        fua: !regular || honours_dsync(rustix::fs::fstatfs(fd)?.f_type as u64),
         discard: queue.discard,
         max_transfer: 2 << 20,
         max_segments: 512,
@@ -42,6 +42,18 @@ pub(super) fn of(fd: &OwnedFd, path: &Path, stat: &Stat) -> Result<(Facts, usize
         numa_node: node,
     };
     Ok((facts, alignment(fd)))
+}
+
+/// True for the types of file systems whose direct writes are known to be durable with RWF_DSYNC. FUSE passes the flag on to a
+/// server that may ignore it, and other file systems of the network or of unknown make may, too: there a write and an
+/// fdatasync(2) are needed.
+fn honours_dsync(magic: u64) -> bool {
+    const EXT4: u64 = 0xef53;
+    const XFS: u64 = 0x5846_5342;
+    const BTRFS: u64 = 0x9123_683e;
+    const F2FS: u64 = 0xf2f5_2010;
+    const TMPFS: u64 = 0x0102_1994;
+    [EXT4, XFS, BTRFS, F2FS, TMPFS].contains(&magic)
 }
 
 /// The alignment of memory for direct I/O; a page where the kernel does not say (before Linux 6.1).
@@ -107,4 +119,18 @@ pub(super) fn is_alive(pid: u32) -> bool {
     // The state follows the name, which may hold anything: proc_pid_stat(5).
     let state = stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().next());
     state.is_some_and(|state| !matches!(state, "Z" | "X"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writes_are_durable_at_once_only_where_the_file_system_is_known_to_say_so() {
+        assert!(honours_dsync(0xef53) && honours_dsync(0x5846_5342));
+        // FUSE, NFS, SMB, overlayfs, 9p.
+        for other in [0x6573_5546, 0x6969, 0xff53_4d42, 0x794c_7630, 0x0102_1997] {
+            assert!(!honours_dsync(other), "{other:#x}");
+        }
+    }
 }

@@ -47,6 +47,8 @@ struct Flight {
     moved: usize,
     /// The kernel refused to zero the range without freeing it.
     punched: bool,
+    /// All bytes of a write are there, and the file system is told to make them durable.
+    syncing: bool,
 }
 
 // SAFETY: the addresses in `vectors` are those of memory that the operation owns (`RawBuf::new`).
@@ -129,9 +131,10 @@ impl FileQueue {
                     }
                 }
             }
+            OpKind::Write { .. } if flight.syncing => fdatasync(),
             OpKind::Write { block, memory, fua } => {
                 let offset = block * block_size + flight.moved as u64;
-                let flags = if *fua { libc::RWF_DSYNC } else { 0 };
+                let flags = if *fua && self.open.facts.fua { libc::RWF_DSYNC } else { 0 };
                 match remaining(memory, &flight.bounce, flight.moved, &mut flight.vectors) {
                     One { start, len, region } => {
                         match self.buffers.get(&self.ring, region, start, len) {
@@ -152,7 +155,7 @@ impl FileQueue {
                     }
                 }
             }
-            OpKind::Flush => opcode::Fsync::new(DEVICE).flags(types::FsyncFlags::DATASYNC).build(),
+            OpKind::Flush => fdatasync(),
             OpKind::Discard { block, blocks } => {
                 let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
                 fallocate(mode, block * block_size, blocks * block_size)
@@ -200,7 +203,14 @@ impl FileQueue {
             }
             (OpKind::Read { memory, .. } | OpKind::Write { memory, .. }, Ok(moved)) => {
                 flight.moved += moved;
-                moved > 0 && flight.moved < memory.bytes()
+                let is_whole = flight.moved >= memory.bytes();
+                // The flag of the write would do nothing.
+                let syncs = matches!(flight.kind, OpKind::Write { fua: true, .. })
+                    && !self.open.facts.fua
+                    && is_whole
+                    && !flight.syncing;
+                flight.syncing |= syncs;
+                syncs || moved > 0 && !is_whole
             }
             _ => false,
         };
@@ -273,6 +283,18 @@ fn remaining(
     Many
 }
 
+fn fdatasync() -> squeue::Entry {
+    #[cfg(test)]
+    SYNCS.set(SYNCS.get() + 1);
+    opcode::Fsync::new(DEVICE).flags(types::FsyncFlags::DATASYNC).build()
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Calls of fdatasync(2) that this thread has submitted.
+    static SYNCS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
 fn fallocate(mode: i32, offset: u64, len: u64) -> squeue::Entry {
     opcode::Fallocate::new(DEVICE, len).offset(offset).mode(mode).build()
 }
@@ -289,7 +311,8 @@ impl Queue for FileQueue {
         match checked.and_then(|()| self.bounce(&kind)) {
             Ok(bounce) => {
                 let vectors = Vec::new();
-                let flight = Flight { tag, kind, bounce, vectors, moved: 0, punched: false };
+                let flight =
+                    Flight { tag, kind, bounce, vectors, moved: 0, punched: false, syncing: false };
                 self.slots[slot] = Some(flight);
                 self.submit(slot);
             }
@@ -389,5 +412,34 @@ impl Drop for FileQueue {
         }
         // The ring itself ends a moment later, and must not keep the device open.
         let _ = self.ring.submitter().unregister_files();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Blocking, Device, File};
+
+    // The flag of a write was trusted on every file system.
+    #[test]
+    fn a_write_through_is_followed_by_a_sync_where_the_flag_is_not_trusted() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
+        for trusted in [true, false] {
+            let mut file = File::open(&path, Access::ReadWrite).unwrap();
+            Arc::get_mut(&mut file.open).unwrap().facts.fua = trusted;
+            let mut line = Blocking::new(&file).unwrap();
+            for (fua, syncs) in [(true, u32::from(!trusted)), (false, 0)] {
+                let before = SYNCS.get();
+                let memory = crate::OwnedBuf::new(vec![5; 8192], 0..8192).into();
+                line.run(OpKind::Write { block: 3, memory, fua }).unwrap();
+                assert_eq!(SYNCS.get() - before, syncs, "trusted {trusted}, fua {fua}");
+            }
+            let mut bytes = vec![0; 8192];
+            line.read(3, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|byte| *byte == 5));
+            assert_eq!(file.facts().fua, trusted);
+        }
     }
 }
