@@ -48,7 +48,7 @@ pub struct ServeArgs {
     /// Maximum number of connections
     #[arg(long, value_name = "N", default_value_t = ServerOptions::default().max_connections)]
     max_connections: usize,
-    /// Maximum number of connections of one user (default: half of all)
+    /// Maximum number of connections of one user other than root (default: an eighth of all)
     #[arg(long, value_name = "N")]
     max_connections_of_user: Option<usize>,
     /// Release a lock if others have waited for it for this long, while its process was stopped (default: never)

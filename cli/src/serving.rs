@@ -200,7 +200,7 @@ fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
     let fs = paged.clone().map_or(fs, |paged| paged as Arc<dyn FileSystem>);
     let max_connections = offer.max_connections;
     let max_connections_of_user =
-        offer.max_connections_of_user.unwrap_or(max_connections / 2).max(1);
+        offer.max_connections_of_user.unwrap_or(max_connections / 8).max(1);
     let mut session = offer.session;
     namespaces.adapt(&mut session);
     let options = ServerOptions {

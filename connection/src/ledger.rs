@@ -299,6 +299,7 @@ impl Ledger {
     /// The ledger of a connection that holds all that this one holds, but the locks of its process.
     /// `ENFILE`, `EMFILE` and `ENOMEM` where the user may not have all that twice.
     pub(crate) fn copy(&self) -> Result<Ledger> {
+        let _one = self.usage.one_copy();
         self.usage.admit_copy()?;
         let (usage, paths) = (self.usage.sibling(), self.paths.clone());
         let copy = Ledger::of(Arc::clone(&self.family), None, usage, paths);

@@ -54,6 +54,8 @@ pub(crate) struct Account {
     mapped: Number,
     mapped_of_all: Arc<Number>,
     most_of_all: u64,
+    /// Held while a connection is copied: what it has once more is counted before the next one looks.
+    pub(crate) copying: Mutex<()>,
 }
 
 impl Accounts {
@@ -83,6 +85,7 @@ impl Accounts {
             mapped: Number::default(),
             mapped_of_all: Arc::clone(&self.mapped),
             most_of_all: self.quotas.mapped_bytes,
+            copying: Mutex::default(),
         }
     }
 }

@@ -144,6 +144,11 @@ impl Usage {
         Usage::new(self.limits, account)
     }
 
+    /// Lets one copy at a time be made of the connections of the user.
+    pub(super) fn one_copy(&self) -> MutexGuard<'_, ()> {
+        self.account.copying.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Checks whether the user may have all that this connection has once more: `ENFILE`, `EMFILE`,
     /// `ENOMEM`.
     pub(super) fn admit_copy(&self) -> Result<()> {

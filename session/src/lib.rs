@@ -22,6 +22,7 @@ mod notify;
 mod options;
 mod recall;
 mod session;
+mod share;
 mod sync;
 mod transport;
 mod workers;
@@ -37,6 +38,7 @@ pub use handler::Handler;
 pub use init::{Decision, InitError, Negotiated, negotiate};
 pub use options::{GroupSource, IoUring, SessionOptions, ThreadPolicy};
 pub use session::{Ended, ResizeError, Session, StartError, Statistics, Workers};
+pub use share::{Count, Share, ShareLimits, Taken};
 #[cfg(fuzzing)]
 pub use transport::Answer;
 pub use transport::dev::SpliceLimits;

@@ -18,6 +18,7 @@ use crate::dispatch::{ClientHooks, Dispatcher, Peer};
 use crate::init::{InitError, MAX_IO, Negotiated, WORKERS_MOST, negotiate};
 use crate::notify::KernelNotify;
 use crate::options::{IoUring, SessionOptions, ThreadPolicy};
+use crate::share::Taken;
 use crate::transport::dev::{DevChannel, DevLimits, DeviceLine};
 use crate::transport::uring;
 use crate::transport::{Channel, Line, Message, Port, Received, ReplyPort};
@@ -370,16 +371,33 @@ impl Shared {
     }
 
     fn start_worker(self: &Arc<Self>) -> bool {
+        // The first one is that of the session.
+        let is_further = self.pool.counts().live > 1;
+        let Some(taken) = self.take_thread(is_further) else {
+            self.pool.spawn_failed();
+            return false;
+        };
         let shared = Arc::clone(self);
-        let started = self.spawn("defuse-worker", move || match &shared.rings {
-            Some(_) => ring::run_helper(&shared),
-            None => serve::run(&shared, shared.worker_channel()),
+        let started = self.spawn("defuse-worker", move || {
+            let _taken = taken;
+            match &shared.rings {
+                Some(_) => ring::run_helper(&shared),
+                None => serve::run(&shared, shared.worker_channel()),
+            }
         });
         if let Err(errno) = started {
             log::warn!("no further worker: {errno}");
             self.pool.spawn_failed();
         }
         started.is_ok()
+    }
+
+    /// Counts a thread for the user of the client, if it is a further one. `None` beyond the limit.
+    pub(crate) fn take_thread(&self, is_further: bool) -> Option<Option<Taken>> {
+        match &self.dispatcher.share {
+            Some(share) if is_further => share.workers.take(1).map(Some),
+            _ => Some(None),
+        }
     }
 
     /// True if the policy adds threads only after a request was received.
@@ -473,6 +491,22 @@ impl Shared {
         request.map(set_aside::Request::refuse_interrupted).is_some()
     }
 
+    /// True if the user of the client may have more requests that hold no thread.
+    fn has_room_aside(&self) -> bool {
+        self.dispatcher.share.as_ref().is_none_or(|share| share.queued_bytes.has_room())
+    }
+
+    /// A request that waits without a thread.
+    pub(crate) fn aside(
+        &self,
+        unique: u64,
+        bytes: Vec<u8>,
+        port: Arc<dyn Port>,
+    ) -> set_aside::Request {
+        let (has_room, _queued) = (self.has_room_aside(), self.dispatcher.queued(bytes.len()));
+        set_aside::Request { unique, bytes, port, interrupted: false, has_room, _queued }
+    }
+
     /// Makes a worker that waits for requests look around.
     pub(crate) fn call_idle_worker(&self) {
         let idle = self.slots.iter().find(|slot| slot.thread() != 0 && slot.is_idle());
@@ -496,9 +530,9 @@ impl Shared {
             *emergency = Some(DevChannel::new(port, limits));
         }
         let Some(channel) = emergency.as_mut() else { return };
+        let is_full = || self.set_aside.is_full() || !self.has_room_aside();
         for _ in 0..64 {
-            if self.set_aside.is_full() || !matches!(channel.receive(false), Ok(Received::Request))
-            {
+            if is_full() || !matches!(channel.receive(false), Ok(Received::Request)) {
                 return;
             }
             serve::set_aside_or_handle(self, channel);

@@ -93,6 +93,18 @@ pub enum RemoteError {
     /// The server did not answer INIT.
     #[error("the server did not answer INIT: {0}; it may have refused this user, see its log")]
     Init(Errno),
+    /// The server has as many connections of this user as it allows.
+    #[error(
+        "the server has as many connections of this user as it allows: end some, or raise its limit \
+         (`defuse serve --max-connections-of-user`)"
+    )]
+    UserIsFull,
+    /// The server has as many connections as it allows.
+    #[error(
+        "the server has as many connections as it allows: end some, or raise its limit \
+         (`defuse serve --max-connections`)"
+    )]
+    ServerIsFull,
     /// The reply to INIT has an invalid length.
     #[error("the server answered INIT with {0} bytes, which is not a reply of FUSE 7")]
     BadInit(usize),
@@ -622,7 +634,16 @@ fn introduce(
     let mut request = init::request(names);
     let cx = Context::new(Caller::default());
     let answer = connection.ask_within(patience, &cx, request.finish(0), init::answer);
-    Agreement::of(&answer.map_err(RemoteError::Init)?)
+    Agreement::of(&answer.map_err(not_begun)?)
+}
+
+/// The error of a server that answers INIT by `errno`, or does not answer.
+fn not_begun(errno: Errno) -> RemoteError {
+    match errno {
+        Errno::EMFILE => RemoteError::UserIsFull,
+        Errno::ENFILE => RemoteError::ServerIsFull,
+        other => RemoteError::Init(other),
+    }
 }
 
 /// Connects to the server of a user that `trusts` approves, and waits up to `patience` for one that does not accept; else as long

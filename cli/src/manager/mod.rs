@@ -44,7 +44,7 @@ A configuration:
   cache = \"2G\"                          # memory for cached pages (default: 512M)
   eviction = \"s3-fifo\"                  # by which pages leave it (default: e)
   max-connections = 100                 # of all users (default: 8192)
-  max-connections-of-user = 10          # of each (default: half of all)
+  max-connections-of-user = 10          # of each but root (default: an eighth of all)
   dead-after = 30                       # seconds until stopped processes lose locks (default: never)
   answer-within = 10                    # seconds until an application that has a device is given up (default: 10)
   sysfs = \"/host/sys\"                  # NUMA nodes and devices (default: /sys)

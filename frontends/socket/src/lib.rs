@@ -26,6 +26,7 @@ mod waiting;
 
 pub use clients::{ClientStatistics, ServerStatistics};
 pub use defuse_connection::{Holdings, Limits};
+pub use defuse_session::ShareLimits;
 #[cfg(fuzzing)]
 pub use fuzzed::peers as fuzz_peers;
 pub use others::{Others, Who};

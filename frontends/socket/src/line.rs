@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use defuse_fs::{Errno, Result};
-use defuse_session::{IoUring, Line, Port, ReplyPort, SessionOptions, SpliceLimits};
+use defuse_session::{IoUring, Line, Port, ReplyPort, SessionOptions, Share, SpliceLimits};
 use defuse_wire::vendor::{SHARED_IO_MAX, SOCKET_IO_MAX};
 use rustix::net::{RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
@@ -19,8 +19,9 @@ pub(crate) struct MessageLine {
 }
 
 impl MessageLine {
-    pub(crate) fn new(socket: Arc<OwnedFd>) -> Self {
-        MessageLine { unsent: Unsent::new(Arc::clone(&socket)), socket }
+    /// The client shares `share` with others of its user, if there is one.
+    pub(crate) fn new(socket: Arc<OwnedFd>, share: Option<Arc<Share>>) -> Self {
+        MessageLine { unsent: Unsent::new(Arc::clone(&socket), share), socket }
     }
 
     fn port(&self, flags: RecvFlags) -> Arc<dyn Port> {
@@ -70,6 +71,7 @@ impl Port for MessagePort {
     }
 
     fn send_with(&self, message: &[u8], fd: BorrowedFd<'_>) -> Result<()> {
+        self.unsent.pass()?;
         let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut beside = SendAncillaryBuffer::new(&mut room);
         let fds = [fd];

@@ -149,6 +149,14 @@ fn peer_credentials(socket: impl AsFd) -> Result<libc::ucred> {
     if rc == 0 { Ok(all) } else { Err(std::io::Error::last_os_error().into()) }
 }
 
+/// The memory of messages that the peer has not received, by the kernel's count.
+pub(crate) fn unreceived(socket: &OwnedFd) -> Option<usize> {
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: `TIOCOUTQ` (unix(7)) writes one int, to `bytes`.
+    let rc = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if rc == 0 { usize::try_from(bytes).ok() } else { None }
+}
+
 fn peer_groups(socket: &OwnedFd) -> Result<Vec<u32>> {
     let mut groups: Vec<u32> = vec![0; 64];
     loop {

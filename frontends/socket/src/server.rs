@@ -13,9 +13,10 @@ use defuse_connection::{Credentials, Limits, PageSource, Quotas, Service, Versio
 use defuse_fs::layer::Locking;
 use defuse_fs::{Errno, FileSystem, LockSupport};
 use defuse_probe::{Limited, Snapshot};
-use defuse_session::{ClientHooks, Line, Lines, Sentinel, Session, SessionOptions, SharedMemory};
+use defuse_session::{
+    ClientHooks, Line, Lines, Sentinel, Session, SessionOptions, Share, ShareLimits, SharedMemory,
+};
 use defuse_wire::vendor::Number;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::clients::{self, Begun, Served, ServerStatistics};
@@ -24,7 +25,7 @@ use crate::others::Others;
 use crate::peer::Peer;
 use crate::processes;
 use crate::threads::Threads;
-use crate::waiting::{Stage, Waiting};
+use crate::waiting::{Ends, Stage, Waiting};
 
 /// The error if a socket cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +63,7 @@ pub struct ServerOptions {
     pub admission: Admission,
     /// Maximum number of connections. A further one is closed immediately.
     pub max_connections: usize,
-    /// Maximum number of connections of a user. A process that forks needs one for its child.
+    /// Maximum number of connections of a user other than root and that of the server. A process that forks needs one for its child.
     pub max_connections_of_user: usize,
     /// Limits of each connection.
     pub limits: Limits,
@@ -78,6 +79,8 @@ pub struct ServerOptions {
     pub versions: Option<Arc<dyn VersionSource>>,
     /// A lock is released if others have waited for it for this long, while its process was stopped. `None`: never.
     pub dead_after: Option<Duration>,
+    /// Limits of each user for threads, answers and requests, over all its connections.
+    pub shares: ShareLimits,
     /// Takes connections that are no clients, if there may be some.
     pub others: Option<Arc<dyn Others>>,
 }
@@ -100,7 +103,7 @@ impl Default for ServerOptions {
             session,
             admission,
             max_connections: 8192,
-            max_connections_of_user: 4096,
+            max_connections_of_user: 1024,
             limits: connection,
             user_limits: user,
             mapped_bytes,
@@ -108,6 +111,7 @@ impl Default for ServerOptions {
             pages: None,
             versions: None,
             dead_after: None,
+            shares: ShareLimits::default(),
             others: None,
         }
     }
@@ -131,6 +135,7 @@ pub struct Server {
 pub(crate) struct Shared {
     pub(crate) listener: OwnedFd,
     pub(crate) waiting: Waiting,
+    pub(crate) ends: Ends,
     /// The path of the socket, which is removed at the end.
     path: Option<PathBuf>,
     pub(crate) fs: Arc<dyn FileSystem>,
@@ -142,6 +147,8 @@ pub(crate) struct Shared {
     pub(crate) threads: Arc<Threads>,
     pub(crate) service: Arc<Service>,
     sentinel: Sentinel,
+    /// Those of users with connections.
+    shares: Mutex<HashMap<u32, Weak<Share>>>,
     /// Some connections did not end in time.
     left: AtomicBool,
 }
@@ -151,6 +158,8 @@ pub(crate) struct Accepted {
     pub(crate) uid: u32,
     pub(crate) begun: Begun,
     pub(crate) stage: Stage,
+    /// It is answered with an error, and counts for nobody.
+    pub(crate) is_refused: bool,
 }
 
 #[derive(Default)]
@@ -161,6 +170,10 @@ pub(crate) struct Clients {
     pub(crate) named: HashMap<Number, Arc<Peer>>,
     /// Number of connected clients that are not admitted and have said nothing.
     pub(crate) strangers: usize,
+    /// Number of connections that are answered with an error.
+    pub(crate) refused: usize,
+    /// Number of the others, by user.
+    pub(crate) of_users: HashMap<u32, usize>,
     /// The statistics of ended connections.
     past: Option<Snapshot>,
 }
@@ -215,7 +228,7 @@ impl Server {
         fs: Arc<dyn FileSystem>,
         options: ServerOptions,
     ) -> defuse_fs::Result<Server> {
-        let waiting = Waiting::new(&listener)?;
+        let (waiting, ends) = (Waiting::new(&listener)?, Ends::new()?);
         let fs = with_locks(fs);
         let mut options = options;
         without_caches(&mut options.session, &*fs);
@@ -238,6 +251,7 @@ impl Server {
             Shared {
                 listener,
                 waiting,
+                ends,
                 path,
                 fs,
                 options,
@@ -248,6 +262,7 @@ impl Server {
                 threads: Arc::default(),
                 service,
                 sentinel: Sentinel::default(),
+                shares: Mutex::default(),
                 left: AtomicBool::new(false),
             }
         });
@@ -357,6 +372,26 @@ impl Shared {
         self.ending.load(Ordering::SeqCst)
     }
 
+    /// True for the users that may have everything: root, and the user of the server.
+    pub(crate) fn trusts(uid: u32) -> bool {
+        uid == 0 || uid == rustix::process::geteuid().as_raw()
+    }
+
+    /// The things that the connections of a user have together; `None` for a user without limits.
+    fn share_of(&self, uid: u32) -> Option<Arc<Share>> {
+        if Shared::trusts(uid) {
+            return None;
+        }
+        let mut shares = lock(&self.shares);
+        if let Some(share) = shares.get(&uid).and_then(Weak::upgrade) {
+            return Some(share);
+        }
+        shares.retain(|_, share| share.strong_count() > 0);
+        let share = Arc::new(Share::new(self.options.shares));
+        shares.insert(uid, Arc::downgrade(&share));
+        Some(share)
+    }
+
     /// The number of the next connection.
     pub(crate) fn next_number(&self) -> u64 {
         self.next.fetch_add(1, Ordering::Relaxed)
@@ -371,9 +406,11 @@ impl Shared {
             let groups = Arc::new(peer.connection.credentials().clone());
             // Only root acts for others.
             let sentinel = Some(self.sentinel.clone());
+            let (share, tells_groups) = (self.share_of(uid), uid == 0);
+            let of_user = share.clone();
             let client =
-                ClientHooks { memory, groups: Some(groups), tells_groups: uid == 0, sentinel };
-            let mut line: Arc<dyn Line> = Arc::new(MessageLine::new(Arc::new(socket)));
+                ClientHooks { memory, groups: Some(groups), tells_groups, sentinel, share };
+            let mut line: Arc<dyn Line> = Arc::new(MessageLine::new(Arc::new(socket), of_user));
             if let Some(lines) = &self.options.lines {
                 line = lines.line(uid, line).map_err(|errno| errno.to_string())?;
             }
@@ -406,14 +443,11 @@ impl Shared {
 
     /// Waits until the connections of ended clients are released.
     fn await_ended(&self) {
+        let ended = self.ends.all();
+        if ended.is_empty() {
+            return;
+        }
         let mut clients = lock(&self.clients);
-        let is_gone = |socket: &OwnedFd| {
-            let mut fds = [PollFd::new(socket, PollFlags::empty())];
-            poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|gone| gone > 0)
-        };
-        let connections = clients.connections.iter();
-        let ended: Vec<u64> =
-            connections.filter(|(_, one)| is_gone(&one.socket)).map(|(&n, _)| n).collect();
         let deadline = Instant::now() + TAKE_BACK_PATIENCE;
         while ended.iter().any(|number| clients.connections.contains_key(number)) {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -427,7 +461,10 @@ impl Shared {
 
     pub(crate) fn gone(&self, number: u64) {
         let mut clients = lock(&self.clients);
-        let gone = clients.connections.remove(&number);
+        let gone = clients.remove(number);
+        if let Some(one) = &gone {
+            self.ends.remove(&one.socket);
+        }
         if let Some(Accepted { stage: Stage::Served(served), .. }) = gone {
             clients.past.get_or_insert_default().merge(&clients::ended(&served.statistics));
         }

@@ -54,7 +54,7 @@ pub fn serve_one(
     let served = Arc::clone(&peer) as Arc<dyn FileSystem>;
     let groups = Arc::new(peer.connection.credentials().clone());
     let client = ClientHooks { groups: Some(groups), tells_groups: true, ..ClientHooks::default() };
-    let mut line: Arc<dyn Line> = Arc::new(MessageLine::new(Arc::new(socket)));
+    let mut line: Arc<dyn Line> = Arc::new(MessageLine::new(Arc::new(socket), None));
     if let Some(lines) = &options.lines {
         line = lines.line(0, line)?;
     }

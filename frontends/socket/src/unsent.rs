@@ -11,9 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use defuse_fs::{Errno, Result};
+use defuse_session::{Count, Share, Taken};
 use rustix::net::{SendAncillaryBuffer, SendFlags, Shutdown, sendmsg, shutdown};
 
 use crate::line::errno;
+use crate::peer;
 
 /// Bytes kept for a client. With more, its connection ends: it may ask without limit, and reads
 /// nothing.
@@ -22,10 +24,17 @@ const MOST: usize = 16 << 20;
 /// Bytes that a message takes beside its own.
 const BESIDE: usize = 64;
 
+/// The stack of a thread that sends, in bytes.
+const STACK: usize = 64 * 1024;
+
 /// The unsent messages of one connection.
 #[derive(Debug)]
 pub(crate) struct Unsent {
     socket: Arc<OwnedFd>,
+    /// The things that all connections of the user have together, if they have limits.
+    share: Option<Arc<Share>>,
+    /// Descriptors that were sent since the client had received everything.
+    passed: Mutex<Vec<Taken>>,
     queue: Mutex<Queue>,
     /// There is a queue, or a message of it is being sent: later ones follow it.
     waits: AtomicBool,
@@ -33,13 +42,14 @@ pub(crate) struct Unsent {
 
 #[derive(Debug, Default)]
 struct Queue {
-    messages: VecDeque<Vec<u8>>,
+    messages: VecDeque<(Vec<u8>, Option<Taken>)>,
     bytes: usize,
 }
 
 impl Unsent {
-    pub(crate) fn new(socket: Arc<OwnedFd>) -> Arc<Self> {
-        Arc::new(Unsent { socket, queue: Mutex::default(), waits: AtomicBool::new(false) })
+    pub(crate) fn new(socket: Arc<OwnedFd>, share: Option<Arc<Share>>) -> Arc<Self> {
+        let (queue, waits) = (Mutex::default(), AtomicBool::new(false));
+        Arc::new(Unsent { socket, share, passed: Mutex::default(), queue, waits })
     }
 
     /// Sends a message without waiting for the client.
@@ -62,12 +72,47 @@ impl Unsent {
             log::debug!("a client is disconnected: it reads none of {} bytes", queue.bytes);
             return Err(self.give_up(queue));
         }
-        queue.messages.push_back(message);
-        if !self.waits.swap(true, Ordering::AcqRel) {
-            let unsent = Arc::clone(self);
-            let thread = std::thread::Builder::new().name("defuse-unsent".into());
-            if thread.spawn(move || unsent.send_all()).is_err() {
-                return Err(self.give_up(queue));
+        let share = self.share.as_deref();
+        let Some(taken) = taken(share.map(|share| &share.unsent_bytes), message.len() + BESIDE)
+        else {
+            log::debug!("a client is disconnected: its user reads too few answers");
+            return Err(self.give_up(queue));
+        };
+        queue.messages.push_back((message, taken));
+        if !self.waits.swap(true, Ordering::AcqRel) && !self.start(share) {
+            return Err(self.give_up(queue));
+        }
+        Ok(())
+    }
+
+    /// Starts the thread that sends. False if the user has too many of them, or there is none.
+    fn start(self: &Arc<Self>, share: Option<&Share>) -> bool {
+        let Some(taken) = taken(share.map(|share| &share.senders), 1) else { return false };
+        let unsent = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("defuse-unsent".into()).stack_size(STACK);
+        let run = move || {
+            let _taken = taken;
+            unsent.send_all();
+        };
+        thread.spawn(run).is_ok()
+    }
+
+    /// Counts a descriptor that is sent now. The connection of a client that receives none of many ends.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if its user has too many.
+    pub(crate) fn pass(&self) -> Result<()> {
+        let Some(share) = &self.share else { return Ok(()) };
+        let mut passed = self.passed.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if peer::unreceived(&self.socket) == Some(0) {
+            passed.clear();
+        }
+        match share.descriptors.take(1) {
+            Some(taken) => passed.push(taken),
+            None => {
+                log::debug!("a client is disconnected: its user receives too few descriptors");
+                return Err(self.give_up(self.lock()));
             }
         }
         Ok(())
@@ -78,7 +123,7 @@ impl Unsent {
         loop {
             let message = {
                 let mut queue = self.lock();
-                let Some(message) = queue.messages.pop_front() else {
+                let Some((message, _taken)) = queue.messages.pop_front() else {
                     self.waits.store(false, Ordering::Release);
                     return;
                 };
@@ -102,6 +147,14 @@ impl Unsent {
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// Counts things for a user. `None` beyond its limit.
+fn taken(of: Option<&Arc<Count>>, count: usize) -> Option<Option<Taken>> {
+    match of {
+        Some(of) => of.take(count).map(Some),
+        None => Some(None),
     }
 }
 

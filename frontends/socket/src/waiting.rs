@@ -29,6 +29,8 @@ pub(crate) const INIT_PATIENCE: Duration = Duration::from_secs(10);
 const STRANGER_PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum number of connected clients that are not admitted.
 const MOST_STRANGERS: usize = 64;
+/// Maximum number of connections that are answered with an error. Further ones get no answer.
+const MOST_REFUSED: usize = 64;
 /// The time between two looks for clients that say nothing.
 const TICK: Duration = Duration::from_millis(200);
 /// The event of the listening socket. Others have the number of their connection.
@@ -40,6 +42,8 @@ const MOST_ACCEPTED: usize = 64;
 pub(crate) enum Stage {
     /// The client has said nothing.
     Silent { credentials: Credentials, admitted: bool, until: Instant },
+    /// There are too many connections: its first message is answered with this error.
+    Refused { errno: Errno, until: Instant },
     /// The client has got a copy of another connection, and may say INIT at any time.
     Kept { peer: Arc<Peer>, name: Number },
     /// It has a thread, which waits for its beginning or its end.
@@ -51,12 +55,46 @@ pub(crate) enum Stage {
 impl Stage {
     /// True while the accepting thread waits for the client.
     fn waits(&self) -> bool {
-        matches!(self, Stage::Silent { .. } | Stage::Kept { .. })
+        matches!(self, Stage::Silent { .. } | Stage::Refused { .. } | Stage::Kept { .. })
     }
 }
 
 /// The sockets that the accepting thread waits for.
 pub(crate) struct Waiting(OwnedFd);
+
+/// The sockets of connections, of which those are found whose clients have ended: in as many steps as there are such.
+pub(crate) struct Ends(OwnedFd);
+
+/// Ended clients that are found at once. Others are found when these are gone.
+const MOST_ENDED: usize = 256;
+
+impl Ends {
+    pub(crate) fn new() -> Result<Ends> {
+        epoll::create(CreateFlags::CLOEXEC).map(Ends).map_err(errno)
+    }
+
+    /// A socket tells of its end without being asked to, epoll_ctl(2).
+    fn add(&self, socket: &OwnedFd, number: u64) {
+        let added = epoll::add(&self.0, socket, EventData::new_u64(number), EventFlags::empty());
+        if let Err(error) = added {
+            LOG.warn(|| format!("the end of a client will be noticed late: {error}"));
+        }
+    }
+
+    pub(crate) fn remove(&self, socket: &OwnedFd) {
+        let _ = epoll::delete(&self.0, socket);
+    }
+
+    /// The numbers of the connections of clients that have ended.
+    pub(crate) fn all(&self) -> Vec<u64> {
+        let mut events = [MaybeUninit::<epoll::Event>::uninit(); MOST_ENDED];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        match epoll::wait(&self.0, &mut events, Some(&now)) {
+            Ok((ended, _)) => ended.iter().map(|event| event.data.u64()).collect(),
+            Err(_) => Vec::new(),
+        }
+    }
+}
 
 impl Waiting {
     pub(crate) fn new(listener: &OwnedFd) -> Result<Waiting> {
@@ -113,6 +151,7 @@ impl Shared {
                         });
                         true
                     }
+                    Stage::Refused { until, .. } => *until <= looked,
                     _ => false,
                 });
             }
@@ -149,29 +188,29 @@ impl Shared {
         let number = self.next_number();
         {
             let mut clients = lock(&self.clients);
-            if clients.connections.len() >= self.options.max_connections {
-                let most = self.options.max_connections;
-                return LOG.warn(|| format!("process {pid}: there are {most} connections already"));
-            }
-            let of_user = clients.connections.values().filter(|one| one.uid == uid).count();
-            if of_user >= self.options.max_connections_of_user {
-                let text =
-                    || format!("process {pid}: user {uid} has {of_user} connections already");
-                return LOG.warn(text);
+            let refusal = self.full(&clients, uid).map(|(errno, why)| {
+                LOG.warn(|| format!("process {pid}: {why}"));
+                errno
+            });
+            if refusal.is_some() && clients.refused >= MOST_REFUSED {
+                return;
             }
             // A process that has changed its user since it connected makes a connection for its child,
             // and identifies itself by the number of its own connection.
-            if !admitted && clients.strangers >= MOST_STRANGERS {
+            if !admitted && refusal.is_none() && clients.strangers >= MOST_STRANGERS {
                 return LOG.warn(|| format!("process {pid} of user {uid} is not admitted"));
             }
-            clients.strangers += usize::from(!admitted);
             let begun = Begun { number, pid, at: Instant::now() };
             let patience = if admitted { INIT_PATIENCE } else { STRANGER_PATIENCE };
             let until = begun.at + patience;
-            let stage = Stage::Silent { credentials, admitted, until };
-            let connection = Accepted { socket: Arc::clone(&socket), uid, begun, stage };
-            clients.connections.insert(number, connection);
+            let stage = match refusal {
+                Some(errno) => Stage::Refused { errno, until: begun.at + STRANGER_PATIENCE },
+                None => Stage::Silent { credentials, admitted, until },
+            };
+            let (socket, is_refused) = (Arc::clone(&socket), refusal.is_some());
+            clients.add(number, Accepted { socket, uid, begun, stage, is_refused });
         }
+        self.ends.add(&socket, number);
         if let Err(errno) = self.waiting.add(&socket, number) {
             LOG.warn(|| format!("process {pid} cannot be waited for: {errno}"));
             return self.end_waiting(number);
@@ -180,9 +219,27 @@ impl Shared {
         self.hear(number);
     }
 
+    /// The reason why a user has no further connection, if there is one.
+    fn full(&self, clients: &Clients, uid: u32) -> Option<(Errno, String)> {
+        let (all, most) =
+            (clients.connections.len() - clients.refused, self.options.max_connections);
+        if all >= most {
+            return Some((
+                Errno::ENFILE,
+                format!("there are {most} connections already (--max-connections)"),
+            ));
+        }
+        let (own, most) = (clients.of_user(uid), self.options.max_connections_of_user);
+        let is_full = own >= most && !Shared::trusts(uid);
+        is_full.then(|| {
+            let text =
+                format!("user {uid} has {own} connections already (--max-connections-of-user)");
+            (Errno::EMFILE, text)
+        })
+    }
+
     fn is_admitted(&self, uid: u32) -> bool {
-        let own = rustix::process::geteuid().as_raw();
-        uid == own || uid == 0 || self.options.admission.names(uid)
+        Shared::trusts(uid) || self.options.admission.names(uid)
     }
 
     /// Sees to the message of a waiting connection, if there is one.
@@ -201,43 +258,85 @@ impl Shared {
             }
             First::Message(message) => message,
         };
-        if matches!(one.stage, Stage::Silent { admitted: false, .. }) {
-            clients.strangers -= 1;
+        let Some(stage) = clients.take_stage(number) else { return };
+        if let Stage::Refused { errno, .. } = stage {
+            drop(guard);
+            if let Ok((header, _)) = InHeader::read_from_prefix(message) {
+                let _ = answer(&socket, header.unique, -errno.raw());
+            }
+            return self.end_stage(number, &socket, stage);
         }
-        let stage = std::mem::replace(&mut one.stage, Stage::Begun);
         let asks_copy = copy_asked(message);
         let next = match asks_copy {
-            Some((_, names)) => clients.copied(names, stage),
+            Some((unique, names)) => match clients.to_copy(names, stage) {
+                Ok(copied) => {
+                    drop(guard);
+                    self.waiting.remove(&socket);
+                    let begin = Begin::Copy { copied, own: names.own(), unique };
+                    return self.begin_apart(number, socket, begin);
+                }
+                Err(refused) => Err(refused),
+            },
             None => self.welcome(clients, message, stage),
         };
         let refused = match next {
-            Ok(Next::Keep(kept)) => {
-                if let Some(one) = clients.connections.get_mut(&number) {
-                    one.stage = kept;
-                }
-                None
-            }
-            Ok(Next::Begin(begin)) => {
+            Ok(begin) => {
                 drop(guard);
                 self.waiting.remove(&socket);
                 return self.begin_apart(number, socket, begin);
             }
             Err(Refused { why, errno, stage }) => {
                 LOG.warn(|| format!("process {pid} of user {uid} {why}"));
-                Some((errno, stage))
+                (errno, stage)
             }
         };
         drop(guard);
-        let answered = asks_copy.map_or(Ok(()), |(unique, _)| {
-            let error = refused.as_ref().map_or(0, |(errno, _)| -errno.raw());
-            answer(&socket, unique, error)
-        });
-        match refused {
-            Some((_, stage)) => self.end_stage(number, &socket, stage),
-            // The client is gone.
-            None if answered.is_err() => self.end_waiting(number),
-            None => {}
+        let (errno, stage) = refused;
+        if let Some((unique, _)) = asks_copy {
+            let _ = answer(&socket, unique, -errno.raw());
         }
+        self.end_stage(number, &socket, stage);
+    }
+
+    /// Makes a copy of a connection for a child that may need it, and waits for that with all others. The copy takes as long as the
+    /// connection has inodes and open files, so that it is made on a thread of its own and no lock of the server is held.
+    /// False if the connection ends.
+    fn copy_apart(&self, number: u64, socket: &OwnedFd, copy: (&Peer, Number, u64)) -> bool {
+        let (copied, own, unique) = copy;
+        let connection = match copied.connection.copy() {
+            Ok(connection) => connection,
+            Err(errno) => {
+                let uid = copied.connection.credentials().uid;
+                LOG.warn(|| format!("a child of user {uid}: the user cannot have as much again"));
+                let _ = answer(socket, unique, -errno.raw());
+                return false;
+            }
+        };
+        let (pages, versions) = (copied.pages.clone(), copied.versions.clone());
+        let peer = Arc::new(Peer { connection, pages, versions });
+        let is_kept = {
+            let mut clients = lock(&self.clients);
+            let is_free = !self.is_ending() && !clients.named.contains_key(&own);
+            match clients.connections.get_mut(&number).filter(|_| is_free) {
+                Some(one) => {
+                    one.stage = Stage::Kept { peer: Arc::clone(&peer), name: own };
+                    clients.named.insert(own, Arc::clone(&peer));
+                    true
+                }
+                None => false,
+            }
+        };
+        if !is_kept {
+            peer.connection.close();
+            return false;
+        }
+        let is_told = answer(socket, unique, 0).is_ok() && self.waiting.add(socket, number).is_ok();
+        // The client is gone. At the end of the server, another thread may have seen to it.
+        let is_ours = !is_told && lock(&self.clients).take_stage(number).is_some();
+        if is_ours {
+            self.part(&peer, own);
+        }
+        !is_ours
     }
 
     /// Decides about a connection whose first message is not [`COPY`].
@@ -246,12 +345,12 @@ impl Shared {
         clients: &mut Clients,
         message: &[u8],
         stage: Stage,
-    ) -> std::result::Result<Next, Refused> {
+    ) -> std::result::Result<Begin, Refused> {
         let names = names_of(message);
         let (credentials, admitted) = match stage {
             Stage::Silent { credentials, admitted, .. } => (credentials, admitted),
             Stage::Kept { peer, name } if names.is_some_and(|names| names.own == name) => {
-                return Ok(Next::Begin(Begin::Client { peer, name }));
+                return Ok(Begin::Client { peer, name });
             }
             stage => return Err(Refused { stage, ..Refused::because("does not use its copy") }),
         };
@@ -259,7 +358,7 @@ impl Shared {
             && others.knows(message)
         {
             let Credentials { pid, uid, .. } = credentials;
-            return Ok(Next::Begin(Begin::Other(Arc::clone(others), Who { pid, uid })));
+            return Ok(Begin::Other(Arc::clone(others), Who { pid, uid }));
         }
         let Some(Names { heir_of, own }) = names else {
             return Err(Refused::because("has connected and does not say INIT"));
@@ -288,7 +387,7 @@ impl Shared {
         if own != 0 {
             clients.named.insert(own, Arc::clone(&peer));
         }
-        Ok(Next::Begin(Begin::Client { peer, name: own }))
+        Ok(Begin::Client { peer, name: own })
     }
 
     /// Sees to a connection on a thread of its own. Without one, what it holds is taken back here.
@@ -302,6 +401,11 @@ impl Shared {
                     others.serve(&socket, who, &|| shared.is_ending());
                 }
                 Begin::End { peer, name } => shared.part(&peer, name),
+                Begin::Copy { copied, own, unique } => {
+                    if shared.copy_apart(number, &socket, (&copied, own, unique)) {
+                        return;
+                    }
+                }
             }
             shared.gone(number);
         }));
@@ -320,10 +424,7 @@ impl Shared {
         let waiting = clients.connections.get_mut(&number).filter(|one| one.stage.waits());
         let Some(one) = waiting else { return };
         let socket = Arc::clone(&one.socket);
-        let stage = std::mem::replace(&mut one.stage, Stage::Begun);
-        if matches!(stage, Stage::Silent { admitted: false, .. }) {
-            clients.strangers -= 1;
-        }
+        let Some(stage) = clients.take_stage(number) else { return };
         drop(clients);
         self.end_stage(number, &socket, stage);
     }
@@ -350,12 +451,6 @@ impl Shared {
     }
 }
 
-/// The next stage of a connection that has sent a message.
-enum Next {
-    Keep(Stage),
-    Begin(Begin),
-}
-
 /// The work of a thread for a connection.
 #[derive(Clone)]
 enum Begin {
@@ -363,6 +458,8 @@ enum Begin {
     Client { peer: Arc<Peer>, name: Number },
     /// It is no client.
     Other(Arc<dyn Others>, Who),
+    /// A copy of the connection is made.
+    Copy { copied: Arc<Peer>, own: Number, unique: u64 },
     /// The client has ended, and a file system may take its time for what is given back.
     End { peer: Arc<Peer>, name: Number },
 }
@@ -381,8 +478,46 @@ impl Refused {
 }
 
 impl Clients {
-    /// A copy of a connection, for a child that may need it.
-    fn copied(&mut self, names: CopyOf, stage: Stage) -> std::result::Result<Next, Refused> {
+    /// Adds a connection.
+    fn add(&mut self, number: u64, connection: Accepted) {
+        match connection.stage {
+            Stage::Refused { .. } => self.refused += 1,
+            _ => *self.of_users.entry(connection.uid).or_default() += 1,
+        }
+        if let Stage::Silent { admitted: false, .. } = connection.stage {
+            self.strangers += 1;
+        }
+        self.connections.insert(number, connection);
+    }
+
+    /// Removes a connection.
+    pub(crate) fn remove(&mut self, number: u64) -> Option<Accepted> {
+        let one = self.connections.remove(&number)?;
+        match (one.is_refused, self.of_users.get_mut(&one.uid)) {
+            (true, _) => self.refused -= 1,
+            (false, Some(count)) if *count > 1 => *count -= 1,
+            (false, _) => drop(self.of_users.remove(&one.uid)),
+        }
+        Some(one)
+    }
+
+    /// The number of connections of a user, without those that are refused.
+    fn of_user(&self, uid: u32) -> usize {
+        self.of_users.get(&uid).copied().unwrap_or(0)
+    }
+
+    /// The stage of a waiting connection, which nobody waits for any more.
+    fn take_stage(&mut self, number: u64) -> Option<Stage> {
+        let one = self.connections.get_mut(&number).filter(|one| one.stage.waits())?;
+        let stage = std::mem::replace(&mut one.stage, Stage::Begun);
+        if let Stage::Silent { admitted: false, .. } = stage {
+            self.strangers -= 1;
+        }
+        Some(stage)
+    }
+
+    /// The connection of which a copy is to be made.
+    fn to_copy(&self, names: CopyOf, stage: Stage) -> std::result::Result<Arc<Peer>, Refused> {
         let own = names.own();
         if !matches!(stage, Stage::Silent { .. }) {
             return Err(Refused { stage, ..Refused::because("asks for a copy twice") });
@@ -390,17 +525,8 @@ impl Clients {
         if own == 0 || self.named.contains_key(&own) {
             return Err(Refused::because("has chosen a number that is taken"));
         }
-        let copied = self.named.get(&names.copy_of());
-        let copied =
-            copied.ok_or(Refused::because("asks for a copy of a connection that has ended"))?;
-        let connection = copied.connection.copy().map_err(|errno| Refused {
-            errno,
-            ..Refused::because("is the child of one whose user cannot have as much again")
-        })?;
-        let (pages, versions) = (copied.pages.clone(), copied.versions.clone());
-        let peer = Arc::new(Peer { connection, pages, versions });
-        self.named.insert(own, Arc::clone(&peer));
-        Ok(Next::Keep(Stage::Kept { peer, name: own }))
+        let copied = self.named.get(&names.copy_of()).cloned();
+        copied.ok_or(Refused::because("asks for a copy of a connection that has ended"))
     }
 }
 

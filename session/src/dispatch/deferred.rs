@@ -13,6 +13,7 @@ use zerocopy::IntoBytes;
 
 use super::data::write_out;
 use super::{Call, Dispatcher};
+use crate::share::Taken;
 use crate::transport::DeferredReply;
 use defuse_wire::abi::Opcode;
 use defuse_wire::op::op_of;
@@ -103,7 +104,18 @@ impl Dispatcher {
 
     /// True if this call is submitted if it may be.
     pub(super) fn submits_call(&self, call: &Call<'_>) -> bool {
-        self.submits() && !call.in_chain && (self.is_kernel || self.in_flight.has_room())
+        self.submits() && !call.in_chain && (self.is_kernel || self.has_room_in_flight())
+    }
+
+    /// True while the client has few submitted operations, and so has its user.
+    fn has_room_in_flight(&self) -> bool {
+        self.in_flight.has_room()
+            && self.share.as_ref().is_none_or(|share| share.queued_bytes.has_room())
+    }
+
+    /// Counts bytes of a request that holds no thread, until the result is dropped.
+    pub(crate) fn queued(&self, bytes: usize) -> Option<Taken> {
+        self.share.as_ref().map(|share| share.queued_bytes.add(bytes))
     }
 
     /// True if a call that could have been submitted has failed because the file system only takes
@@ -176,6 +188,7 @@ impl Dispatcher {
         KernelCompletion {
             whole,
             in_flight,
+            _queued: self.queued(in_flight),
             dispatcher: Arc::clone(self),
             reply,
             unique: call.unique,
@@ -192,6 +205,8 @@ struct KernelCompletion {
     whole: usize,
     /// Counted in [`InFlight`].
     in_flight: usize,
+    /// The same, for the user of the client.
+    _queued: Option<Taken>,
     dispatcher: Arc<Dispatcher>,
     reply: Box<dyn DeferredReply>,
     unique: u64,

@@ -30,6 +30,7 @@ use crate::groups::{OfProcesses, Told, Unknown};
 use crate::init::Negotiated;
 use crate::notify::KernelNotify;
 use crate::options::SessionOptions;
+use crate::share::Share;
 use crate::transport::Reply;
 use crate::workers::sentinel::Sentinel;
 use deferred::{DeferredTable, InFlight};
@@ -61,6 +62,8 @@ pub(crate) struct Dispatcher {
     backings: Option<Backings>,
     deferred: DeferredTable,
     in_flight: InFlight,
+    /// See [`ClientHooks::share`].
+    pub(crate) share: Option<Arc<Share>>,
     writers: Writers,
     /// The requests come from the kernel, which vouches for their callers, and not from a client over a
     /// socket.
@@ -130,6 +133,8 @@ pub struct ClientHooks {
     pub tells_groups: bool,
     /// Watches the threads of the session; `None` for a thread of the session's own.
     pub sentinel: Option<Sentinel>,
+    /// The things that it has together with other sessions of its user; `None` if they have no limits.
+    pub share: Option<Arc<Share>>,
 }
 
 /// The other end of a session.
@@ -187,14 +192,15 @@ impl Dispatcher {
         let file_attr_most = if writeback { Duration::from_secs(1) } else { Duration::MAX };
         let has_acls = negotiated.uses(abi::FUSE_POSIX_ACL);
         let acls_ignored = options.default_permissions && !has_acls;
-        let (device, groups, memory, tells_groups) = match peer {
+        let (device, groups, memory, tells_groups, share) = match peer {
             Peer::Kernel(device) => {
                 let other = options.groups.as_ref().map(|source| Arc::clone(&source.0));
                 let groups = other.unwrap_or_else(|| Arc::new(OfProcesses));
-                (Some(device), groups, None, false)
+                (Some(device), groups, None, false, None)
             }
-            Peer::Client(ClientHooks { memory, groups, tells_groups, .. }) => {
-                (None, groups.unwrap_or_else(|| Arc::new(Unknown)), memory, tells_groups)
+            Peer::Client(ClientHooks { memory, groups, tells_groups, share, .. }) => {
+                let groups = groups.unwrap_or_else(|| Arc::new(Unknown));
+                (None, groups, memory, tells_groups, share)
             }
         };
         let is_kernel = device.is_some();
@@ -222,6 +228,7 @@ impl Dispatcher {
             backings,
             deferred: DeferredTable::default(),
             in_flight: InFlight::default(),
+            share,
             writers: Writers::default(),
             is_kernel,
             groups,

@@ -68,8 +68,8 @@ impl Bulkhead {
         request: Request,
     ) -> Option<Request> {
         let mut state = self.lock();
-        let is_full =
-            state.waiting >= MOST || state.bytes + request.bytes.len() > BYTES_MOST || state.closed;
+        let has_room = request.has_room && state.bytes + request.bytes.len() <= BYTES_MOST;
+        let is_full = state.waiting >= MOST || !has_room || state.closed;
         if state.enter(domain, max) {
             return Some(request);
         }

@@ -235,8 +235,13 @@ fn help(shared: &Arc<Shared>) {
     if shared.bell.is_helped.swap(true, Ordering::SeqCst) {
         return;
     }
+    let Some(taken) = shared.take_thread(true) else {
+        // The user of the client has all threads that it may have.
+        return shared.bell.is_helped.store(false, Ordering::SeqCst);
+    };
     let session = Arc::clone(shared);
     let started = shared.spawn("defuse-helper", move || {
+        let _taken = taken;
         while session.pool.idle() == 0 && !session.pool.exiting() {
             session.receive_for_stuck_workers();
             std::thread::sleep(TICK);

@@ -175,8 +175,7 @@ impl Worker<'_> {
         match bytes {
             Err(errno) => drop(self.channel.reply_through(&port, unique).send_errno(errno.raw())),
             Ok(bytes) => {
-                let request = set_aside::Request { unique, bytes, port, interrupted: false };
-                self.enter_or_wait(domain, request);
+                self.enter_or_wait(domain, self.shared.aside(unique, bytes, port));
             }
         }
         self.last = clock::now();
@@ -343,7 +342,7 @@ pub(crate) fn set_aside_or_handle(shared: &Shared, channel: &mut DevChannel) {
     match copied(message, &request, reply) {
         Ok(bytes) => {
             let (unique, port) = (request.unique, channel.reply_port());
-            shared.set_aside.push(set_aside::Request { unique, bytes, port, interrupted: false });
+            shared.set_aside.push(shared.aside(unique, bytes, port));
         }
         Err(errno) => drop(reply.send_errno(errno.raw())),
     }

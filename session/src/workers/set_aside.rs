@@ -9,6 +9,7 @@ use defuse_fs::Errno;
 use defuse_wire::abi::OutHeader;
 use zerocopy::IntoBytes;
 
+use crate::share::Taken;
 use crate::transport::Port;
 
 const HEADER_LEN: usize = size_of::<OutHeader>();
@@ -24,6 +25,10 @@ pub(crate) struct Request {
     pub(crate) port: Arc<dyn Port>,
     /// It was interrupted while it lay here.
     pub(crate) interrupted: bool,
+    /// The user of the client may have more such requests.
+    pub(crate) has_room: bool,
+    /// Its bytes, as they count for that user.
+    pub(crate) _queued: Option<Taken>,
 }
 
 impl Request {
@@ -118,7 +123,9 @@ pub(crate) mod tests {
 
     /// A request of `len` bytes whose reply goes nowhere.
     pub(crate) fn request(unique: u64, len: usize) -> Request {
-        Request { unique, bytes: vec![0; len], port: Arc::new(Nowhere), interrupted: false }
+        let bytes = vec![0; len];
+        let (port, interrupted, has_room) = (Arc::new(Nowhere), false, true);
+        Request { unique, bytes, port, interrupted, has_room, _queued: None }
     }
 
     /// A client may send data that nobody takes.

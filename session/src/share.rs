@@ -1,0 +1,129 @@
+//! Limits of one user over all its sessions with a server.
+//!
+//! Each session has limits of its own. A user with many connections would have all of them as many times.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Upper limits for the sessions of one user together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShareLimits {
+    /// Threads beyond the first worker of each session. A session without further ones serves with what it has.
+    pub workers: usize,
+    /// Connections whose answers wait because the client does not read. A further one ends.
+    pub senders: usize,
+    /// Bytes of answers that wait because clients do not read. The connection of a further one ends.
+    pub unsent_bytes: usize,
+    /// Bytes of requests that hold no thread: operations that were submitted, and requests set aside. Further ones hold
+    /// the workers of their sessions.
+    pub queued_bytes: usize,
+    /// Descriptors that were sent and perhaps not received. The connection of a further one ends.
+    pub descriptors: usize,
+}
+
+impl Default for ShareLimits {
+    fn default() -> Self {
+        ShareLimits {
+            workers: 256,
+            senders: 256,
+            unsent_bytes: 64 << 20,
+            queued_bytes: 256 << 20,
+            descriptors: 4096,
+        }
+    }
+}
+
+/// The things that the sessions of one user have together.
+#[derive(Debug)]
+pub struct Share {
+    /// See [`ShareLimits`].
+    pub workers: Arc<Count>,
+    /// See [`ShareLimits`].
+    pub senders: Arc<Count>,
+    /// See [`ShareLimits`].
+    pub unsent_bytes: Arc<Count>,
+    /// See [`ShareLimits`].
+    pub queued_bytes: Arc<Count>,
+    /// See [`ShareLimits`].
+    pub descriptors: Arc<Count>,
+}
+
+impl Share {
+    /// The share of a user that has nothing yet.
+    pub fn new(limits: ShareLimits) -> Share {
+        Share {
+            workers: Count::up_to(limits.workers),
+            senders: Count::up_to(limits.senders),
+            unsent_bytes: Count::up_to(limits.unsent_bytes),
+            queued_bytes: Count::up_to(limits.queued_bytes),
+            descriptors: Count::up_to(limits.descriptors),
+        }
+    }
+}
+
+/// The number of things of one kind, with its limit.
+#[derive(Debug)]
+pub struct Count {
+    now: AtomicUsize,
+    most: usize,
+}
+
+impl Count {
+    fn up_to(most: usize) -> Arc<Count> {
+        Arc::new(Count { now: AtomicUsize::new(0), most })
+    }
+
+    /// Counts `count` more until the result is dropped; `None` beyond the limit.
+    pub fn take(self: &Arc<Count>, count: usize) -> Option<Taken> {
+        let fits = |now: usize| now.checked_add(count).filter(|sum| *sum <= self.most);
+        self.now.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
+        Some(Taken { of: Arc::clone(self), count })
+    }
+
+    /// Counts `count` more, whatever the limit says, until the result is dropped.
+    pub fn add(self: &Arc<Count>, count: usize) -> Taken {
+        self.now.fetch_add(count, Ordering::Relaxed);
+        Taken { of: Arc::clone(self), count }
+    }
+
+    /// True below the limit.
+    pub fn has_room(&self) -> bool {
+        self.now() < self.most
+    }
+
+    /// The present number.
+    pub fn now(&self) -> usize {
+        self.now.load(Ordering::Relaxed)
+    }
+}
+
+/// Things that are counted until this is dropped.
+#[derive(Debug)]
+pub struct Taken {
+    of: Arc<Count>,
+    count: usize,
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.of.now.fetch_sub(self.count, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_takes_more_than_the_limit_and_everything_comes_back() {
+        let count = Count::up_to(3);
+        let (first, second) = (count.take(2), count.take(1));
+        assert!(first.is_some() && second.is_some() && count.take(1).is_none());
+        assert!(!count.has_room() && count.take(usize::MAX).is_none());
+        let beyond = count.add(5);
+        drop(first);
+        assert!(count.take(1).is_none() && count.now() == 6);
+        drop((beyond, second));
+        assert!(count.has_room() && count.take(3).is_some() && count.now() == 0);
+    }
+}
