@@ -83,7 +83,7 @@ impl<F: FileSystem> Connection<F> {
             let looked = Name::new(bytes).map(|name| look(&self.ledger, &call, cx, (dir, name)));
             let found = match looked {
                 Ok(Err(Errno::ENOSYS)) => return Err(Errno::ENOSYS),
-                Ok(Ok((Resolved::Inode { ino, attr, .. }, _))) => Some((ino, attr)),
+                Ok(Ok(Resolved::Inode { ino, attr, .. })) => Some((ino, attr)),
                 _ => None,
             };
             let is_small = found.filter(|(_, attr)| {

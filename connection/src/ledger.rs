@@ -261,12 +261,12 @@ impl Ledger {
             self.admit_open()?;
         }
         let at = place(legacy.ino);
+        if !source.holds(legacy.ino) {
+            return Err(Errno::ESTALE);
+        }
         // An heir is younger than the other connection, so that the order of locks is always the same.
         let theirs = lock(&source.own[at]);
         let (mut own, mut family) = self.shard(legacy.ino);
-        if legacy.ino != Ino::ROOT && !theirs.may_name(legacy.ino) && !source.shares(legacy.ino) {
-            return Err(Errno::ESTALE);
-        }
         if let Some(fh) = legacy.fh {
             let key = (legacy.ino, fh);
             // An heir may do no more than the other connection, whatever it says.
@@ -370,9 +370,10 @@ impl Ledger {
         self.names.get()
     }
 
-    /// True if a name that the client shares leads to `ino`.
+    /// True if a name that the client shares leads to `ino`, and the client could find it now. Not to be called with a shard locked.
     fn shares(&self, ino: Ino) -> bool {
-        self.names().is_some_and(|names| names.has(ino))
+        let holds = |dir| lock(&self.own[place(dir)]).may_name(dir);
+        self.names().is_some_and(|names| names.lead_to(ino, &holds))
     }
 
     /// From now on the client may name every inode.

@@ -74,8 +74,13 @@ pub trait ToldNames: Send + Sync + Debug {
         fs: (&dyn FileSystem, &Context<'_>),
     );
 
-    /// True if one of the names leads to the inode.
-    fn has(&self, ino: Ino) -> bool;
+    /// The version of the rights to a directory. `None` while they change.
+    fn rights(&self, dir: Ino) -> Option<u64>;
+
+    /// True if one of the names leads to the inode, and a client could find it now: neither the name nor the rights to its directory
+    /// have changed since it was told, and the same holds for the directory, up to the root directory or to one that the client
+    /// `holds`. A client that may not search one of them any more finds nothing below it.
+    fn lead_to(&self, ino: Ino, holds: &dyn Fn(Ino) -> bool) -> bool;
 }
 
 /// The state before a look at a name.

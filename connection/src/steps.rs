@@ -63,8 +63,10 @@ impl<F: FileSystem> Connection<F> {
         let mut names = path.names().peekable();
         let mut dir = from;
         while let Some(name) = names.next() {
+            // The rights that are told of are not newer than those that are checked.
+            let before = before(&self.ledger, (dir, name));
             call.guard(|guard| guard.permit(dir, EXEC))?;
-            let (resolved, before) = look(&self.ledger, &call, cx, (dir, name))?;
+            let resolved = look(&self.ledger, &call, cx, (dir, name))?;
             if let (Some(before), Some(names)) = (before, self.ledger.names()) {
                 share(&**names, before, (dir, name), &resolved, (call.fs, cx));
             }
@@ -97,14 +99,16 @@ impl<F: FileSystem> Connection<F> {
         mut told: impl FnMut(Name<'_>, Step) -> bool,
     ) -> Result<()> {
         let call = self.check(cx, &[dir])?;
+        let rights = self.ledger.names().and_then(|names| names.rights(dir));
         call.guard(|guard| guard.permit(dir, READ | EXEC))?;
         let listed = Names::list(call.fs, cx, dir, (0, most))?;
         for (bytes, _) in &listed.all {
             // The listing has . and .., which are no names.
             let Ok(name) = Name::new(bytes) else { continue };
+            let before = before(&self.ledger, (dir, name));
             match look(&self.ledger, &call, cx, (dir, name)) {
-                Ok((resolved @ Resolved::Inode { ino, attr, open_to_all }, before)) => {
-                    if let Some(before) = before {
+                Ok(resolved @ Resolved::Inode { ino, attr, open_to_all }) => {
+                    if let Some(before) = before.filter(|before| Some(before.rights) == rights) {
                         self.tell_later(Untold { before, dir, name: bytes[..].into(), resolved });
                     }
                     if !told(name, Step { ino, attr, open_to_all }) {
@@ -152,20 +156,24 @@ pub(crate) struct Untold {
     resolved: Resolved,
 }
 
-/// Looks at a name for a client, which is told of it. The state before is returned where the client shares names.
+/// The state before a look at a name, for a client that shares names.
+fn before(ledger: &Ledger, place: (Ino, Name<'_>)) -> Option<BeforeLook> {
+    ledger.names().and_then(|names| names.before(place))
+}
+
+/// Looks at a name for a client, which is told of it.
 pub(crate) fn look<F: FileSystem>(
     ledger: &Ledger,
     call: &Call<'_, F>,
     cx: &Context<'_>,
     (dir, name): (Ino, Name<'_>),
-) -> Result<(Resolved, Option<BeforeLook>)> {
-    let before = ledger.names().and_then(|names| names.before((dir, name)));
+) -> Result<Resolved> {
     let resolved = call.fs.resolve(cx, dir, name.into())?;
     if let Resolved::Inode { ino, .. } = resolved {
         ledger.told(ino);
         ledger.found(dir, name, ino);
     }
-    Ok((resolved, before))
+    Ok(resolved)
 }
 
 /// Tells others of a name.

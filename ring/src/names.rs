@@ -119,6 +119,24 @@ pub struct Found {
     pub inode: Option<(u64, [u8; ATTRIBUTES])>,
 }
 
+/// A name that leads to an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Named {
+    /// The directory.
+    pub dir: u64,
+    /// The state in which it was told.
+    pub told: Told,
+    name: [u8; NAME_MAX],
+    len: usize,
+}
+
+impl Named {
+    /// The name.
+    pub fn name(&self) -> &[u8] {
+        &self.name[..self.len.min(NAME_MAX)]
+    }
+}
+
 /// The number of a slot.
 pub type Place = u32;
 
@@ -260,6 +278,14 @@ impl<M: Writable> Names<M> {
         self.write(slot, AT_DIR, &told.as_bytes()[AT_DIR..]);
         memory.store32(tag_at(slot), tag);
         (slot as Place, former)
+    }
+
+    /// The name at a place, as it was told. `None` where another one is there by now.
+    pub fn at(&self, place: Place, ino: u64) -> Option<Named> {
+        let slot = place as usize;
+        let _alone = self.lock(slot / WAYS % LOCKS);
+        let Slot { dir, name_len, ino: found, told, name, .. } = read(&self.memory, slot);
+        (found == ino).then_some(Named { dir, told, name, len: name_len as usize })
     }
 
     /// Tells of new attributes of an inode, where a name that leads to it was told before.

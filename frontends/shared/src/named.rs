@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use defuse_connection::{BeforeLook, Credentials, ToldNames};
 use defuse_fs::{Attr, Context, Errno, FileSystem, Ino, Name, Result, Xattr};
-use defuse_ring::names::{ATTRIBUTES, Found, Moment, NAME_MAX, Names, Place, Told};
+use defuse_ring::names::{ATTRIBUTES, Found, Moment, NAME_MAX, Named, Names, Place, Told};
 use defuse_ring::versions::{Thing, Versions};
 use defuse_wire::convert::told_attr;
 use defuse_wire::vendor::ToldAttr;
@@ -22,6 +22,8 @@ const MOST_OF_USER: usize = 4;
 const MOST_OF_INODE: usize = 16;
 /// Parts of the account of inodes.
 const SHARDS: usize = 16;
+/// The most directories between the root directory and an inode that a client names by its number. It looks up what is deeper.
+const DEEPEST: usize = 256;
 
 /// The memories of names of one file system. Those that nobody uses are kept until there are too many.
 #[derive(Default)]
@@ -106,7 +108,7 @@ impl Boards {
 
     /// True if a name that clients were told of leads to the inode.
     pub(crate) fn have(&self, ino: Ino) -> bool {
-        self.all().iter().any(|board| board.has(ino))
+        self.all().iter().any(|board| board.inodes(ino.0).contains_key(&ino.0))
     }
 
     /// Tells of the attributes of an inode, beside the names that lead to it.
@@ -140,6 +142,20 @@ fn encoded(attr: &Attr, (fs, cx): (&dyn FileSystem, &Context<'_>), ino: Ino) -> 
 }
 
 impl Board {
+    /// The directories in which a name leads to an inode that still holds, with the rights to the directory.
+    fn valid(&self, ino: u64) -> Vec<u64> {
+        let inodes = self.inodes(ino);
+        let places = inodes.get(&ino).into_iter().flat_map(|places| places.all());
+        let named = places.filter_map(|place| self.names.at(place, ino));
+        named.filter(|named| self.holds(named)).map(|named| named.dir).collect()
+    }
+
+    fn holds(&self, named: &Named) -> bool {
+        let version = |thing| self.versions.of_thing(thing);
+        version(Thing::Name(named.dir, named.name())) == Some(named.told.name)
+            && version(Thing::Rights(named.dir)) == Some(named.told.rights)
+    }
+
     fn inodes(&self, ino: u64) -> MutexGuard<'_, HashMap<u64, Places>> {
         self.inodes[ino as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -210,7 +226,21 @@ impl ToldNames for Board {
         }
     }
 
-    fn has(&self, ino: Ino) -> bool {
-        self.inodes(ino.0).contains_key(&ino.0)
+    fn rights(&self, dir: Ino) -> Option<u64> {
+        self.versions.of_thing(Thing::Rights(dir.0))
+    }
+
+    fn lead_to(&self, ino: Ino, holds: &dyn Fn(Ino) -> bool) -> bool {
+        self.valid(ino.0).into_iter().any(|mut dir| {
+            for _ in 0..DEEPEST {
+                if dir == Ino::ROOT.0 || holds(Ino(dir)) {
+                    return true;
+                }
+                // A directory has one name.
+                let Some(&above) = self.valid(dir).first() else { return false };
+                dir = above;
+            }
+            false
+        })
     }
 }

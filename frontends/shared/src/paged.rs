@@ -65,6 +65,61 @@ struct Table(Mutex<State>);
 struct State {
     files: HashMap<Ino, Entries>,
     bound: Bound,
+    taken: Taken,
+}
+
+/// The memory for pages, of all users and of each: the users that were the first to read a file.
+#[derive(Default)]
+struct Taken {
+    all: Bytes,
+    users: HashMap<u32, Bytes>,
+}
+
+/// Bytes of the heads of files, and of these and their frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Bytes {
+    heads: u64,
+    whole: u64,
+}
+
+impl Bytes {
+    fn of(pages: &Pages) -> Bytes {
+        Bytes { heads: pages.bytes_of_heads(), whole: pages.bytes() }
+    }
+
+    fn and(self, more: Bytes) -> Bytes {
+        Bytes { heads: self.heads + more.heads, whole: self.whole + more.whole }
+    }
+
+    fn without(self, less: Bytes) -> Bytes {
+        Bytes { heads: self.heads - less.heads, whole: self.whole - less.whole }
+    }
+}
+
+impl Taken {
+    /// True if a user may have so many bytes more, of `most` bytes for pages.
+    fn has_room(&self, uid: u32, bytes: Bytes, most: u64) -> bool {
+        let all = self.all.and(bytes);
+        let own = self.users.get(&uid).copied().unwrap_or_default().and(bytes);
+        // Heads are always in memory. Frames could be, if clients touched all of them.
+        let (heads, whole) = (most / HEADS, most * RESERVED);
+        all.heads <= heads && own.heads <= heads / 2 && all.whole <= whole && own.whole <= whole / 2
+    }
+
+    fn add(&mut self, Charged { pages, uid }: &Charged) {
+        let (bytes, own) = (Bytes::of(pages), self.users.entry(*uid).or_default());
+        (self.all, *own) = (self.all.and(bytes), own.and(bytes));
+    }
+
+    fn remove(&mut self, Charged { pages, uid }: &Charged) {
+        let bytes = Bytes::of(pages);
+        self.all = self.all.without(bytes);
+        let Some(own) = self.users.get_mut(uid) else { return };
+        *own = own.without(bytes);
+        if *own == Bytes::default() {
+            self.users.remove(uid);
+        }
+    }
 }
 
 impl Groups for HashMap<Ino, Entries> {
@@ -124,7 +179,7 @@ impl Table {
 
     /// A change of these bytes of the file begins; of its length, too, if it `resizes` or goes beyond the end.
     fn begin(&self, ino: Ino, range: Range<u64>, resizes: bool) {
-        let State { files, bound } = &mut *self.lock();
+        let State { files, bound, .. } = &mut *self.lock();
         let entry = files.entry(ino).or_default();
         entry.running += 1;
         if entry.pages.is_some() {
@@ -148,13 +203,14 @@ impl Table {
     }
 
     fn closed(&self, ino: Ino) {
-        let State { files, bound } = &mut *self.lock();
+        let State { files, bound, taken } = &mut *self.lock();
         if let Some(entry) = files.get_mut(&ino) {
             entry.opens = entry.opens.saturating_sub(1);
             if entry.opens == 0 {
                 entry.epoch += 1;
                 entry.stopped = false;
                 if let Some(charged) = entry.pages.take() {
+                    taken.remove(&charged);
                     bound.closed(ino, charged.pages.groups());
                     bound.counts.of(ino).files -= 1;
                 }
@@ -220,7 +276,7 @@ impl Paged {
     ) -> Option<Arc<Paged>> {
         let caps = inner.caps();
         let bound = Bound::new(options.bytes.max(PagedOptions::LEAST), options.policy, parts);
-        let state = State { files: HashMap::new(), bound };
+        let state = State { files: HashMap::new(), bound, taken: Taken::default() };
         let table = Arc::new(Table(Mutex::new(state)));
         (caps.exclusive && !caps.submits).then(|| Arc::new(Paged { inner, table, options }))
     }
@@ -255,7 +311,7 @@ impl Paged {
         if pages.end - pages.start > MOST_FILLED {
             return Found::Nothing;
         }
-        let State { files, bound } = &mut *self.table.lock();
+        let State { files, bound, .. } = &mut *self.table.lock();
         let Some(entry) = files.get_mut(&ino) else { return Found::Nothing };
         let (epoch, is_read) = (entry.epoch, entry.is_read);
         let Some(of_file) = entry.fillable() else { return Found::Nothing };
@@ -308,7 +364,7 @@ impl Paged {
         let from = (args.offset - begin) as usize;
         let end = filled.min(from + out.remaining());
         out.put(bytes.get(from..end).unwrap_or_default())?;
-        let State { files, bound } = &mut *self.table.lock();
+        let State { files, bound, .. } = &mut *self.table.lock();
         let entry = files.get_mut(&file.ino).filter(|entry| entry.epoch == epoch);
         let Some(entry) = entry else { return Ok(()) };
         entry.is_read |= !args.flags.has(OpenFlags::NOATIME);
@@ -350,16 +406,6 @@ fn errno(error: rustix::io::Errno) -> Errno {
     Errno::from_raw(error.raw_os_error())
 }
 
-/// The sum over the files that these users were the first to read.
-fn sum(
-    files: &HashMap<Ino, Entries>,
-    whose: impl Fn(u32) -> bool,
-    bytes: impl Fn(&Pages) -> u64,
-) -> u64 {
-    let pages = files.values().filter_map(|entry| entry.pages.as_ref());
-    pages.filter(|one| whose(one.uid)).map(|one| bytes(&one.pages)).sum()
-}
-
 /// Ends a change, also if it panics.
 struct Ended<'a>(&'a Table, Ino);
 
@@ -372,7 +418,7 @@ impl Drop for Ended<'_> {
 impl PageSource for Paged {
     fn pages(&self, ino: Ino, uid: u32) -> Result<OwnedFd> {
         let size = self.inner.getattr(&Context::new(Caller::default()), ino, None)?.size;
-        let State { files, bound } = &mut *self.table.lock();
+        let State { files, bound, taken } = &mut *self.table.lock();
         let entry = files.get(&ino).filter(|entry| entry.opens > 0).ok_or(Errno::ESTALE)?;
         if entry.stopped || bound.counts.is_without(ino) {
             return Err(Errno::EBUSY);
@@ -383,17 +429,13 @@ impl PageSource for Paged {
         let most = self.options.bytes.max(PagedOptions::LEAST);
         // Closed, until a read fills it.
         let pages = Pages::new(size.min(most / 2)).map_err(errno)?;
-        let fits = |bytes: fn(&Pages) -> u64, most: u64, most_of_user: u64| {
-            let (all, own) = (sum(files, |_| true, bytes), sum(files, |user| user == uid, bytes));
-            all + bytes(&pages) <= most && own + bytes(&pages) <= most_of_user
-        };
-        // Heads are always in memory. Frames could be, if clients touched all of them.
-        let heads = fits(Pages::bytes_of_heads, most / HEADS, most / HEADS / 2);
-        if !heads || !fits(Pages::bytes, most * RESERVED, most * RESERVED / 2) {
+        if !taken.has_room(uid, Bytes::of(&pages), most) {
             return Err(Errno::ENOMEM);
         }
         let fd = pages.reader().map_err(errno)?;
-        files.entry(ino).or_default().pages = Some(Charged { pages, uid });
+        let charged = Charged { pages, uid };
+        taken.add(&charged);
+        files.entry(ino).or_default().pages = Some(charged);
         bound.counts.of(ino).files += 1;
         Ok(fd)
     }
