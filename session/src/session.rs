@@ -23,6 +23,7 @@ use crate::transport::dev::{DevChannel, DevLimits, DeviceLine};
 use crate::transport::uring;
 use crate::transport::{Channel, Line, Message, Port, Received, ReplyPort};
 use crate::workers::bulkhead::Bulkhead;
+use crate::workers::fair::{Fair, Threads};
 use crate::workers::inflight::Slots;
 use crate::workers::pool::{Growth, Pool, PoolLimits};
 use crate::workers::ring::Rings;
@@ -36,6 +37,9 @@ use defuse_wire::vendor::SOCKET_IO_MAX;
 
 /// Time between two interrupts of threads that shall end: the first may come before their system call.
 const INTERRUPT_EVERY: Duration = Duration::from_millis(1);
+
+/// The fewest threads beyond the maximum while all are stuck.
+const FURTHER: usize = 16;
 
 /// Limits warnings about workers that are stuck.
 static STUCK: Limited = Limited::new();
@@ -213,7 +217,10 @@ impl Statistics {
             ("workers_peak", counts.peak as u64),
             ("workers_started", counts.started),
             ("workers_retired", counts.retired),
-            ("requests_held_back", self.shared.bulkhead.waiting() as u64),
+            (
+                "requests_held_back",
+                (self.shared.bulkhead.waiting() + self.shared.fair.waiting()) as u64,
+            ),
         ];
         snapshot.gauges.extend(gauges.map(|(name, value)| (name.to_string(), value)));
         snapshot.with_figures(&*self.shared.dispatcher.fs)
@@ -249,7 +256,7 @@ impl Workers {
         if self.shared.rings.is_some() {
             return Err(ResizeError::OverRings);
         }
-        self.shared.slots.make_room(max);
+        self.shared.slots.make_room(max + self.shared.further);
         self.shared.pool.resize(max);
         // Threads that wait for a request do not notice by themselves.
         self.shared.bell.ring();
@@ -265,6 +272,9 @@ pub(crate) struct Shared {
     pub(crate) bell: Bell,
     pub(crate) set_aside: SetAside,
     pub(crate) bulkhead: Bulkhead,
+    pub(crate) fair: Fair,
+    /// Threads beyond the maximum that there may be while all are stuck; 0 where all requests are of one user.
+    further: usize,
     /// The workers' source of requests.
     line: Arc<dyn Line>,
     /// Where requests come over rings and not over the device.
@@ -310,13 +320,19 @@ impl Shared {
             let defers = caps.submits || negotiated.uses(abi::FUSE_POSIX_LOCKS);
             Rings::new((device, queues), payload, max, &caps, defers)
         });
+        // A number that was asked for, and that of a policy, is kept.
+        let is_kept = options.workers.is_some() || options.policy.hands_over() || rings.is_some();
+        let is_fair = dispatcher.serves_many() && !is_kept;
+        let further = if is_fair { max.max(FURTHER).min(WORKERS_MOST - max) } else { 0 };
         Ok(Shared {
             pool: Pool::new(PoolLimits { max, parallel: 2 * processors }),
             // One for whoever reads the device beside the rings.
-            slots: Slots::new(max + usize::from(rings.is_some())),
+            slots: Slots::new(max + further + usize::from(rings.is_some())),
             bell: Bell::default(),
             set_aside: SetAside::default(),
             bulkhead: Bulkhead::default(),
+            fair: Fair::default(),
+            further,
             rings: rings.transpose()?,
             limits: DevLimits {
                 // Longer data is not received with its message.
@@ -485,15 +501,57 @@ impl Shared {
         self.interrupt_held_back(unique);
     }
 
-    /// Answers a request that waits at the bulkhead. False where it does not.
+    /// Answers a request that waits at the bulkhead or for others of its user. False where it does not.
     pub(crate) fn interrupt_held_back(&self, unique: u64) -> bool {
-        let request = self.bulkhead.take(unique);
+        let request = self.bulkhead.take(unique).or_else(|| self.fair.take(unique));
         request.map(set_aside::Request::refuse_interrupted).is_some()
     }
 
     /// True if the user of the client may have more requests that hold no thread.
     fn has_room_aside(&self) -> bool {
         self.dispatcher.share.as_ref().is_none_or(|share| share.queued_bytes.has_room())
+    }
+
+    /// All workers are stuck while requests wait. True if there may be more of them from now on.
+    pub(crate) fn stretch(&self) -> bool {
+        let stretches = self.further > 0 && !self.pool.is_stretched();
+        if stretches {
+            STUCK.warn(|| {
+                let most = self.pool.max() + self.further;
+                format!("all workers wait: there may be {most}, and calls of one user hold a part")
+            });
+            self.pool.stretch(self.further);
+        }
+        stretches
+    }
+
+    /// True if the user of the request holds its part of the threads.
+    pub(crate) fn has_to_wait(&self, request: &Request<'_>) -> bool {
+        // What ends something is not held up, and does not wait for others.
+        let ends = matches!(request.body, Body::Release(_) | Body::Releasedir(_) | Body::Destroy);
+        self.pool.is_stretched() && !ends && !self.threads_now().may_hold_one_more(request.uid)
+    }
+
+    /// A request waits for others of its user. Beyond the limit it is refused.
+    pub(crate) fn wait_for_others(&self, uid: u32, request: set_aside::Request) {
+        let unique = request.unique;
+        if let Some(request) = self.fair.wait(uid, request) {
+            STUCK.warn(|| format!("user {uid} has too many calls that wait: EAGAIN"));
+            return request.refuse(Errno::EAGAIN);
+        }
+        // Either this sees the interrupt, or `interrupt` sees the request that waits.
+        if self.slots.was_early(unique) {
+            self.interrupt_held_back(unique);
+        }
+    }
+
+    /// A request that need not wait for others of its user any more.
+    pub(crate) fn next_of_users(&self) -> Option<set_aside::Request> {
+        self.fair.next(self.threads_now())
+    }
+
+    fn threads_now(&self) -> Threads<'_> {
+        Threads { slots: &self.slots, most: self.pool.most() }
     }
 
     /// A request that waits without a thread.
@@ -543,6 +601,7 @@ impl Shared {
     pub(crate) fn finish(&self) {
         self.pool.shut_down();
         self.bulkhead.close();
+        self.fair.close();
         if let Some(rings) = &self.rings {
             rings.close();
         }

@@ -237,6 +237,11 @@ impl Dispatcher {
         }
     }
 
+    /// True if the requests are those of many users.
+    pub(crate) fn serves_many(&self) -> bool {
+        self.is_kernel || self.tells_groups
+    }
+
     /// Handles one request that wants an answer, and answers it. A panic of the file system answers
     /// `EIO` to this request alone.
     pub(crate) fn handle(

@@ -49,7 +49,7 @@ struct Lane {
 }
 
 /// True if a part that holds `held` threads may hold one more, of `free` threads that no part holds.
-fn may_enter(held: usize, free: usize) -> bool {
+pub(super) fn may_enter(held: usize, free: usize) -> bool {
     held == 0 || held < SHARE * free.saturating_sub(1)
 }
 

@@ -2,7 +2,7 @@
 //! lock for that.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use defuse_fs::Interrupted;
 
@@ -18,12 +18,15 @@ pub(crate) struct Slot {
     interrupted: AtomicU64,
     /// Kernel id of the thread, for signals; 0 where the place is free.
     thread: AtomicI32,
+    /// The user of the request in hand.
+    user: AtomicU32,
     /// Requests begun; it tells a worker that is stuck from one that is busy.
     served: AtomicU64,
 }
 
 impl Slot {
-    fn begin(&self, unique: u64) {
+    fn begin(&self, unique: u64, uid: u32) {
+        self.user.store(uid, Ordering::Relaxed);
         // Sequentially consistent: see `Slots::begin`.
         self.unique.store(unique, Ordering::SeqCst);
         // Only this worker writes it, so no atomic addition is needed.
@@ -103,9 +106,9 @@ impl Slots {
         })
     }
 
-    /// The worker of `slot` has `unique` in hand.
-    pub(crate) fn begin(&self, slot: &Slot, unique: u64) {
-        slot.begin(unique);
+    /// The worker of `slot` has the request `unique` of the user in hand.
+    pub(crate) fn begin(&self, slot: &Slot, unique: u64, uid: u32) {
+        slot.begin(unique, uid);
         // Either this sees the early interrupt, or `interrupt` sees the request.
         if self.was_early(unique) {
             slot.interrupted.store(unique, Ordering::Release);
@@ -141,6 +144,15 @@ impl Slots {
         }
     }
 
+    /// The number of requests of a user that workers have in hand, and that of all.
+    pub(crate) fn held(&self, uid: u32) -> (usize, usize) {
+        let busy = self.iter().filter(|slot| !slot.is_idle());
+        busy.fold((0, 0), |(own, all), slot| {
+            let is_own = slot.user.load(Ordering::Relaxed) == uid;
+            (own + usize::from(is_own), all + 1)
+        })
+    }
+
     /// All places.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Slot> {
         self.slots.iter().chain(self.more.get().into_iter().flatten())
@@ -169,8 +181,8 @@ mod tests {
         assert!(slots.claim(12).is_none());
         slots.make_room(3);
         let second = slots.claim(12).unwrap();
-        slots.begin(first, 100);
-        slots.begin(second, 200);
+        slots.begin(first, 100, 7);
+        slots.begin(second, 200, 7);
         assert_eq!((slots.interrupt(100), slots.interrupt(200)), (Some(11), Some(12)));
         assert_eq!(slots.served(), 2);
         assert_eq!(slots.iter().count(), WORKERS_MOST);
@@ -182,17 +194,17 @@ mod tests {
         let first = slots.claim(11).unwrap();
         let second = slots.claim(12).unwrap();
         assert!(slots.claim(13).is_none());
-        slots.begin(first, 100);
-        slots.begin(second, 200);
+        slots.begin(first, 100, 7);
+        slots.begin(second, 200, 7);
         assert_eq!(slots.interrupt(300), None);
         assert_eq!(slots.interrupt(200), Some(12));
         assert!(second.interrupted() && !first.interrupted());
         second.end();
-        slots.begin(second, 201);
+        slots.begin(second, 201, 7);
         assert!(!second.interrupted());
         // One that came too early is remembered.
         second.end();
-        slots.begin(second, 300);
+        slots.begin(second, 300, 7);
         assert!(second.interrupted());
         second.release();
         assert!(slots.claim(13).is_some());

@@ -12,7 +12,7 @@
 //!   are busy and the device has something to read, up to the maximum.
 //!
 //! Where a file system names parts that fail apart from each other, [`bulkhead`] keeps threads for those that
-//! answer.
+//! answer. [`fair`] keeps threads for other users where calls of one user wait for something.
 //!
 //! [`policy`] has two other policies, for comparison: those of a paper on multithreaded FUSE for GlusterFS.
 //!
@@ -21,6 +21,7 @@
 //! beyond a maximum that was lowered end after their request.
 
 pub(crate) mod bulkhead;
+pub(crate) mod fair;
 pub(crate) mod inflight;
 pub(crate) mod policy;
 pub(crate) mod pool;

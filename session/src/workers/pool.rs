@@ -74,6 +74,8 @@ impl Parked {
 pub struct Pool {
     /// The maximum number of threads, which a live session may change.
     max: AtomicUsize,
+    /// Threads beyond it that there may be now, because all were stuck.
+    stretch: AtomicUsize,
     /// As [`PoolLimits::parallel`].
     parallel: usize,
     /// Workers that wait for a request.
@@ -107,6 +109,7 @@ impl Pool {
     pub fn new(limits: PoolLimits) -> Self {
         Pool {
             max: AtomicUsize::new(limits.max.max(1)),
+            stretch: AtomicUsize::new(0),
             parallel: limits.parallel.max(1),
             idle: AtomicUsize::new(0),
             active: AtomicUsize::new(0),
@@ -121,6 +124,23 @@ impl Pool {
         self.max.load(Ordering::SeqCst)
     }
 
+    /// The number of threads that there may be now.
+    pub fn most(&self) -> usize {
+        self.max() + self.stretch.load(Ordering::SeqCst)
+    }
+
+    /// True while there may be more threads than the maximum. Costs a load.
+    pub fn is_stretched(&self) -> bool {
+        self.stretch.load(Ordering::Relaxed) > 0
+    }
+
+    /// Lets there be `further` threads beyond the maximum. With 0, those beyond it end as after [`resize`](Pool::resize).
+    pub fn stretch(&self, further: usize) {
+        let _parked = self.lock();
+        self.stretch.store(further, Ordering::SeqCst);
+        self.call.notify_all();
+    }
+
     /// Changes the maximum number of threads to `max`, at least 1. Threads beyond it end: parked ones
     /// now, the others when they ask [`leave_if_over`](Pool::leave_if_over).
     pub fn resize(&self, max: usize) {
@@ -131,18 +151,18 @@ impl Pool {
 
     /// True while there are more threads than there may be.
     pub fn is_over(&self) -> bool {
-        self.lock().is_over(self.max())
+        self.lock().is_over(self.most())
     }
 
     /// Ends the calling worker, which is idle, if there are more threads than there may be. It is no
     /// longer counted then.
     pub fn leave_if_over(&self) -> bool {
         // Threads without a call of `resize` never exceed the maximum.
-        if self.active() <= self.max() {
+        if self.active() <= self.most() {
             return false;
         }
         let mut parked = self.lock();
-        let over = parked.is_over(self.max());
+        let over = parked.is_over(self.most());
         if over {
             parked.retired += 1;
             self.leave(&mut parked);
@@ -224,7 +244,7 @@ impl Pool {
     }
 
     fn spawn(&self, parked: &mut Parked) -> Growth {
-        if parked.live >= self.max() {
+        if parked.live >= self.most() {
             return Growth::AtLimit;
         }
         parked.live += 1;
@@ -273,7 +293,7 @@ impl Pool {
         self.active.fetch_sub(1, Ordering::SeqCst);
         parked.waiting += 1;
         let mut timed_out = false;
-        while parked.called == 0 && !self.exiting() && !timed_out && !parked.is_over(self.max()) {
+        while parked.called == 0 && !self.exiting() && !timed_out && !parked.is_over(self.most()) {
             (parked, timed_out) = self.wait(parked, rest);
         }
         parked.waiting -= 1;
@@ -449,6 +469,20 @@ mod tests {
         assert_eq!(pool.grow(), Growth::AtLimit);
         pool.resize(2);
         assert_eq!(pool.grow(), Growth::Spawn);
+    }
+
+    #[test]
+    fn a_stretched_pool_has_further_threads_which_end_afterwards() {
+        let pool = pool(2, 2);
+        (0..2).for_each(|_| start(&pool));
+        assert!(pool.grow() == Growth::AtLimit && !pool.is_stretched());
+        pool.stretch(2);
+        (0..2).for_each(|_| start(&pool));
+        assert!(pool.grow() == Growth::AtLimit && pool.is_stretched() && !pool.is_over());
+        assert_eq!((pool.max(), pool.most(), pool.leave_if_over()), (2, 4, false));
+        pool.stretch(0);
+        assert!(pool.is_over() && pool.leave_if_over() && pool.leave_if_over());
+        assert!(!pool.is_over() && !pool.leave_if_over() && pool.counts().live == 2);
     }
 
     #[test]

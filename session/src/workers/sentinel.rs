@@ -8,6 +8,8 @@
 //! - gives up what was kept for a moment and not wanted again;
 //! - repeats the signal to workers whose request was interrupted, because a signal that comes just
 //!   before a system call does not end it;
+//! - lets there be more workers than the maximum when all are stuck and others wait (see `fair`), and
+//!   takes them back later;
 //! - reads the device itself when all workers that there may be are stuck: INTERRUPT and FORGET are
 //!   done at once, and requests are set aside for the next worker that is free. So an interrupt
 //!   arrives even where a single worker sits in a handler that never ends.
@@ -32,6 +34,8 @@ const QUIET_TICKS: u32 = 50;
 const TRIM_TICKS: u32 = 500;
 /// Looks without any progress before workers count as stuck.
 const STUCK_TICKS: u32 = 10;
+/// Looks that find enough threads free before a session has its usual number of them again: about a second.
+const CALM_TICKS: u32 = 500;
 
 /// How workers wake the sentinel of their session.
 #[derive(Default)]
@@ -258,6 +262,7 @@ struct Watch {
     served: u64,
     quiet: u32,
     stuck: u32,
+    calm: u32,
 }
 
 impl Watch {
@@ -287,6 +292,7 @@ impl Watch {
         for slot in shared.slots.iter().filter(|slot| slot.is_interrupted()) {
             signal::wake(slot.thread());
         }
+        self.end_stretch(shared);
         if shared.pool.is_over() {
             shared.call_idle_worker();
         }
@@ -294,7 +300,7 @@ impl Watch {
             ring::tick(shared, rings);
             return false;
         }
-        if shared.set_aside.is_waiting() {
+        if shared.set_aside.is_waiting() || shared.fair.is_waiting() {
             match shared.pool.idle() {
                 0 => shared.add_for_set_aside(),
                 _ => shared.call_idle_worker(),
@@ -312,11 +318,32 @@ impl Watch {
             return false;
         }
         self.stuck = if progress { 0 } else { self.stuck + 1 };
-        self.stuck > STUCK_TICKS
+        let is_stuck = self.stuck > STUCK_TICKS;
+        if is_stuck && shared.stretch() {
+            self.stuck = 0;
+            return false;
+        }
+        is_stuck
+    }
+
+    /// Takes the threads back that a session has beyond its maximum, after a while in which it needed none of them.
+    fn end_stretch(&mut self, shared: &Shared) {
+        let pool = &shared.pool;
+        if !pool.is_stretched() {
+            return;
+        }
+        let handling = pool.active().saturating_sub(pool.idle());
+        let is_calm = handling < pool.max() && !shared.fair.is_waiting();
+        self.calm = if is_calm { self.calm + 1 } else { 0 };
+        if self.calm > CALM_TICKS || self.quiet + 1 >= QUIET_TICKS {
+            self.calm = 0;
+            pool.stretch(0);
+        }
     }
 }
 
 fn busy(shared: &Shared) -> bool {
     let pool = &shared.pool;
-    pool.idle() < pool.active() || shared.set_aside.is_waiting() || pool.is_over()
+    let is_waiting = shared.set_aside.is_waiting() || shared.fair.is_waiting();
+    pool.idle() < pool.active() || is_waiting || pool.is_over()
 }

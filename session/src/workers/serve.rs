@@ -79,7 +79,9 @@ impl Worker<'_> {
             if self.shared.pool.leave_if_over() {
                 return;
             }
-            if let Some(request) = self.shared.set_aside.pop() {
+            if let Some(request) =
+                self.shared.set_aside.pop().or_else(|| self.shared.next_of_users())
+            {
                 self.handle_set_aside(request);
                 continue;
             }
@@ -152,6 +154,11 @@ impl Worker<'_> {
         if matches!(request.body, Body::Release(_)) {
             self.shared.bell.ring();
         }
+        if self.shared.has_to_wait(&request) {
+            let (uid, unique) = (request.uid, request.unique);
+            let bytes = copied(message, &request, reply);
+            return self.wait_for_others(uid, unique, bytes);
+        }
         let domain = self.shared.dispatcher.failure_domain(&request);
         if let Some(domain) = domain
             && !self.shared.bulkhead.enter(domain, self.shared.pool.max())
@@ -165,7 +172,28 @@ impl Worker<'_> {
             self.shared.dispatcher.answered();
         }
         self.leave(domain);
+        self.go_on();
         self.finish_request();
+    }
+
+    /// The request `unique` of a user, of which `bytes` is a copy, waits until its user holds fewer threads.
+    fn wait_for_others(&mut self, uid: u32, unique: u64, bytes: Result<Vec<u8>>) {
+        let port = self.channel.reply_port();
+        match bytes {
+            Err(errno) => drop(self.channel.reply_through(&port, unique).send_errno(errno.raw())),
+            Ok(bytes) => self.shared.wait_for_others(uid, self.shared.aside(unique, bytes, port)),
+        }
+        // Another call of the user may have ended meanwhile.
+        self.go_on();
+        self.last = clock::now();
+        self.finish_request();
+    }
+
+    /// Handles requests that waited because their users held many threads.
+    fn go_on(&mut self) {
+        while let Some(request) = self.shared.next_of_users() {
+            self.handle_aside(request);
+        }
     }
 
     /// The request `unique`, of which `bytes` is a copy, waits until its part of the storage holds fewer
@@ -221,6 +249,14 @@ impl Worker<'_> {
         if self.shared.pool.begin() && self.shared.hands_over() {
             self.shared.add_for_set_aside();
         }
+        self.handle_aside(request);
+        self.go_on();
+        self.last = clock::now();
+        self.finish_request();
+    }
+
+    /// Handles a request of which there is a copy.
+    fn handle_aside(&mut self, request: set_aside::Request) {
         let parsed = Request::parse(&request.bytes, &self.options);
         let domain = parsed.ok().and_then(|parsed| self.shared.dispatcher.failure_domain(&parsed));
         match domain {
@@ -228,8 +264,6 @@ impl Worker<'_> {
             Some(domain) => self.enter_or_wait(domain, request),
             None => self.handle_copy(&request),
         }
-        self.last = clock::now();
-        self.finish_request();
     }
 
     fn finish_request(&mut self) {
@@ -282,7 +316,7 @@ pub(super) fn handle(
     cells: &Cells,
     started: Moment,
 ) -> Moment {
-    shared.slots.begin(slot, request.unique);
+    shared.slots.begin(slot, request.unique, request.uid);
     let outcome = shared.dispatcher.handle(request, reply, slot, started);
     slot.end();
     let ended = clock::now();
@@ -341,8 +375,12 @@ pub(crate) fn set_aside_or_handle(shared: &Shared, channel: &mut DevChannel) {
     }
     match copied(message, &request, reply) {
         Ok(bytes) => {
-            let (unique, port) = (request.unique, channel.reply_port());
-            shared.set_aside.push(shared.aside(unique, bytes, port));
+            let (uid, has_to_wait) = (request.uid, shared.has_to_wait(&request));
+            let aside = shared.aside(request.unique, bytes, channel.reply_port());
+            match has_to_wait {
+                true => shared.wait_for_others(uid, aside),
+                false => shared.set_aside.push(aside),
+            }
         }
         Err(errno) => drop(reply.send_errno(errno.raw())),
     }

@@ -34,7 +34,11 @@ pub(crate) struct Request {
 impl Request {
     /// Answers that its caller was interrupted.
     pub(crate) fn refuse_interrupted(self) {
-        let error = -Errno::EINTR.raw();
+        self.refuse(Errno::EINTR);
+    }
+
+    pub(crate) fn refuse(self, errno: Errno) {
+        let error = -errno.raw();
         let header = OutHeader { len: HEADER_LEN as u32, error, unique: self.unique };
         // An error says that nobody waits any more.
         let _ = self.port.send(&[IoSlice::new(header.as_bytes())]);
