@@ -618,3 +618,37 @@ for how in ("stored", "written", "written at the end", "unmapped", "closed and m
         place.ok(&["umount", "mnt"]);
     }
 }
+
+/// Files whose size the kernel does not know were empty: all of /proc, also below a served root.
+#[test]
+fn files_that_have_data_in_spite_of_their_size_are_read() {
+    let Some(place) = Place::to_mount() else { return };
+    let below = place.path("src/proc");
+    fs::create_dir(&below).unwrap();
+    let flags = rustix::mount::MountFlags::empty();
+    rustix::mount::mount("proc", &below, "proc", flags, None).unwrap();
+    for (source, prefix) in
+        [("passthrough:/proc", ""), ("passthrough:src", "proc/"), ("passthrough:/sys", "")]
+    {
+        for options in ["rw", "no_passthrough", "writeback", "cache=keep"] {
+            place.ok(&["mount", source, "mnt", "-o", options]);
+            let lines: &[&str] = match source {
+                "passthrough:/sys" => {
+                    &["kernel/mm/transparent_hugepage/enabled", "devices/system/cpu/possible"]
+                }
+                _ => &["version", "filesystems", "sys/kernel/ostype", "1/comm"],
+            };
+            for name in lines {
+                let root = if source == "passthrough:/sys" { "/sys" } else { "/proc" };
+                let native = fs::read(Path::new(root).join(name)).unwrap();
+                let read = fs::read(place.path("mnt").join(prefix).join(name)).unwrap();
+                assert!(
+                    !native.is_empty() && read == native,
+                    "{source} {options}: {name}: {read:?}"
+                );
+            }
+            place.ok(&["umount", "mnt"]);
+        }
+    }
+    rustix::mount::unmount(&below, rustix::mount::UnmountFlags::DETACH).unwrap();
+}

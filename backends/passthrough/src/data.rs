@@ -11,6 +11,7 @@ use rustix::fs::{FallocateFlags, OFlags, SeekFrom};
 use rustix::io::FdFlags;
 
 use crate::creds::{as_decided, keep_suidgid};
+use crate::handle::is_made_up;
 use crate::inode::Inode;
 use crate::lower::OrErrno;
 use crate::open_files::OpenFile;
@@ -30,6 +31,8 @@ pub(crate) struct Divided {
     first: Option<Arc<OwnedFd>>,
     /// The frontend may use `own` for data.
     is_backed: bool,
+    /// Its size says nothing of its data, so that a cache would have none.
+    has_no_size: bool,
     /// Opened with `O_APPEND` in spite of a write-back cache: the file takes nothing but appends (chattr(1) `+a`).
     appends: bool,
 }
@@ -80,7 +83,8 @@ impl Passthrough {
             && self.is_reusable(&inode)
             && let Some(fd) = self.open_again(&inode)?
         {
-            let file = Divided { own: fd, first: None, is_backed: true, appends: false };
+            let (first, is_backed) = (None, true);
+            let file = Divided { own: fd, first, is_backed, has_no_size: false, appends: false };
             return self.opened(inode.key.mount, file, args.flags);
         }
         let access = OFlags::from_bits_retain(args.flags.0 & 3);
@@ -99,9 +103,20 @@ impl Passthrough {
         };
         let keeps_bits = args.flags.writable()
             && keeps_bits(args.flags, rustix::fs::fstat(&fd).or_errno()?.st_mode);
-        let is_backed = inode.kind == FileKind::Regular && !keeps_bits && !appends;
+        let has_no_size = self.has_no_size(&inode, &fd)?;
+        let is_cached = !appends && !has_no_size;
+        let is_backed = inode.kind == FileKind::Regular && !keeps_bits && is_cached;
         let file = self.divide((fd, OFlags::CLOEXEC), args.flags, is_backed);
-        self.opened(inode.key.mount, Divided { appends, ..file }, args.flags)
+        self.opened(inode.key.mount, Divided { appends, has_no_size, ..file }, args.flags)
+    }
+
+    /// True for a file that can be read though its size is 0, as most are in /proc, or whose size is a guess, as in sysfs.
+    fn has_no_size(&self, inode: &Inode, fd: &OwnedFd) -> Result<bool> {
+        let mount = self.mounts.get(inode.key.mount)?;
+        if mount.is_local() || inode.kind != FileKind::Regular {
+            return Ok(false);
+        }
+        Ok(is_made_up(mount.f_type) || rustix::fs::fstat(fd).or_errno()?.st_size == 0)
     }
 
     /// Opens an inode, with `O_NOATIME` even if the caller is not its owner: the frontend has
@@ -206,12 +221,12 @@ impl Passthrough {
             None if gives => (fd, None),
             None => (self.placed(fd), None),
         };
-        Divided { own: Arc::new(own), first, is_backed, appends: false }
+        Divided { own: Arc::new(own), first, is_backed, has_no_size: false, appends: false }
     }
 
     /// Adds an open regular file to the table.
     pub(crate) fn opened(&self, mount: u32, file: Divided, flags: OpenFlags) -> Result<Opened> {
-        let Divided { own: fd, first, is_backed, appends } = file;
+        let Divided { own: fd, first, is_backed, has_no_size, appends } = file;
         let local = self.mounts.get(mount)?.is_local();
         let is_file_itself = self.gives_descriptors() && self.options.attr_valid_for.is_zero();
         let backing =
@@ -229,7 +244,7 @@ impl Passthrough {
         let fh = self.files.insert(OpenFile::file(fd, flags, ignored, local))?;
         let cache = match self.options.cache {
             // Pages would be written back at their offsets.
-            _ if appends => CacheMode::Direct,
+            _ if appends || has_no_size => CacheMode::Direct,
             CacheMode::Cached if self.options.exclusive => CacheMode::Keep,
             other => other,
         };

@@ -122,6 +122,15 @@ pub(crate) mod fs_type {
     pub(crate) const BCACHEFS: u64 = 0xca45_1a4e;
     pub(crate) const RAMFS: u64 = 0x8584_58f6;
     pub(crate) const ZFS: u64 = 0x2fc1_2fc1;
+    pub(crate) const PROC: u64 = 0x9fa0;
+    pub(crate) const SYSFS: u64 = 0x6265_6572;
+    pub(crate) const CGROUP: u64 = 0x0027_e0eb;
+    pub(crate) const CGROUP2: u64 = 0x6367_7270;
+    pub(crate) const DEBUGFS: u64 = 0x6462_6720;
+    pub(crate) const TRACEFS: u64 = 0x7472_6163;
+    pub(crate) const SECURITYFS: u64 = 0x7363_6673;
+    pub(crate) const CONFIGFS: u64 = 0x6265_6570;
+    pub(crate) const BPF: u64 = 0xcafe_4a11;
 }
 
 /// True if nothing is delayed until close(2): the file system stores its data locally, and reports
@@ -129,6 +138,12 @@ pub(crate) mod fs_type {
 pub(crate) fn is_local(f_type: u64) -> bool {
     use fs_type::{BCACHEFS, BTRFS, EXT, F2FS, OVERLAY, RAMFS, TMPFS, XFS, ZFS};
     [EXT, TMPFS, XFS, BTRFS, F2FS, OVERLAY, BCACHEFS, RAMFS, ZFS].contains(&f_type)
+}
+
+/// True if the kernel makes the data of a file when it is read, so that its size is a guess.
+pub(crate) fn is_made_up(f_type: u64) -> bool {
+    use fs_type::{BPF, CGROUP, CGROUP2, CONFIGFS, DEBUGFS, PROC, SECURITYFS, SYSFS, TRACEFS};
+    [PROC, SYSFS, CGROUP, CGROUP2, DEBUGFS, TRACEFS, SECURITYFS, CONFIGFS, BPF].contains(&f_type)
 }
 
 #[cfg(test)]
