@@ -4,16 +4,17 @@
 //! daemon answers only its own user and root.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use std::{fs, io, thread};
+use std::{io, thread};
 
 use defuse_compose::Switch;
 use defuse_fuse::{Negotiated, Session};
 use defuse_probe::Snapshot;
+use defuse_socket::name::{self, Name};
+use rustix::fs::Mode;
 use rustix::net;
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,8 @@ use crate::servers::Server;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Time limit of the asking side. Others may ask first.
 const PATIENCE_OF_CLIENT: Duration = Duration::from_secs(10);
+/// Maximum number of connections that wait to be accepted.
+const BACKLOG: i32 = 128;
 /// Bytes that one write(2) has at most: the least buffer of the kernel that takes them at once.
 const WRITTEN_AT_ONCE: usize = 16 << 10;
 /// Question for the statistics.
@@ -94,11 +97,15 @@ impl From<&Negotiated> for Agreement {
 
 /// Listens at `path`.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
+    let (directory, name) = name::parts(path)?;
+    let directory = name::open_directory(directory)?;
     // A killed daemon may have left it.
-    let _ = fs::remove_file(path);
-    let listener = UnixListener::bind(path)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-    Ok(listener)
+    name::remove_in(&directory, name, None);
+    let (family, flags) = (net::AddressFamily::UNIX, net::SocketFlags::CLOEXEC);
+    let socket = net::socket_with(family, net::SocketType::STREAM, flags, None)?;
+    Name::bind_in(&socket, directory, name, Mode::RUSR | Mode::WUSR)?;
+    net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
 }
 
 /// The answers of a mount. Those to unknown questions are `None`.
@@ -158,7 +165,7 @@ pub fn serve(
 }
 
 fn converse(stream: UnixStream, answer: &dyn Fn(&str) -> Option<String>) -> io::Result<()> {
-    // The mode of the socket is set a moment after it is created.
+    // The mode of the socket may have been changed.
     let peer = rustix::net::sockopt::socket_peercred(&stream)?.uid;
     if !peer.is_root() && peer != rustix::process::geteuid() {
         return Err(io::ErrorKind::PermissionDenied.into());

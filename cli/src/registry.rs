@@ -280,7 +280,7 @@ fn read(file: &Path) -> Option<Entry> {
 /// The directory in which daemons of this user register.
 fn own_dir() -> Result<PathBuf> {
     if let Some(dir) = std::env::var_os(DIR_VARIABLE).filter(|dir| !dir.is_empty()) {
-        return Ok(dir.into());
+        return named_dir(Path::new(&dir));
     }
     let uid = rustix::process::geteuid();
     if uid.is_root() {
@@ -295,17 +295,39 @@ fn own_dir() -> Result<PathBuf> {
     })
 }
 
+/// The directory of [`DIR_VARIABLE`], which may not exist yet. It is that of another user after su(1) or `sudo -E`: files and
+/// sockets would be created and removed in a directory that the other user can exchange for a link.
+fn named_dir(dir: &Path) -> Result<PathBuf> {
+    let failed = |error: std::io::Error| {
+        Failure::Failed(format!(
+            "{DIR_VARIABLE} names {}, which is not safe: {error}; unset it, or name a directory of this user",
+            dir.display()
+        ))
+    };
+    let dir = paths::absolute(dir);
+    let mut existing = dir.ancestors().filter(|dir| dir.symlink_metadata().is_ok());
+    let existing = existing.next().unwrap_or(Path::new("/"));
+    let settled = paths::settled(existing).map_err(failed)?;
+    let rest = dir.strip_prefix(existing).unwrap_or(Path::new(""));
+    // Joined with nothing, a path would end with a slash.
+    let dir = settled.components().chain(rest.components()).collect::<PathBuf>();
+    let open_to_all = dir.metadata().is_ok_and(|data| data.mode() & 0o022 != 0);
+    if open_to_all {
+        return Err(failed(std::io::Error::other("others may write to it")));
+    }
+    Ok(dir)
+}
+
 /// A directory in `runtime`, in the usual place of a runtime directory, or in `home`. Never in a place
-/// such as /tmp, where another user could create it first.
+/// such as /tmp, where another user could create it first, nor below a directory that another user could exchange.
 fn private_dir(uid: u32, runtime: Option<PathBuf>, home: Option<PathBuf>) -> Option<PathBuf> {
-    let is_own = |dir: &PathBuf| {
-        let own =
-            |data: fs::Metadata| data.is_dir() && data.uid() == uid && data.mode() & 0o022 == 0;
-        dir.is_absolute() && dir.metadata().is_ok_and(own)
+    let own = |dir: PathBuf| {
+        let dir = dir.is_absolute().then(|| paths::private(&dir).ok())??;
+        dir.metadata().is_ok_and(|data| data.uid() == uid).then_some(dir)
     };
     let usual = PathBuf::from(format!("/run/user/{uid}"));
-    let runtime = runtime.into_iter().chain([usual]).find(is_own);
-    let of_home = || home.filter(is_own).map(|home| home.join(".local/state/defuse"));
+    let runtime = runtime.into_iter().chain([usual]).find_map(own);
+    let of_home = || home.and_then(own).map(|home| home.join(".local/state/defuse"));
     runtime.map(|dir| dir.join("defuse")).or_else(of_home)
 }
 
@@ -384,6 +406,29 @@ mod tests {
         }
     }
 
+    /// Root registered in a directory of the user from whose environment the variable came.
+    #[test]
+    fn a_directory_of_the_environment_that_others_can_exchange_is_refused() {
+        let place = tempfile::tempdir().unwrap();
+        let dir = place.path().canonicalize().unwrap();
+        let put_at = |mode| fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(named_dir(&dir.join("new/one")).unwrap(), dir.join("new/one"));
+        assert_eq!(named_dir(&dir).unwrap(), dir);
+        for mode in [0o777, 0o1777] {
+            put_at(mode);
+            let error = named_dir(&dir).unwrap_err().to_string();
+            assert!(error.contains(DIR_VARIABLE) && error.contains("unset it"), "{error}");
+        }
+        assert!(named_dir(&dir.join("new")).is_ok(), "nobody else can remove it from there");
+        put_at(0o777);
+        assert!(named_dir(&dir.join("new")).is_err());
+        put_at(0o700);
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&dir, Some(12345), None).unwrap();
+            assert!(named_dir(&dir).is_err() && named_dir(&dir.join("new")).is_err());
+        }
+    }
+
     // Without XDG_RUNTIME_DIR, mounts were registered in /tmp/defuse-UID, which every other user
     // could make first: then the owner of the name could register nothing.
     #[test]
@@ -405,6 +450,14 @@ mod tests {
         }
         put_at(0o777);
         assert_ne!(private_dir(uid, home(), None), Some(dir.join("defuse")), "others may write");
+        let inner = dir.join("inner");
+        fs::create_dir(&inner).unwrap();
+        fs::set_permissions(&inner, fs::Permissions::from_mode(0o700)).unwrap();
+        assert_ne!(
+            private_dir(uid, Some(inner.clone()), None),
+            Some(inner.join("defuse")),
+            "others may exchange it"
+        );
         assert_eq!(private_dir(uid, Some("relative".into()), Some("".into())), None);
     }
 }

@@ -219,10 +219,11 @@ fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
     let (socket, entry) = (offer.socket.clone(), servers::place());
     let entry = entry.map_err(|failure| log::warn!("{failure}")).ok();
     let control = entry.as_deref().map(registry::socket_beside);
-    let files: Vec<_> = entry.iter().cloned().chain(control).chain([socket.clone()]).collect();
-    let keeper = namespaces.entrust(Task::default().remove(&files))?;
+    let files: Vec<_> = entry.iter().cloned().chain(control).collect();
     let bind = move || Server::bind(&socket, fs, options);
     let server = Arc::new(namespaces.at_home(bind)?.map_err(Failure::failed)?);
+    let task = Task::default().remove(&files).unname(&offer.socket, server.inode());
+    let keeper = namespaces.entrust(task)?;
     log::info!("{} is served at {}", offer.text, offer.socket.display());
     // The process ends with the server, and not with who looks at it.
     let look = Look {
@@ -263,6 +264,10 @@ fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
         log::warn!("the control socket does not answer: {error}");
     }
     namespaces.confine()?;
+    if keeper.is_some() {
+        // The keeper removes it. A descriptor of its directory would lead out of the namespace.
+        drop(server.take_name());
+    }
     if let Some(needs) = offer.sandbox {
         sandbox::filter(needs);
     }

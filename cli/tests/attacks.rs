@@ -6,6 +6,8 @@ mod common;
 mod filter;
 #[path = "attacks/namespace.rs"]
 mod namespace;
+#[path = "attacks/paths.rs"]
+mod paths;
 #[path = "attacks/run.rs"]
 mod run;
 #[path = "attacks/sandbox.rs"]

@@ -2,11 +2,9 @@
 //! themselves.
 
 use std::ffi::OsStr;
-use std::fs;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -15,13 +13,14 @@ use defuse_fs::FileSystem;
 use defuse_fs::source::{Frontend, Locks, Sharing};
 use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
 use defuse_shared::{LaneOffers, Versioned};
+use defuse_socket::name::Name;
 use defuse_socket::{Server, ServerOptions};
-use rustix::fs::{Mode, OFlags};
-use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::fs::Mode;
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
-use crate::error::{Failure, Result};
-use crate::mounted;
+use crate::error::{Failure, Result, warn};
 use crate::sources::{SOURCES, is_in_process};
+use crate::{mounted, paths};
 
 /// Parses `TARGET=TYPE:REST[,OPTION...]`.
 pub fn parse(text: &OsStr, fork: ForkPolicy) -> Result<MountPlan> {
@@ -171,8 +170,8 @@ impl Servers {
 /// its place after this process has ended.
 fn unnamed_socket() -> Result<(OwnedFd, OwnedFd)> {
     let mut why = String::new();
-    for base in std::env::var_os("XDG_RUNTIME_DIR").into_iter().chain(["/tmp".into()]) {
-        match unnamed_socket_in(Path::new(&base)) {
+    for base in bases() {
+        match unnamed_socket_in(&base) {
             Ok(made) => return Ok(made),
             Err(error) => why += &format!("; {}: {error}", base.display()),
         }
@@ -180,17 +179,28 @@ fn unnamed_socket() -> Result<(OwnedFd, OwnedFd)> {
     Err(Failure::Failed(format!("no socket for the programs of the run{why}: make /tmp writable")))
 }
 
+/// Directories for sockets. `XDG_RUNTIME_DIR` is that of another user after su(1) or `sudo -E`, who could exchange what
+/// is in it.
+fn bases() -> Vec<PathBuf> {
+    let named = std::env::var_os("XDG_RUNTIME_DIR").filter(|named| !named.is_empty());
+    let named = named.and_then(|named| match paths::private(Path::new(&named)) {
+        Ok(own) => Some(own),
+        Err(error) => {
+            warn(&format!("XDG_RUNTIME_DIR is not used, but /tmp: {error}"));
+            None
+        }
+    });
+    named.into_iter().chain(["/tmp".into()]).collect()
+}
+
 fn unnamed_socket_in(base: &Path) -> std::io::Result<(OwnedFd, OwnedFd)> {
-    let place = tempfile::Builder::new().prefix(".defuse-").tempdir_in(base)?;
-    let path = place.path().join("socket");
+    let place = tempfile::Builder::new().prefix(".defuse-").tempdir_in(paths::settled(base)?)?;
     let flags = SocketFlags::CLOEXEC;
     let listener = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    net::bind(&listener, &SocketAddrUnix::new(&path)?)?;
     // Programs of the run may become other users; the server checks the user of each connection.
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o666))?;
+    let name = Name::bind(&listener, &place.path().join("socket"), Mode::from_raw_mode(0o666))?;
     net::listen(&listener, 128)?;
-    let socket = rustix::fs::open(&path, OFlags::PATH | OFlags::NOFOLLOW, Mode::empty())?;
-    Ok((listener, socket))
+    Ok((listener, name.open()?))
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use defuse_fs::{Caller, Errno, Groups};
 use defuse_fuse::OfProcesses;
+use defuse_socket::name::{self, Inode};
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -39,6 +40,8 @@ pub struct Task {
     mount: Option<(Vec<u8>, Option<u32>)>,
     entry: Option<(Vec<u8>, Entry)>,
     files: Vec<Vec<u8>>,
+    /// A socket in a directory of anybody, and its inode.
+    socket: Option<(Vec<u8>, Inode)>,
     stats_file: Option<Vec<u8>>,
     held: Vec<Vec<u8>>,
 }
@@ -59,6 +62,12 @@ impl Task {
     /// Remove these files.
     pub fn remove(mut self, files: &[PathBuf]) -> Task {
         self.files = files.iter().map(|file| bytes(file)).collect();
+        self
+    }
+
+    /// Remove the socket, if it still is the file with this inode.
+    pub fn unname(mut self, socket: &Path, inode: Option<Inode>) -> Task {
+        self.socket = inode.map(|inode| (bytes(socket), inode));
         self
     }
 
@@ -208,13 +217,33 @@ pub fn run() -> Result {
         rustix::fs::open(path_of(path), flags, Mode::empty())
     });
     let _held: Vec<_> = held.collect();
+    let socket = task.socket.as_ref().and_then(Socket::open);
     give_up(groups)?;
     send(orders.get_mut(), &Notes::default()).map_err(Failure::failed)?;
     while let Some(order) = receive(&mut orders).map_err(Failure::failed)? {
+        if let (Order::Remove, Some(socket)) = (&order, &socket) {
+            name::remove_in(&socket.directory, &socket.name, Some(socket.inode));
+        }
         let notes = carry_out(&task, order);
         send(orders.get_mut(), &notes).map_err(Failure::failed)?;
     }
     Ok(())
+}
+
+/// A socket in an open directory, which another user may exchange for a link meanwhile.
+struct Socket {
+    directory: OwnedFd,
+    name: OsString,
+    inode: Inode,
+}
+
+impl Socket {
+    fn open((path, inode): &(Vec<u8>, Inode)) -> Option<Socket> {
+        let path = path_of(path);
+        let (directory, name) = name::parts(&path).ok()?;
+        let directory = name::open_directory(directory).ok()?;
+        Some(Socket { directory, name: name.to_owned(), inode: *inode })
+    }
 }
 
 /// Drops what orders do not need. A thread answers about groups, because unmounting can wait for a request of

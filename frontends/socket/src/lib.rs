@@ -14,6 +14,7 @@ mod clients;
 #[cfg(fuzzing)]
 mod fuzzed;
 mod line;
+pub mod name;
 mod others;
 mod peer;
 mod processes;

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
@@ -21,6 +20,7 @@ use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketTy
 
 use crate::clients::{self, Begun, Served, ServerStatistics};
 use crate::line::{self, MessageLine, errno};
+use crate::name::{self, Inode, Name};
 use crate::others::Others;
 use crate::peer::Peer;
 use crate::processes;
@@ -136,8 +136,8 @@ pub(crate) struct Shared {
     pub(crate) listener: OwnedFd,
     pub(crate) waiting: Waiting,
     pub(crate) ends: Ends,
-    /// The path of the socket, which is removed at the end.
-    path: Option<PathBuf>,
+    /// The name of the socket, which is removed at the end.
+    name: Mutex<Option<Name>>,
     pub(crate) fs: Arc<dyn FileSystem>,
     pub(crate) options: ServerOptions,
     ending: AtomicBool,
@@ -188,27 +188,18 @@ impl Server {
         options: ServerOptions,
     ) -> Result<Server, ServeError> {
         let failed = |errno| ServeError::Listen { path: path.to_path_buf(), errno };
-        let address = address(path).map_err(failed)?;
-        let is_abstract = path.as_os_str().as_bytes().starts_with(b"@");
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let listener =
             rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
                 .map_err(|error| failed(errno(error)))?;
-        if !is_abstract {
-            clear_stale(path)?;
-        }
-        rustix::net::bind(&listener, &address).map_err(|error| match error {
+        let mode = if options.admission == Admission::SameUser { 0o600 } else { 0o666 };
+        let name = give_name(&listener, path, mode).map_err(|error| match error {
             rustix::io::Errno::ADDRINUSE => ServeError::InUse(path.to_path_buf()),
             error => failed(errno(error)),
         })?;
-        if !is_abstract {
-            let mode = if options.admission == Admission::SameUser { 0o600 } else { 0o666 };
-            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))
-                .map_err(|error| failed(error.into()))?;
-        }
-        rustix::net::listen(&listener, 128).map_err(|error| failed(errno(error)))?;
-        let path = (!is_abstract).then(|| path.to_path_buf());
-        Server::over(listener, path, fs, options).map_err(failed)
+        let listening = rustix::net::listen(&listener, 128).map_err(errno);
+        let named = listening.inspect_err(|_| name.iter().for_each(Name::remove));
+        named.and_then(|()| Server::over(listener, name, fs, options)).map_err(failed)
     }
 
     /// Takes over `listener`, a listening socket of type `SOCK_SEQPACKET`.
@@ -224,7 +215,7 @@ impl Server {
 
     fn over(
         listener: OwnedFd,
-        path: Option<PathBuf>,
+        name: Option<Name>,
         fs: Arc<dyn FileSystem>,
         options: ServerOptions,
     ) -> defuse_fs::Result<Server> {
@@ -252,7 +243,7 @@ impl Server {
                 listener,
                 waiting,
                 ends,
-                path,
+                name: Mutex::new(name),
                 fs,
                 options,
                 ending: AtomicBool::new(false),
@@ -284,6 +275,17 @@ impl Server {
     pub fn shut_down(&self) {
         self.shared.ending.store(true, Ordering::SeqCst);
         let _ = rustix::net::shutdown(&self.shared.listener, Shutdown::Both);
+    }
+
+    /// The name of the socket, which the caller removes from now on. The server then keeps no descriptor of
+    /// the directory.
+    pub fn take_name(&self) -> Option<Name> {
+        lock(&self.shared.name).take()
+    }
+
+    /// The inode of the socket's name, while the server has one.
+    pub fn inode(&self) -> Option<Inode> {
+        lock(&self.shared.name).as_ref().map(Name::inode)
     }
 
     /// The number of connections.
@@ -485,8 +487,8 @@ impl Shared {
             log::warn!("{left} connections have not ended");
         }
         self.threads.end();
-        if let Some(path) = &self.path {
-            let _ = std::fs::remove_file(path);
+        if let Some(name) = lock(&self.name).take() {
+            name.remove();
         }
         clean
     }
@@ -511,34 +513,17 @@ impl Shared {
     }
 }
 
-/// Removes a socket without a listener.
-fn clear_stale(path: &Path) -> Result<(), ServeError> {
-    use std::os::unix::fs::FileTypeExt;
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
-    if !is_socket {
-        return Ok(());
+/// Binds `socket` to `path`, in place of a socket without a listener. An abstract address is no name.
+fn give_name(socket: &OwnedFd, path: &Path, mode: u32) -> rustix::io::Result<Option<Name>> {
+    if let Some(name) = path.as_os_str().as_bytes().strip_prefix(b"@") {
+        return rustix::net::bind(socket, &SocketAddrUnix::new_abstract_name(name)?).map(|()| None);
     }
-    match connect(path) {
-        Err(Errno::ECONNREFUSED) => std::fs::remove_file(path)
-            .map_err(|error| ServeError::Listen { path: path.to_path_buf(), errno: error.into() }),
-        _ => Err(ServeError::InUse(path.to_path_buf())),
-    }
-}
-
-fn connect(path: &Path) -> defuse_fs::Result<OwnedFd> {
-    let (address, flags) = (address(path)?, SocketFlags::CLOEXEC);
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-        .map_err(errno)?;
-    rustix::net::connect(&socket, &address).map_err(errno)?;
-    Ok(socket)
-}
-
-/// The address of a socket. `@name` is an abstract address, unix(7).
-fn address(path: &Path) -> defuse_fs::Result<SocketAddrUnix> {
-    match path.as_os_str().as_bytes().strip_prefix(b"@") {
-        Some(name) => SocketAddrUnix::new_abstract_name(name).map_err(errno),
-        None => SocketAddrUnix::new(path).map_err(errno),
-    }
+    // Clients connect by the path, which must not be too long.
+    SocketAddrUnix::new(path)?;
+    let (directory, last) = name::parts(path)?;
+    let directory = name::open_directory(directory)?;
+    name::clear_stale(&directory, last, SocketType::SEQPACKET)?;
+    Name::bind_in(socket, directory, last, rustix::fs::Mode::from_raw_mode(mode)).map(Some)
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
