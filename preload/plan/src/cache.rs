@@ -26,6 +26,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::codec::{Malformed, Reader, Writer};
 use crate::plan::{Site, decode_sites, encode_sites};
+use crate::settled::settled;
 
 /// The first bytes of a file. The digit is the version of the analysis.
 const MAGIC: &[u8; 8] = b"dfsites2";
@@ -72,16 +73,22 @@ impl Cache {
             path.is_absolute().then_some(path)
         };
         match variable("XDG_CACHE_HOME") {
-            Some(base) => Self::at(&base.join("defuse")),
+            Some(base) => Self::below(&base),
             None => Self::in_home(&variable("HOME")?),
         }
     }
 
     /// The cache of the user with this home directory, which is not created.
     fn in_home(home: &Path) -> Option<Self> {
-        let base = home.join(".cache");
+        let base = settled(home).ok()?.join(".cache");
         let _ = DirBuilder::new().mode(0o700).create(&base);
-        Self::at(&base.join("defuse"))
+        Self::below(&base)
+    }
+
+    /// The cache in `base`, unless another user could exchange that for a link. The variables are those of another user after
+    /// su(1) or `sudo -E`: old files are removed from the directory by their paths.
+    fn below(base: &Path) -> Option<Self> {
+        Self::at(&settled(base).ok()?.join("defuse"))
     }
 
     /// The cache in `directory`, which is created if its parent exists; otherwise like
@@ -277,6 +284,35 @@ mod tests {
         assert_eq!(cache.sites(ID, STAMP), None);
         chown(&directory, Some(65534), None).unwrap();
         assert!(Cache::at(&directory).is_none());
+    }
+
+    /// A run of root with `XDG_CACHE_HOME` of another user removed old files from the directory to which that user's link led.
+    #[test]
+    fn a_cache_that_another_user_can_exchange_is_not_used() {
+        let place = tempfile::tempdir().unwrap();
+        let (theirs, own) = (place.path().join("theirs"), place.path().join("own"));
+        fs::create_dir(&theirs).unwrap();
+        fs::create_dir(&own).unwrap();
+        symlink(&own, theirs.join("link")).unwrap();
+        fs::create_dir(theirs.join("inner")).unwrap();
+        for (base, mode, is_used) in [
+            (own.clone(), 0o755, true),
+            (theirs.join("inner"), 0o755, true),
+            (theirs.join("inner"), 0o777, false),
+            (theirs.join("link"), 0o777, true),
+        ] {
+            fs::set_permissions(&theirs, fs::Permissions::from_mode(mode)).unwrap();
+            // A link is followed once, to a directory that stays.
+            let cache = Cache::below(&base);
+            assert_eq!(cache.is_some(), is_used, "{base:?} {mode:o}");
+            if let Some(cache) = cache {
+                assert_eq!(cache.directory, base.canonicalize().unwrap().join("defuse"));
+            }
+        }
+        if chown(&theirs, Some(65534), None).is_ok() {
+            fs::set_permissions(&theirs, fs::Permissions::from_mode(0o755)).unwrap();
+            assert!(Cache::below(&theirs.join("inner")).is_none());
+        }
     }
 
     /// `HOME=/somewhere/else defuse run ...` made that directory, and all above it.

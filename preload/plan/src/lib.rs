@@ -20,6 +20,7 @@ pub mod layout;
 mod plan;
 pub mod reach;
 mod scan;
+pub mod settled;
 pub mod trampoline;
 mod unwind;
 

@@ -1,0 +1,96 @@
+//! Directories whose paths can be used more than once: those that no other user can exchange.
+
+use std::fs::{self, Metadata};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// A directory without symbolic links in its path, which nobody but root and this user can exchange for another one: each
+/// directory on the way belongs to one of them, and others can remove no name from it. Its path can be used
+/// any number of times.
+///
+/// # Errors
+///
+/// `PermissionDenied` for any other directory, and those of the system.
+pub fn settled(directory: &Path) -> io::Result<PathBuf> {
+    let directory = fs::canonicalize(directory)?;
+    let all: Vec<&Path> = directory.ancestors().collect();
+    // From the root on: a directory below a settled one stays what it is.
+    for above in all.into_iter().rev() {
+        let meta = fs::symlink_metadata(above)?;
+        if !meta.is_dir() || !is_of_this_user_or_root(&meta) || removes_for_others(&meta) {
+            let text = format!("another user could exchange {}", above.display());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+        }
+    }
+    Ok(directory)
+}
+
+/// As [`settled`], for a directory in which nobody but this user and root can create names.
+///
+/// # Errors
+///
+/// As for [`settled`].
+pub fn private(directory: &Path) -> io::Result<PathBuf> {
+    let directory = settled(directory)?;
+    let meta = fs::symlink_metadata(&directory)?;
+    let own = meta.uid() == rustix::process::geteuid().as_raw();
+    if own && meta.mode() & 0o022 == 0 {
+        return Ok(directory);
+    }
+    let text = format!("{} does not belong to this user alone", directory.display());
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+}
+
+/// True if users other than the owner may remove or rename files of others in the directory.
+fn removes_for_others(meta: &Metadata) -> bool {
+    meta.mode() & 0o022 != 0 && meta.mode() & 0o1000 == 0
+}
+
+fn is_of_this_user_or_root(meta: &Metadata) -> bool {
+    let known = [0, rustix::process::geteuid().as_raw()];
+    known.contains(&meta.uid()) || meta.uid() == OVERFLOW && !maps_all_users()
+}
+
+/// The owner of all files whose owner has no number in the user namespace, such as root outside of it
+/// (user_namespaces(7)).
+const OVERFLOW: u32 = 65534;
+
+fn maps_all_users() -> bool {
+    let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    map.split_ascii_whitespace().eq(["0", "0", "4294967295"])
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_directory_is_settled_if_no_other_user_can_exchange_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let top = dir.path().canonicalize().unwrap();
+        let put_at = |name: &str, mode| {
+            fs::set_permissions(top.join(name), fs::Permissions::from_mode(mode)).unwrap();
+        };
+        fs::create_dir_all(top.join("a/b")).unwrap();
+        std::os::unix::fs::symlink("a", top.join("link")).unwrap();
+        assert_eq!(settled(&top.join("link/b")).unwrap(), top.join("a/b"));
+        for (mode, settles) in [(0o755, true), (0o1777, true), (0o777, false), (0o770, false)] {
+            put_at("a", mode);
+            assert_eq!(settled(&top.join("a/b")).is_ok(), settles, "below {mode:o}");
+            assert_eq!(private(&top.join("a/b")).is_ok(), settles, "below {mode:o}");
+            assert_eq!(private(&top.join("a")).is_ok(), mode == 0o755, "{mode:o}");
+        }
+        put_at("a", 0o755);
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(top.join("a"), Some(12345), None).unwrap();
+            for path in ["a", "a/b", "link/b"] {
+                let error = settled(&top.join(path)).unwrap_err().to_string();
+                assert!(error.contains("could exchange") && error.ends_with("/a"), "{error}");
+            }
+        }
+        assert!(settled(&top.join("missing")).is_err());
+    }
+}
