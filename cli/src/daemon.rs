@@ -12,18 +12,20 @@ use std::process::{Child, Command, Stdio};
 use std::{fs, io};
 
 use crate::error::{self, Failure, Result};
+use crate::inherited;
 
 /// The receiver of the message that the mount is ready or has failed.
 pub enum Ready {
     /// None: the process stays in the foreground.
     Foreground,
-    /// The waiting process.
-    Parent,
+    /// The waiting process, and notes for the user so far.
+    Parent(Vec<String>),
 }
 
 /// Starts the program in the background, and returns when its mount is ready.
 pub fn start(command_line: &[OsString]) -> Result {
     let failed = |error: io::Error| Failure::Failed(format!("cannot start the daemon: {error}"));
+    inherited::keep_descriptors(command_line);
     let mut child = Command::new("/proc/self/exe")
         .arg0("defuse")
         .args(command_line)
@@ -63,28 +65,28 @@ fn ended_early(child: &mut Child) -> Failure {
     ))
 }
 
-/// Leaves the session, the directory and the terminal of the process that started this one.
-pub fn detach() -> Result<Ready> {
+/// Leaves the session, the directory and the terminal of the process that started this one. `notes` are for the user.
+pub fn detach(notes: Vec<String>) -> Result<Ready> {
     // Fails only for the leader of a process group. A new process is none.
     let _ = rustix::process::setsid();
     // A process that was started as /proc/self/exe is shown as `exe` in ps(1) and top(1).
     let _ = rustix::thread::set_name(c"defuse");
     std::env::set_current_dir("/").map_err(Failure::failed)?;
-    Ok(Ready::Parent)
+    Ok(Ready::Parent(notes))
 }
 
 impl Ready {
     /// Sends the result of mounting: notes for the user, or the failure. Afterwards the two processes are
     /// independent.
     pub fn tell(self, outcome: std::result::Result<&[String], &Failure>) {
-        if let Ready::Foreground = self {
+        let Ready::Parent(first) = self else {
             for note in outcome.unwrap_or_default() {
                 log::warn!("{note}");
             }
             return;
-        }
+        };
         let said = match outcome {
-            Ok(notes) => format!("0{}", notes.join("\n")),
+            Ok(notes) => format!("0{}", [&first, notes].concat().join("\n")),
             Err(failure) => format!("{}{failure}", failure.code()),
         };
         let mut out = io::stdout();

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 use std::process::ExitCode;
 
-use crate::terminal;
+use crate::{inherited, terminal};
 
 /// The failure of a command. The text names the object and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,7 +89,11 @@ pub fn report(result: Result) -> ExitCode {
     match result {
         Ok(()) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
         Err(failure) => {
-            warn(&failure);
+            let text = failure.to_string();
+            match inherited::limit_behind(&text) {
+                Some(limit) => warn(&format!("{text}; {limit}")),
+                None => warn(&text),
+            }
             ExitCode::from(failure.code())
         }
     }

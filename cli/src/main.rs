@@ -20,6 +20,7 @@ mod error;
 mod fsck;
 mod grow;
 mod images;
+mod inherited;
 mod kernel;
 mod list;
 mod man;
@@ -115,6 +116,7 @@ enum Command {
 
 fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| error::warn(&format!("internal error: {panic}"))));
+    inherited::survive_file_sizes();
     defuse_block::add_driver(&nvme::DRIVER);
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if mount_helper::is_meant(&arguments) {

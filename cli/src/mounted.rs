@@ -13,7 +13,6 @@ use defuse_fs::layer::Synchronous;
 use defuse_fuse::abi::FUSE_OVER_IO_URING;
 use defuse_fuse::mount::{self, How, MountOptions, Mounted, SyncFs, connection_id};
 use defuse_fuse::{Ended, Session, Statistics};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::iterator::Signals;
 
 use crate::control;
@@ -74,7 +73,6 @@ fn not_durable(mountpoint: &Path, ended: Ended) -> Result {
 
 /// Mounts and starts serving. Adds messages for the user to `notes`.
 fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<(Session, Companions)> {
-    raise_file_limit();
     let namespaces = namespaces(plan)?;
     let (fs, writable) = plan.source.open_with_switch(&plan.settings.source)?;
     let MountOptions { sync, dirsync, .. } = plan.settings.mount;
@@ -163,16 +161,6 @@ pub fn needs(source: &Source) -> Needs {
     let about = source.kind.about();
     let handles = source.directory().is_some();
     Needs { handles, rings: about.rings, network: about.network, unmounts: false }
-}
-
-/// Raises the limit of open files: every open file of the mount may need one here, so the usual 1024 would be
-/// too few. The default is low for programs that use select(2), and this one does not.
-pub fn raise_file_limit() {
-    let limit = getrlimit(Resource::Nofile);
-    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
-    if let Err(error) = setrlimit(Resource::Nofile, raised) {
-        log::warn!("the limit of open files stays {:?}: {error}", limit.current);
-    }
 }
 
 fn serve(

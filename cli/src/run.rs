@@ -21,6 +21,7 @@ use rustix::pipe::PipeFlags;
 
 use crate::check;
 use crate::error::{Failure, Result, warn};
+use crate::inherited::OwnLimits;
 
 mod attend;
 mod mounts;
@@ -84,7 +85,11 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     let mounts = args.mount.iter().map(|text| mounts::parse(text, args.fork));
     let mut mounts = mounts.collect::<Result<Vec<_>>>()?;
     mounts::refuse_twice(&mounts)?;
+    let limits = OwnLimits::raise();
     let servers = mounts::serve(&mut mounts)?;
+    if let Some(warning) = limits.of_address_space().filter(|_| !servers.sockets.is_empty()) {
+        warn(&warning);
+    }
     let all = args.dispatch;
     let binaries = if args.symbols_only { Vec::new() } else { objects(&args.command[0]) };
     let (objects, images) = images(&binaries, all);
@@ -121,7 +126,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
         state: None,
     };
     prepare(&mut command, &plan, &inherited, args.directory.as_deref());
-    let status = match attend::to_the_end(command) {
+    let status = match attend::to_the_end(command, &limits) {
         Ok(status) => status,
         Err(error) => return not_executed(program, &error),
     };

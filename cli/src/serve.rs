@@ -143,7 +143,6 @@ pub fn run(mut args: ServeArgs) -> Result {
 }
 
 fn open(source: &Source, settings: &Settings) -> Result<Arc<dyn FileSystem>> {
-    mounted::raise_file_limit();
     let mut opened = settings.source.clone();
     // The server keeps no locks, so that those of a frontend would hold for one client only.
     opened.frontend.locks = Locks::FileSystem;

@@ -18,13 +18,13 @@ use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts::SIGUSR1;
 
 use crate::daemon::Ready;
-use crate::error::{Failure, Result};
+use crate::error::{self, Failure, Result};
 use crate::manager::bind::Binder;
 use crate::sandbox::keeper::{Keeper, Order, Task};
 use crate::sandbox::{self, Extent, Namespaces, Needs};
 use crate::served::Look;
 use crate::servers::{self, Device, Registered};
-use crate::{control, daemon, registry, signals, terminal};
+use crate::{control, daemon, inherited, registry, signals, terminal};
 
 /// Time limit of the end after SIGTERM. The connections may take eight seconds.
 const END_PATIENCE: Duration = Duration::from_secs(20);
@@ -71,7 +71,12 @@ impl ProcessArgs {
     ///
     /// Those of [`daemon::detach`].
     pub fn begin(&self) -> Result<Ready> {
-        if self.daemon { daemon::detach() } else { Ok(Ready::Foreground) }
+        let notes = inherited::give_up();
+        if self.daemon {
+            return daemon::detach(notes);
+        }
+        notes.iter().for_each(|note| error::warn(note));
+        Ok(Ready::Foreground)
     }
 
     /// Starts logging to the file, or to the standard error.

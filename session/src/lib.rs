@@ -20,6 +20,7 @@ mod handler;
 mod init;
 mod notify;
 mod options;
+pub mod process;
 mod recall;
 mod session;
 mod share;

@@ -76,6 +76,8 @@ const UNSAFE_FILES: &[&str] = &[
     "frontends/fuse/src/mount/loop_device.rs",
     // getsockopt(2): the groups of a peer.
     "frontends/socket/src/peer.rs",
+    // The mask of signals and the descriptors of a new process.
+    "session/src/process.rs",
     // ioctl(2) of /dev/fuse: a clone of the descriptor.
     "session/src/transport/dev.rs",
     // Submissions to io_uring(7), which point to memory.

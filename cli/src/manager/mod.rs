@@ -149,7 +149,6 @@ fn needs(config: &Config) -> Needs {
 
 /// Opens all file systems. If one cannot be opened, the others end as they would after SIGTERM.
 fn open(config: &Config) -> Result<Tree> {
-    mounted::raise_file_limit();
     if let Some(dir) = &config.sysfs {
         defuse_block::worker::use_sysfs(dir);
     }

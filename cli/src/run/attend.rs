@@ -3,10 +3,13 @@
 use std::io;
 use std::process::{Child, Command, ExitStatus};
 
+use defuse_fuse::process;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithRawSiginfo;
+
+use crate::inherited::{self, OwnLimits};
 
 /// Signals that are forwarded to the program.
 const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
@@ -15,13 +18,17 @@ const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2]
 /// process group, so the program receives them, too.
 const SI_KERNEL: i32 = 0x80;
 
-/// Runs a program to its end. Forwards signals that another process sends.
-pub fn to_the_end(mut command: Command) -> io::Result<ExitStatus> {
+/// Runs a program to its end, under the limits that this process was given. Forwards signals that another
+/// process sends.
+pub fn to_the_end(mut command: Command, limits: &OwnLimits) -> io::Result<ExitStatus> {
     // Signals that are ignored, as by nohup(1), stay ignored in the program.
-    let ignored = ignored();
+    let ignored = inherited::ignored();
     let heard = FORWARDED.into_iter().filter(|signal| ignored & 1 << (signal - 1) == 0);
     let mut signals = SignalsInfo::<WithRawSiginfo>::new(heard)?;
+    limits.give(&mut command);
     let mut child = command.spawn()?;
+    // The program has the mask of the starter. A blocked SIGCHLD would never tell of its end.
+    process::unblock_signals();
     // A SIGCHLD before the start is not from the program.
     signals.add_signal(SIGCHLD)?;
     loop {
@@ -40,13 +47,6 @@ fn forward(child: &Child, signal: i32) {
     let Some(signal) = Signal::from_named_raw(signal) else { return };
     // Only this thread waits for the program, so the number is still its own, even if it has ended.
     let _ = kill_process(Pid::from_child(child), signal);
-}
-
-/// The signals that this process ignores, one bit each (proc_pid_status(5)); 0 if unknown.
-fn ignored() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let field = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    field.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// The exit code of a shell for a program that could not be executed, and the next step: 127 for a missing

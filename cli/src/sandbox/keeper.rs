@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use super::filter;
 use crate::error::{Failure, Result};
 use crate::registry::{Entry, Found, State};
-use crate::{paths, signals};
+use crate::{inherited, paths, signals};
 
 /// Maximum length of a message in bytes. The longest is a snapshot of all counters.
 const MESSAGE_MAX: u64 = 16 << 20;
@@ -111,6 +111,7 @@ impl Keeper {
     pub fn start() -> io::Result<Keeper> {
         let (ours, theirs) = UnixStream::pair()?;
         let (asks, answers) = UnixStream::pair()?;
+        inherited::keep_descriptors(&[]);
         let process = Command::new("/proc/self/exe")
             .args(["keep"])
             .env_clear()
@@ -199,6 +200,7 @@ impl Groups for GroupsOfKeeper {
 /// The process of the keeper, which the program starts as `defuse keep`: orders come from the standard input,
 /// and process numbers from the standard output.
 pub fn run() -> Result {
+    inherited::give_up();
     let mut orders = BufReader::new(stream(rustix::stdio::stdin())?);
     let groups = stream(rustix::stdio::stdout())?;
     let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());

@@ -9,5 +9,5 @@ pub mod mount;
 pub use defuse_session::{
     Decision, Ended, GroupSource, InitError, IoUring, Negotiated, OfProcesses, ResizeError,
     Session, SessionOptions, SpliceLimits, StartError, Statistics, ThreadPolicy, Workers, abi,
-    negotiate,
+    negotiate, process,
 };

@@ -1,0 +1,196 @@
+//! The state that a process has from the process that started it, and what becomes of it: docs/daemons.md has the table.
+//!
+//! A daemon serves others than its starter, and for longer. So what limits or holds the starter must not limit or hold it.
+
+use std::ffi::OsString;
+use std::os::fd::RawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use defuse_fuse::process;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use signal_hook::consts::{SIGCHLD, SIGXCPU, SIGXFSZ};
+
+/// Signals that a starter may ignore or that would kill: the kernel reports what they mean by an error of the call, or by
+/// the end of a child, as long as there is a handler.
+const HANDLED: [i32; 3] = [SIGXFSZ, SIGXCPU, SIGCHLD];
+
+/// Limits that are lifted completely where that is permitted: they count what others write and do.
+const LIFTED: [(Resource, &str); 2] = [
+    (Resource::Fsize, "file sizes (ulimit -f), in bytes"),
+    (Resource::Cpu, "processor time (ulimit -t), in seconds"),
+];
+
+/// Limits that are raised to the maximum that the starter has permitted.
+const RAISED: [Resource; 5] =
+    [Resource::Nofile, Resource::As, Resource::Data, Resource::Memlock, Resource::Nproc];
+
+/// Gives up what this process, a daemon, a server or a helper of one, has from its starter. Comes first, before there are
+/// other threads. Returns notes for the user about limits that stay.
+pub fn give_up() -> Vec<String> {
+    process::unblock_signals();
+    for signal in HANDLED {
+        // The handler does nothing that anybody looks at.
+        if let Err(error) = signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))) {
+            log::warn!("signal {signal} is not handled: {error}");
+        }
+    }
+    RAISED.into_iter().for_each(raise);
+    LIFTED.into_iter().filter_map(|(resource, name)| lift(resource, name)).collect()
+}
+
+/// Raises a limit to its maximum.
+fn raise(resource: Resource) {
+    let limit = getrlimit(resource);
+    if limit.current != limit.maximum {
+        let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+        if let Err(error) = setrlimit(resource, raised) {
+            log::warn!("a limit stays {:?}: {error}", limit.current);
+        }
+    }
+}
+
+fn lift(resource: Resource, name: &str) -> Option<String> {
+    let none = Rlimit { current: None, maximum: None };
+    if getrlimit(resource) == none || setrlimit(resource, none).is_ok() {
+        return None;
+    }
+    raise(resource);
+    let left = getrlimit(resource).current?;
+    Some(format!(
+        "the limit of {name} stays {left} for the process that serves: raise it before the start"
+    ))
+}
+
+/// Keeps the descriptors of this process from the daemon that it starts, except for 0 to 2 and those that `command_line`
+/// names (`/dev/fd/N`, `/proc/self/fd/N`).
+pub fn keep_descriptors(command_line: &[OsString]) {
+    let named: Vec<RawFd> =
+        command_line.iter().flat_map(|word| named_in(word.as_bytes())).collect();
+    process::close_on_exec(&named);
+}
+
+/// The numbers of all descriptors that a word of a command line names.
+fn named_in(word: &[u8]) -> Vec<RawFd> {
+    let mut named = Vec::new();
+    for folder in [&b"/dev/fd/"[..], b"/proc/self/fd/"] {
+        let places = word.windows(folder.len()).enumerate().filter(|(_, window)| *window == folder);
+        named.extend(places.filter_map(|(at, _)| {
+            let rest = &word[at + folder.len()..];
+            let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+            std::str::from_utf8(&rest[..digits]).ok()?.parse::<RawFd>().ok()
+        }));
+    }
+    named
+}
+
+/// The limits of this process that its own memory meets, which programs of a run share (memfd_create(2)). A program that it
+/// starts has the limits of its starter.
+pub struct OwnLimits {
+    given: [(Resource, Rlimit); 2],
+}
+
+/// Address space that a process which serves the mounts of a run needs, with its threads and rings.
+const ADDRESS_SPACE: u64 = 640 << 20;
+
+impl OwnLimits {
+    /// Raises the limits of this process as far as permitted.
+    pub fn raise() -> OwnLimits {
+        let given = [Resource::Fsize, Resource::As].map(|resource| (resource, getrlimit(resource)));
+        let limits = OwnLimits { given };
+        limits.lift();
+        limits
+    }
+
+    /// Gives the program of `command` the limits that this process was given.
+    pub fn give(&self, command: &mut Command) {
+        let limits: Vec<_> = self.finite().collect();
+        // Without limits, the program is started without a copy of this process.
+        if !limits.is_empty() {
+            process::limit(command, limits);
+        }
+    }
+
+    /// Lifts the limits if this process may exceed their maximum, or raises them to the maximum.
+    fn lift(&self) {
+        let none = Rlimit { current: None, maximum: None };
+        for (resource, given) in self.finite() {
+            if setrlimit(resource, none).is_err() {
+                let highest = Rlimit { current: given.maximum, maximum: given.maximum };
+                let _ = setrlimit(resource, highest);
+            }
+        }
+    }
+
+    fn finite(&self) -> impl Iterator<Item = (Resource, Rlimit)> {
+        self.given.into_iter().filter(|(_, given)| given.current.is_some())
+    }
+
+    /// The warning if the process that serves may not get the memory that it needs: where the C library or the standard
+    /// library gets none, there is no other message.
+    pub fn of_address_space(&self) -> Option<String> {
+        let limit = getrlimit(Resource::As).current.filter(|limit| *limit < ADDRESS_SPACE)?;
+        Some(format!(
+            "the limit of address space is {limit} bytes here (ulimit -v), and a run that serves mounts needs about \
+             {ADDRESS_SPACE}: raise it if the run fails"
+        ))
+    }
+}
+
+/// Makes a write beyond the limit of file sizes an error of this process, and not its end by a signal. A program that it starts
+/// is not affected.
+pub fn survive_file_sizes() {
+    // A signal that is ignored stays ignored in programs.
+    if getrlimit(Resource::Fsize).current.is_some() && !is_ignored(SIGXFSZ) {
+        let _ = signal_hook::flag::register(SIGXFSZ, Arc::default());
+    }
+}
+
+/// The limit of this process that may be the reason of an error with this text, and the next step.
+pub fn limit_behind(error: &str) -> Option<String> {
+    let error = error.to_lowercase();
+    let is = |texts: [&str; 2]| texts.iter().any(|text| error.contains(text));
+    if is(["file too large", "efbig"]) {
+        let limit = getrlimit(Resource::Fsize).current?;
+        return Some(format!(
+            "the limit of file sizes is {limit} bytes here (ulimit -f), and holds for shared memory and images, too: raise it"
+        ));
+    }
+    if is(["cannot allocate memory", "enomem"]) {
+        let limit = getrlimit(Resource::As).current?;
+        return Some(format!(
+            "the limit of address space is {limit} bytes here (ulimit -v): raise it"
+        ));
+    }
+    None
+}
+
+/// True if this process ignores the signal (proc_pid_status(5)).
+fn is_ignored(signal: i32) -> bool {
+    ignored() & 1 << (signal - 1) != 0
+}
+
+/// The signals that this process ignores, one bit each; 0 if unknown.
+pub fn ignored() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let field = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    field.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_that_a_command_line_names_are_found_anywhere_in_it() {
+        let named = |word: &str| named_in(word.as_bytes());
+        assert_eq!(named("/dev/fd/7"), [7]);
+        assert_eq!(named("passthrough:/proc/self/fd/12/sub"), [12]);
+        assert_eq!(named("-oa=/dev/fd/3,b=/dev/fd/4"), [3, 4]);
+        for other in ["/dev/fd/", "/dev/fd/x", "/dev/fd/99999999999999", "/dev/fuse", "7"] {
+            assert!(named(other).is_empty(), "{other}");
+        }
+    }
+}
