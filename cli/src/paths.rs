@@ -1,13 +1,15 @@
 //! Paths and files for several commands.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 pub use defuse_preload_plan::settled::{private, settled};
 use defuse_socket::name;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 /// The absolute path of a mount point, as in `/proc/self/mountinfo`. Never accesses a mount at the path,
 /// whose server may have died.
@@ -26,6 +28,30 @@ pub fn image(path: &Path) -> PathBuf {
     match defuse_block::driver_of(path.as_os_str()) {
         Some(_) => path.to_path_buf(),
         None => absolute(path),
+    }
+}
+
+/// Opens a file to append to it, and creates it if needed. A symbolic link is followed only where no other user can have made it.
+///
+/// # Errors
+///
+/// `PermissionDenied` for such a link, and those of open(2).
+pub fn open_to_append(path: &Path) -> io::Result<File> {
+    let (folder, name) = name::parts(path)?;
+    let opened = name::open_directory(folder)?;
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
+    match rustix::fs::openat(&opened, name, flags | OFlags::NOFOLLOW, Mode::from_raw_mode(0o666)) {
+        Ok(file) => Ok(file.into()),
+        Err(Errno::LOOP) => {
+            let meta = fs::symlink_metadata(path)?;
+            let own = [0, rustix::process::geteuid().as_raw()].contains(&meta.uid());
+            if !own || settled(folder).is_err() {
+                let text = "another user could have made this symbolic link";
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+            }
+            File::options().append(true).create(true).open(path)
+        }
+        Err(errno) => Err(errno.into()),
     }
 }
 
@@ -63,6 +89,31 @@ mod tests {
         assert_eq!(mountpoint(&top.join("a/../a/b/")), top.join("a/b"));
         assert_eq!(mountpoint(Path::new("/")), Path::new("/"));
         assert_eq!(mountpoint(&top.join("missing/x")), top.join("missing/x"));
+    }
+
+    /// The log of root in a directory of another user was appended to the file to which that user's link led.
+    #[test]
+    fn a_link_of_another_user_leads_to_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        open_to_append(&file).unwrap().write_all(b"1").unwrap();
+        std::os::unix::fs::symlink("file", &link).unwrap();
+        open_to_append(&link).unwrap().write_all(b"2").unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"12");
+        open_to_append(Path::new("/dev/null")).unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let refused = |what: &str| {
+            let error = open_to_append(&link).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{what}");
+        };
+        refused("all may exchange it");
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+        if std::os::unix::fs::lchown(&link, Some(12345), None).is_ok() {
+            refused("a link of another user");
+            std::os::unix::fs::lchown(&link, Some(0), None).unwrap();
+        }
+        assert!(open_to_append(&link).is_ok());
+        assert_eq!(fs::read(&file).unwrap(), b"12");
     }
 
     #[test]

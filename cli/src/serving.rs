@@ -2,7 +2,6 @@
 //! arguments that they share with `defuse mount`.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +23,7 @@ use crate::sandbox::keeper::{Keeper, Order, Task};
 use crate::sandbox::{self, Extent, Namespaces, Needs};
 use crate::served::Look;
 use crate::servers::{self, Device, Registered};
-use crate::{control, daemon, inherited, registry, signals, terminal};
+use crate::{control, daemon, inherited, paths, registry, signals, terminal};
 
 /// Time limit of the end after SIGTERM. The connections may take eight seconds.
 const END_PATIENCE: Duration = Duration::from_secs(20);
@@ -98,8 +97,7 @@ impl ProcessArgs {
             writeln!(out, "[{time} {:<5}] {}", record.level(), terminal::foreign(&text))
         });
         if let Some(path) = &self.log_file {
-            let file = File::options().append(true).create(true).open(path);
-            let file = file.map_err(|error| {
+            let file = paths::open_to_append(path).map_err(|error| {
                 Failure::Failed(format!("cannot write the log file {}: {error}", path.display()))
             })?;
             builder.target(env_logger::Target::Pipe(Box::new(file)));

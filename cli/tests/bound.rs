@@ -375,7 +375,7 @@ fn only_users_in_the_configuration_bind_and_only_devices_that_may_be() {
         println!("skipped: only root becomes other users");
         return;
     }
-    let (place, open) = (&managed.place, PermissionsExt::from_mode(0o777));
+    let (place, open) = (&managed.place, PermissionsExt::from_mode(0o1777));
     fs::set_permissions(place.path(""), open).unwrap();
     let program = place.for_all_users();
     let library = place.library_for_all_users().unwrap_or_else(common::built_library);

@@ -186,7 +186,7 @@ fn a_server_of_another_user_is_not_used() {
     });
     server.kill();
     fs::remove_file(place.path("socket")).unwrap();
-    let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o1777);
     fs::set_permissions(place.path(""), open).unwrap();
     let mut other =
         place.command_of(&program, &["serve", "--admit", "0", "--foreground", "memory:", "socket"]);

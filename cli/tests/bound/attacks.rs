@@ -211,7 +211,7 @@ fn a_manager_of_another_user_is_not_told_of_the_device() {
         return;
     }
     let place = Place::new();
-    fs::set_permissions(place.path(""), PermissionsExt::from_mode(0o777)).unwrap();
+    fs::set_permissions(place.path(""), PermissionsExt::from_mode(0o1777)).unwrap();
     let program = place.for_all_users();
     place.ok(&["mkfs", "uhs", "image", "--size", "64M"]);
     fs::set_permissions(place.path("image"), PermissionsExt::from_mode(0o666)).unwrap();
