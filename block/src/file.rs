@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{Device, Errno, Facts, Queue, Region, Result};
+pub use facts::ENDING;
 use open::Locked;
 pub use open::OpenFile;
 use queue::FileQueue;

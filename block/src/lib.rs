@@ -43,7 +43,7 @@ pub use clock::{Clock, Monotonic};
 pub use counted::{Counted, Counters};
 pub use device::{Device, Facts, Priority, Purpose, Queue};
 pub use driver::{Driver, Opened, add_driver, driver_of};
-pub use file::{Access, File, OpenError, OpenFile};
+pub use file::{Access, ENDING, File, OpenError, OpenFile};
 pub use memory::{Memory, OwnedBuf, RawBuf, Segments};
 pub use model::Model;
 pub use op::{Done, Op, OpKind};

@@ -5,7 +5,7 @@
 //! has a pipe to the first as its standard output until it is ready. It sends one byte with the exit code,
 //! then the text to print (notes, one per line, or the error).
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::io::{Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
@@ -73,6 +73,14 @@ pub fn detach(notes: Vec<String>) -> Result<Ready> {
     let _ = rustix::thread::set_name(c"defuse");
     std::env::set_current_dir("/").map_err(Failure::failed)?;
     Ok(Ready::Parent(notes))
+}
+
+/// Shows in the name of the process that it has nothing to serve any more: `block` waits for such a process that has an image.
+/// Only for the first thread, whose name it is.
+pub fn show_the_end() {
+    if let Ok(name) = CString::new(defuse_block::ENDING) {
+        let _ = rustix::thread::set_name(&name);
+    }
 }
 
 impl Ready {

@@ -16,6 +16,7 @@ mod check;
 mod control;
 mod daemon;
 mod dump;
+mod elsewhere;
 mod error;
 mod fsck;
 mod grow;
@@ -51,6 +52,7 @@ mod top;
 mod trace;
 mod tune;
 mod umount;
+mod umount_helper;
 mod until;
 mod workload;
 
@@ -121,6 +123,9 @@ fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if mount_helper::is_meant(&arguments) {
         return mount_helper::run(arguments);
+    }
+    if umount_helper::is_meant(&arguments) {
+        return umount_helper::run(&arguments);
     }
     let is_fsck = arguments.get(1).is_some_and(|word| word == "fsck");
     let parsed = match parse_one(&arguments) {

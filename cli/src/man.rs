@@ -49,8 +49,8 @@ pub const EXIT_CODES: &[(&str, &str)] = &[
 const SIGNALS: &[(&str, &str)] = &[
     (
         "SIGTERM, SIGINT, SIGHUP",
-        "Unmount and exit. A mount in use is detached, and ends when its last \
-      file is closed. A second signal aborts the connection: requests then fail.",
+        "Unmount and exit, also if the file system is mounted elsewhere, too. A mount in use is detached, \
+      and ends when its last file is closed. A second signal aborts the connection: requests then fail.",
     ),
     ("SIGUSR1", "Write the statistics to the log."),
 ];
@@ -60,7 +60,8 @@ const FILES: &[(&str, &str)] = &[
         "/run/defuse/N.json",
         "Mounts of root; N is the number of the FUSE connection. Other users \
       have $XDG_RUNTIME_DIR/defuse, /run/user/UID/defuse or ~/.local/state/defuse: the first of them whose \
-      parent belongs to the user alone. The variable DEFUSE_RUNTIME_DIR overrides all of them.",
+      parent belongs to the user alone, and which nobody else can exchange. The variable \
+      DEFUSE_RUNTIME_DIR overrides all of them.",
     ),
     ("/run/defuse/N.sock", "The control socket of the mount, for its owner and root."),
     (
@@ -81,7 +82,12 @@ const FILES: &[(&str, &str)] = &[
         "/sbin/mount.fuse.defuse",
         "For mount(8) and fstab(5): a symbolic link to the program \
       (ln -s /usr/bin/defuse /sbin/mount.fuse.defuse). Its exit codes are those of mount(8): 1 for \
-      wrong use, 32 for a mount that failed.",
+      wrong use, 32 for a mount that failed. A mount by root has dev and suid unless nodev and nosuid are \
+      given, as with mount.fuse3(8).",
+    ),
+    (
+        "/sbin/umount.fuse.defuse",
+        "The same for umount(8), which then waits until everything is durable.",
     ),
 ];
 
@@ -123,7 +129,10 @@ pub fn run(args: &ManArgs) -> Result {
         }
         write(dir, &format!("{name}.1"), &page)?;
     }
-    write(dir, "mount.fuse.defuse.8", ".so man1/defuse.1\n")
+    for helper in ["mount.fuse.defuse.8", "umount.fuse.defuse.8"] {
+        write(dir, helper, ".so man1/defuse.1\n")?;
+    }
+    Ok(())
 }
 
 /// Writes a completion script.

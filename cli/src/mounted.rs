@@ -10,13 +10,13 @@ use std::time::Duration;
 use defuse_compose::{Source, Switch};
 use defuse_fs::FileSystem;
 use defuse_fs::layer::Synchronous;
-use defuse_fuse::abi::FUSE_OVER_IO_URING;
+use defuse_fuse::abi::{FUSE_OVER_IO_URING, FUSE_WRITEBACK_CACHE};
 use defuse_fuse::mount::{self, How, MountOptions, Mounted, SyncFs, connection_id};
 use defuse_fuse::{Ended, Session, Statistics};
 use signal_hook::iterator::Signals;
 
 use crate::control;
-use crate::daemon::Ready;
+use crate::daemon::{self, Ready};
 use crate::error::{Failure, Result};
 use crate::mount::CheckedMount;
 use crate::options::Settings;
@@ -40,6 +40,10 @@ pub fn run(plan: &CheckedMount, ready: Ready) -> Result {
         }
     };
     ready.tell(Ok(&notes));
+    session.wait_for_end();
+    // Until it ends, this process has the image or the directory. A process that opens it meanwhile sees that it need not wait
+    // for long.
+    daemon::show_the_end();
     let outcome = not_durable(&plan.mountpoint, session.wait());
     if let Err(failure) = &outcome {
         log::error!("{failure}");
@@ -114,10 +118,18 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<(Session, Compa
     log::info!("mounted {} on {}", plan.source.text().display(), mounted.mountpoint.display());
     let mountpoint = mounted.mountpoint.clone();
     let (session, companions) = serve(plan, (fs, writable), (mounted, &namespaces), caught)?;
+    if companions.registered.is_none() {
+        let why = namespaces.at_home(registry::made_dir)?.err();
+        let why = why.map_or("see the log".to_owned(), |failure| failure.to_string());
+        notes.push(format!(
+            "the mount is not registered: `defuse list` and `defuse stat` know less about it, and only its user and \
+             root wait for its end by `defuse umount`: {why}"
+        ));
+    }
     if let Err(failure) = namespaces.confine() {
         // Nobody would serve it.
         if let Some(keeper) = &companions.keeper {
-            keeper.order(&Order::Unmount);
+            keeper.order(&Order::Unmount(false));
             keeper.order(&Order::Remove);
         }
         let _ = mount::unmount(&mountpoint, true);
@@ -278,6 +290,7 @@ impl Companions {
             connection,
             abort,
             keeper: keeper.clone(),
+            caches_writes: session.negotiated().uses(FUSE_WRITEBACK_CACHE),
             statistics: session.statistics(),
         };
         if let Err(error) = signals::serve(caught, target) {
@@ -298,7 +311,9 @@ impl Companions {
                     Some(failure) if registered.is_some() => {
                         keeper.order(&Order::Leave(failure.to_string()));
                     }
-                    _ => keeper.order(&Order::Remove),
+                    _ => {
+                        keeper.order(&Order::Remove);
+                    }
                 }
                 keeper.end();
             }

@@ -159,6 +159,7 @@ pub fn run(
         Ok(Listening { server, settling, keeper, registered }) => {
             ready.tell(Ok(&[]));
             server.run();
+            daemon::show_the_end();
             log::info!("{} has ended", socket.display());
             let _settling = lock(&settling);
             let say = |waits| log::warn!("{waits}");

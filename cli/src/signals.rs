@@ -29,6 +29,8 @@ pub struct Target {
     pub abort: Option<OwnedFd>,
     /// The process that unmounts, if this one is in a namespace of its own.
     pub keeper: Option<Arc<Keeper>>,
+    /// The kernel keeps data that programs have written, until it has time.
+    pub caches_writes: bool,
     /// The statistics of the session.
     pub statistics: Statistics,
 }
@@ -55,10 +57,22 @@ pub fn serve(mut signals: Signals, target: Target) -> io::Result<()> {
 /// be handled even if that never ends.
 fn begin_to_end(target: &Target) {
     let (mountpoint, connection) = (target.mountpoint.clone(), target.connection);
-    let keeper = target.keeper.clone();
-    let run = move || match keeper {
-        Some(keeper) => keeper.order(&Order::Unmount),
-        None => unmount_or_detach(&mountpoint, connection).log(),
+    let (keeper, syncs) = (target.keeper.clone(), target.caches_writes);
+    let abort = target.abort.as_ref().and_then(|file| file.try_clone().ok());
+    let run = move || {
+        let unmounted = match keeper {
+            Some(keeper) => keeper.order(&Order::Unmount(syncs)),
+            None => {
+                let notes = unmount_or_detach(&mountpoint, connection, syncs);
+                notes.log();
+                notes.unmounted
+            }
+        };
+        // The file system may also be mounted elsewhere, as in the mount namespace of a container, from where nobody
+        // would end this process. An ended connection takes no harm.
+        if let Some(file) = abort.filter(|_| unmounted) {
+            let _ = rustix::io::write(file, b"1");
+        }
     };
     if let Err(error) = thread::Builder::new().name("defuse-unmount".to_owned()).spawn(run) {
         log::error!("cannot unmount {}: {error}", target.mountpoint.display());
@@ -66,8 +80,9 @@ fn begin_to_end(target: &Target) {
 }
 
 /// Unmounts `mountpoint` if it still has this connection, or detaches it if it is in use. Returns lines for
-/// the log.
-pub fn unmount_or_detach(mountpoint: &Path, connection: Option<u32>) -> Notes {
+/// the log. With `syncs`, the kernel first writes the data that it keeps: it does so by itself at the unmount of the last mount
+/// alone, which this one may not be.
+pub fn unmount_or_detach(mountpoint: &Path, connection: Option<u32>, syncs: bool) -> Notes {
     use log::Level::{Error, Info, Warn};
     let (shown, mut notes) = (mountpoint.display(), Notes::default());
     if connection.is_some() && connection_id(mountpoint) != connection {
@@ -75,8 +90,16 @@ pub fn unmount_or_detach(mountpoint: &Path, connection: Option<u32>) -> Notes {
         notes.add(Info, format!("{shown} {next}"));
         return notes;
     }
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let root = syncs.then(|| rustix::fs::open(mountpoint, flags, Mode::empty()));
+    if let Some(Ok(root)) = root {
+        let _ = rustix::fs::syncfs(root);
+    }
     match unmount(mountpoint, false) {
-        Ok(()) => notes.add(Info, format!("unmounted {shown}")),
+        Ok(()) => {
+            notes.unmounted = true;
+            notes.add(Info, format!("unmounted {shown}"));
+        }
         Err(UnmountError::Busy { .. }) => {
             let next =
                 "is in use: detached until its last file is closed; signal again to cut it off";

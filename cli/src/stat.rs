@@ -74,6 +74,7 @@ fn run_mount(args: &StatArgs, target: &Target) -> Result {
         let (agreement, json) = control::negotiated(target.daemon()?)?;
         return print(&if args.json { json + "\n" } else { describe(&agreement) });
     }
+    refuse_unregistered(args, target)?;
     let with_kernel = args.stages || target.ours.is_none();
     let mut source = Source::open(target, with_kernel.then_some(&args.kernel))?;
     let until = Until::new(args.duration)?;
@@ -87,6 +88,22 @@ fn run_mount(args: &StatArgs, target: &Target) -> Result {
             let snapshot = source.take()?;
             source.show(args, &snapshot)
         }
+    }
+}
+
+/// Refuses to measure requests in the kernel until Ctrl-C where the user expects the counts of a daemon.
+fn refuse_unregistered(args: &StatArgs, target: &Target) -> Result {
+    let is_timed = args.stages || args.duration.is_some() || args.watch.is_some();
+    let daemon = target.connection.processes.iter().find(|one| one.comm.starts_with("defuse"));
+    match daemon {
+        Some(daemon) if target.ours.is_none() && !is_timed => Err(Failure::Failed(format!(
+            "process {} serves {}, and is not registered where this user looks: ask as its user, with the same \
+             {}, or measure its requests in the kernel with --stages or --duration",
+            daemon.pid,
+            target.connection.name(),
+            registry::DIR_VARIABLE
+        ))),
+        _ => Ok(()),
     }
 }
 

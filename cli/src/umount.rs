@@ -8,9 +8,10 @@ use defuse_fuse::mount::{
     Liveness, MountEntry, UnmountError, fuse_mounts, is_dead_mount, liveness, unmount,
 };
 
+use crate::elsewhere::{self, Daemon, Place};
 use crate::error::{self, Failure, Result};
 use crate::paths;
-use crate::registry::{self, Found, State};
+use crate::registry::{self, Found};
 
 /// Time limit for the daemon to make everything durable.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,21 +24,24 @@ const QUIET: Duration = Duration::from_secs(1);
 ///
 /// Waits until everything is durable and the serving process has ended. Also removes a mount whose process
 /// has died.
-#[derive(clap::Args)]
+#[derive(clap::Args, Default)]
 pub struct UmountArgs {
     /// Detach at once, even if in use; the mount ends when its last file is closed
     #[arg(short, long)]
-    lazy: bool,
+    pub lazy: bool,
+    /// Cut off what is in progress, as `umount -f` does
+    #[arg(skip)]
+    pub force: bool,
     /// The mount points
     #[arg(required = true)]
-    mountpoints: Vec<PathBuf>,
+    pub mountpoints: Vec<PathBuf>,
 }
 
 /// Unmounts all mounts that can be unmounted, and fails if one cannot.
 pub fn run(args: &UmountArgs) -> Result {
     let mut outcome = Ok(());
     for path in &args.mountpoints {
-        if let Err(failure) = one(&paths::mountpoint(path), args.lazy) {
+        if let Err(failure) = one(&paths::mountpoint(path), args) {
             if let Err(earlier) = &outcome {
                 error::warn(earlier);
             }
@@ -47,11 +51,11 @@ pub fn run(args: &UmountArgs) -> Result {
     outcome
 }
 
-fn one(path: &Path, lazy: bool) -> Result {
-    let found = registry::of_mountpoint(path);
+fn one(path: &Path, args: &UmountArgs) -> Result {
+    let (found, lazy) = (registry::of_mountpoint(path), args.lazy);
     let Some(mount) = mount_at(path) else {
         return match found {
-            Some(found) => wait_for(&found, lazy),
+            Some(found) => not_here(path, &found, lazy),
             // It knows best what to say.
             None => unmount(path, lazy).map_err(Failure::failed),
         };
@@ -62,15 +66,86 @@ fn one(path: &Path, lazy: bool) -> Result {
             "{path} is a mount of {fstype}, not of defuse: use umount(8)"
         )));
     }
-    let served = found.as_ref().is_some_and(|found| found.state == State::Serving);
-    match unmount(path, lazy) {
-        // Processes in it can do nothing with it any more.
-        Err(UnmountError::Busy { .. }) if !served && is_dead_mount(path) => {
-            unmount(path, true).map_err(Failure::failed)?;
-        }
-        other => other.map_err(Failure::failed)?,
+    let served = Served::of(mount.minor, found);
+    let before = elsewhere::places(mount.minor);
+    if args.force {
+        // What is in progress fails, and then nothing is in use by it.
+        let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::FORCE);
     }
-    found.map_or(Ok(()), |found| wait_for(&found, lazy))
+    if !args.force || mount_at(path).is_some_and(|now| now.mount_id == mount.mount_id) {
+        let serving = served.as_ref().is_some_and(Served::is_alive);
+        match unmount(path, lazy) {
+            // Processes in it can do nothing with it any more.
+            Err(UnmountError::Busy { .. }) if !serving && is_dead_mount(path) => {
+                unmount(path, true).map_err(Failure::failed)?;
+            }
+            other => other.map_err(Failure::failed)?,
+        }
+    }
+    let Some(served) = served else { return Ok(()) };
+    let others = elsewhere::remaining(mount.minor, &before);
+    if others.is_empty() || !served.is_alive() {
+        return wait_for(path, &served, lazy);
+    }
+    let pid = served.daemon.pid;
+    error::warn(&format!(
+        "unmounted {}; the file system is also mounted on {}, so that process {pid} goes on to serve it until \
+         `{}`",
+        path.display(),
+        listed(&others),
+        commands(&others)
+    ));
+    Ok(())
+}
+
+fn listed(places: &[Place]) -> String {
+    places.iter().map(Place::to_string).collect::<Vec<_>>().join(", ")
+}
+
+fn commands(places: &[Place]) -> String {
+    places.iter().map(Place::command).collect::<Vec<_>>().join("`, `")
+}
+
+/// Waits for the daemon of a mount that was here, or says where the mount is.
+fn not_here(path: &Path, found: &Found, lazy: bool) -> Result {
+    let places = elsewhere::places(found.entry.connection);
+    if places.is_empty() || !found.entry.is_alive() {
+        let daemon = Daemon { pid: found.entry.pid, start: found.entry.pid_start };
+        return wait_for(path, &Served { daemon, found: Some(found.clone()) }, lazy);
+    }
+    Err(Failure::Failed(format!(
+        "{} is not mounted here, but on {}: unmount it there with `{}`, or end its process with `kill {}`",
+        path.display(),
+        listed(&places),
+        commands(&places),
+        found.entry.pid
+    )))
+}
+
+/// A mount whose daemon is known.
+struct Served {
+    daemon: Daemon,
+    found: Option<Found>,
+}
+
+impl Served {
+    /// The daemon by the registry, or by the device that it has open: the entry may be of another PID namespace.
+    fn of(connection: u32, found: Option<Found>) -> Option<Served> {
+        let entry = found.as_ref().map(|found| &found.entry);
+        let registered = entry.map(|entry| Daemon { pid: entry.pid, start: entry.pid_start });
+        let holders = Daemon::all_of(connection);
+        let daemon = match registered {
+            Some(registered) if holders.is_empty() || holders.contains(&registered) => {
+                Some(registered)
+            }
+            _ => holders.last().copied(),
+        };
+        daemon.map(|daemon| Served { daemon, found })
+    }
+
+    fn is_alive(&self) -> bool {
+        self.daemon.is_alive()
+    }
 }
 
 /// Removes a mount of defuse from `path` whose daemon has died, so that `path` can be mounted again.
@@ -99,11 +174,11 @@ pub fn is_ours(mount: &MountEntry) -> bool {
 }
 
 /// Waits until the daemon has ended, and removes its entry.
-fn wait_for(found: &Found, lazy: bool) -> Result {
-    let (pid, begun) = (found.entry.pid, Instant::now());
+fn wait_for(path: &Path, served: &Served, lazy: bool) -> Result {
+    let (pid, begun) = (served.daemon.pid, Instant::now());
     let patience = if lazy { LAZY_PATIENCE } else { PATIENCE };
     let mut told = false;
-    while found.entry.is_alive() {
+    while served.is_alive() {
         let waited = begun.elapsed();
         if waited > patience && lazy {
             error::warn(&format!("detached; process {pid} ends when the last file is closed"));
@@ -111,9 +186,10 @@ fn wait_for(found: &Found, lazy: bool) -> Result {
         }
         if waited > patience {
             return Err(Failure::Failed(format!(
-                "unmounted {}, but process {pid} has not ended after {} s: it may still write; see \
-                 its log, or end it with `kill {pid}`",
-                found.entry.mountpoint,
+                "unmounted {}, but process {pid} has not ended after {} s: it may still write, or the file \
+                 system is mounted in a namespace that this user cannot see; see its log, or end it with \
+                 `kill {pid}`",
+                path.display(),
                 patience.as_secs()
             )));
         }
@@ -123,7 +199,7 @@ fn wait_for(found: &Found, lazy: bool) -> Result {
         }
         thread::sleep(Duration::from_millis(5));
     }
-    match found.take_failure() {
+    match served.found.as_ref().and_then(Found::take_failure) {
         Some(failure) => Err(Failure::Failed(failure)),
         None => Ok(()),
     }

@@ -170,6 +170,11 @@ impl Session {
         Workers { shared: Arc::clone(&self.shared) }
     }
 
+    /// Waits until the client has ended the connection, while [`wait`](Session::wait) has not made anything durable yet.
+    pub fn wait_for_end(&self) {
+        self.shared.wait_for_end();
+    }
+
     /// Waits until the kernel ends the session (unmount or abort), ends the workers, and lets the
     /// file system make everything durable. Workers that are stuck in a handler are left behind
     /// after two seconds.

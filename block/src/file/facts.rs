@@ -113,6 +113,15 @@ pub(super) fn holder(stat: &Stat) -> Option<u32> {
     words.nth(3)?.parse().ok().filter(|pid| *pid > 0)
 }
 
+/// The name of a process that has nothing to serve any more, and makes what it has changed durable before it ends. The
+/// first thread gives it to itself (prctl(2), `PR_SET_NAME`): whoever has a file that others wait for may make them wait.
+pub const ENDING: &str = "defuse-ending";
+
+/// The name of a process, proc_pid_comm(5).
+pub(super) fn name_of(pid: u32) -> Option<String> {
+    read_to_string(format!("/proc/{pid}/comm")).ok().map(|name| name.trim_end().to_owned())
+}
+
 /// True while the process exists and has not ended.
 pub(super) fn is_alive(pid: u32) -> bool {
     let stat = read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

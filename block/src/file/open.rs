@@ -5,11 +5,11 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat};
 
-use super::facts::{holder, is_alive};
+use super::facts::{ENDING, holder, is_alive, name_of};
 use super::{Access, File, OpenError};
 use crate::{Errno, Result};
 
@@ -49,7 +49,11 @@ impl OpenFile {
             Access::ReadWrite => OFlags::RDWR | OFlags::EXCL,
         };
         let open = || rustix::fs::open(path, flags | ALWAYS, Mode::empty());
-        let fd = patiently(Errno::BUSY, open, || true).map_err(|errno| match errno {
+        let held = || match rustix::fs::stat(path) {
+            Ok(stat) if Held::of(&stat) == Held::Ending => Held::Ending,
+            _ => Held::Gone,
+        };
+        let fd = patiently(Errno::BUSY, open, held).map_err(|errno| match errno {
             Errno::BUSY => OpenError::Busy { path: path.to_owned(), holder: None },
             errno => OpenError::System { path: path.to_owned(), action: "open", errno },
         })?;
@@ -79,8 +83,7 @@ impl OpenFile {
         if !matches!(kind, FileType::RegularFile | FileType::BlockDevice) {
             return Err(OpenError::WrongKind { path });
         }
-        let gone = || holder(&stat).is_none_or(|pid| !is_alive(pid));
-        match patiently(Errno::WOULDBLOCK, || lock(&fd, access), gone) {
+        match patiently(Errno::WOULDBLOCK, || lock(&fd, access), || Held::of(&stat)) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(OpenError::Busy { path, holder: holder(&stat) }),
             Err(errno) => return Err(OpenError::System { path, action: "lock", errno }),
@@ -178,20 +181,56 @@ impl fmt::Debug for OpenFile {
 /// Flags of every open: a FIFO does not wait for its other end, and a terminal is not taken over.
 const ALWAYS: OFlags = OFlags::CLOEXEC.union(OFlags::NOCTTY).union(OFlags::NONBLOCK);
 
-/// Tries again for up to a second while `attempt` says `busy` and its holder may be `gone`: the kernel
-/// takes down the rings of a process that was killed, and with them its locks, after the process.
+/// The state of the process that has a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    /// It has ended: the kernel takes down the rings of a process that was killed, and with them its locks, after the
+    /// process.
+    Gone,
+    /// It has nothing to serve any more, and makes everything durable.
+    Ending,
+    /// It is a daemon of this project. Its mount may have been removed a moment ago, which it will notice.
+    Daemon,
+    /// It uses the file.
+    Other,
+}
+
+impl Held {
+    fn of(stat: &Stat) -> Held {
+        let Some(pid) = holder(stat).filter(|pid| is_alive(*pid)) else { return Held::Gone };
+        match name_of(pid).as_deref() {
+            Some(name) if name == ENDING => Held::Ending,
+            Some("defuse") => Held::Daemon,
+            _ => Held::Other,
+        }
+    }
+
+    /// The time that it is waited for.
+    fn patience(self) -> Duration {
+        match self {
+            Held::Gone => Duration::from_secs(1),
+            Held::Ending => Duration::from_secs(20),
+            Held::Daemon => Duration::from_millis(200),
+            Held::Other => Duration::ZERO,
+        }
+    }
+}
+
+/// Tries again while `attempt` says `busy`, for a time that depends on who has the file.
 fn patiently<T>(
     busy: Errno,
     attempt: impl Fn() -> Result<T>,
-    gone: impl Fn() -> bool,
+    held: impl Fn() -> Held,
 ) -> Result<T> {
-    for _ in 0..100 {
+    let begun = Instant::now();
+    loop {
         match attempt() {
-            Err(errno) if errno == busy && gone() => std::thread::sleep(Duration::from_millis(10)),
+            Err(errno) if errno == busy && begun.elapsed() < held().patience() => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
             result => return result,
         }
     }
-    attempt()
 }
 
 fn lock(fd: &OwnedFd, access: Access) -> Result<()> {
@@ -200,4 +239,32 @@ fn lock(fd: &OwnedFd, access: Access) -> Result<()> {
         Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
     };
     rustix::fs::flock(fd, operation)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// The attempts until `held` was not waited for any more, or the third succeeded.
+    fn attempts(held: Held) -> (usize, Result<()>) {
+        let count = Cell::new(0);
+        let attempt = || {
+            count.set(count.get() + 1);
+            if count.get() < 3 { Err(Errno::WOULDBLOCK) } else { Ok(()) }
+        };
+        let result = patiently(Errno::WOULDBLOCK, attempt, || held);
+        (count.get(), result)
+    }
+
+    #[test]
+    fn a_file_of_a_process_that_ends_is_waited_for_and_one_that_is_in_use_is_not() {
+        for held in [Held::Gone, Held::Ending, Held::Daemon] {
+            assert_eq!(attempts(held), (3, Ok(())), "{held:?}");
+        }
+        assert_eq!(attempts(Held::Other), (1, Err(Errno::WOULDBLOCK)));
+        let other = patiently(Errno::WOULDBLOCK, || Err::<(), _>(Errno::IO), || Held::Gone);
+        assert_eq!(other, Err(Errno::IO));
+    }
 }

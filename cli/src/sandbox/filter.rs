@@ -151,6 +151,7 @@ const OF_KEEPER: &[i64] = &[
     libc::SYS_unlinkat,
     libc::SYS_renameat,
     libc::SYS_renameat2,
+    libc::SYS_syncfs,
     libc::SYS_umount2,
     libc::SYS_brk,
     libc::SYS_mmap,

@@ -88,8 +88,8 @@ impl Task {
 /// An order to the keeper.
 #[derive(Serialize, Deserialize)]
 pub enum Order {
-    /// Unmount, or detach if that is in use.
-    Unmount,
+    /// Unmount, or detach if that is in use. True if data in the page cache is to be written first.
+    Unmount(bool),
     /// The daemon ends: remove what it registered.
     Remove,
     /// The same, but record this failure for the command that unmounts.
@@ -134,13 +134,19 @@ impl Keeper {
         })
     }
 
-    /// Carries out `order`. What there is to say about it goes to the log.
-    pub fn order(&self, order: &Order) {
+    /// Carries out `order`. What there is to say about it goes to the log. Returns true after an unmount that has succeeded.
+    pub fn order(&self, order: &Order) -> bool {
         match self.ask(order) {
-            Ok(notes) => notes.log(),
-            Err(error) => log::error!(
-                "the process that unmounts and removes files does not answer ({error}): use `defuse umount`"
-            ),
+            Ok(notes) => {
+                notes.log();
+                notes.unmounted
+            }
+            Err(error) => {
+                log::error!(
+                    "the process that unmounts and removes files does not answer ({error}): use `defuse umount`"
+                );
+                false
+            }
         }
     }
 
@@ -167,17 +173,21 @@ impl Keeper {
 
 /// Lines for the log of the daemon, with their levels.
 #[derive(Default, Serialize, Deserialize)]
-pub struct Notes(Vec<(String, String)>);
+pub struct Notes {
+    lines: Vec<(String, String)>,
+    /// An unmount has succeeded, and nothing was in use.
+    pub unmounted: bool,
+}
 
 impl Notes {
     /// Adds a line.
     pub fn add(&mut self, level: log::Level, text: impl fmt::Display) {
-        self.0.push((level.to_string(), text.to_string()));
+        self.lines.push((level.to_string(), text.to_string()));
     }
 
     /// Writes them to the log.
     pub fn log(&self) {
-        for (level, text) in &self.0 {
+        for (level, text) in &self.lines {
             log::log!(level.parse().unwrap_or(log::Level::Error), "{text}");
         }
     }
@@ -268,8 +278,8 @@ fn give_up(groups: UnixStream) -> Result {
 fn carry_out(task: &Task, order: Order) -> Notes {
     let mut notes = Notes::default();
     match (order, &task.mount, &task.entry, &task.stats_file) {
-        (Order::Unmount, Some((mountpoint, connection)), ..) => {
-            return signals::unmount_or_detach(&path_of(mountpoint), *connection);
+        (Order::Unmount(syncs), Some((mountpoint, connection)), ..) => {
+            return signals::unmount_or_detach(&path_of(mountpoint), *connection, syncs);
         }
         (Order::Remove, _, entry, _) => {
             if let Some((file, entry)) = entry {

@@ -1,0 +1,193 @@
+//! Unmounting: what is waited for, and what is said.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use common::{PROGRAM, Place, Said, eventually, said};
+use rustix::mount::{UnmountFlags, mount_bind, unmount};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A place with a mounted image, whose changes take a moment to become durable.
+fn with_image() -> Option<Place> {
+    let place = Place::to_mount()?;
+    place.ok(&["mkfs", "uhs", "img", "--size", "256M"]);
+    Some(place)
+}
+
+/// True for a process that has ended, whether its parent has taken note of that or not.
+fn has_ended(pid: Pid) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    stat.map_or(true, |stat| {
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X']))
+    })
+}
+
+fn write_much(place: &Place, round: usize) {
+    let dir = place.path(&format!("mnt/{round}"));
+    fs::create_dir(&dir).unwrap();
+    for file in 0..20 {
+        fs::write(dir.join(file.to_string()), vec![7; 500_000]).unwrap();
+    }
+}
+
+/// umount(8) returned while the daemon still wrote: a check of the image found it in use.
+#[test]
+fn the_helper_of_umount_8_waits_until_the_daemon_has_ended() {
+    let Some(place) = with_image() else { return };
+    let helper = place.path("umount.fuse.defuse");
+    symlink(PROGRAM, &helper).unwrap();
+    let call = |arguments: &[&str]| said(place.command_of(&helper, arguments).output().unwrap());
+    for round in 0..3 {
+        place.ok(&["mount", "uhs:img", "mnt"]);
+        write_much(&place, round);
+        let pid = place.pid();
+        let told = call(&["mnt", "-v", "-t", "fuse.defuse"]);
+        assert_eq!((told.code, told.err.as_str()), (Some(0), ""));
+        assert!(has_ended(pid), "the daemon goes on");
+    }
+    place.ok(&["mount", "uhs:img", "mnt"]);
+    let busy = fs::File::open(place.path("mnt")).unwrap();
+    assert_eq!(call(&["mnt"]).code, Some(32));
+    assert_eq!(call(&["mnt", "-x"]).code, Some(1));
+    assert_eq!(call(&["mnt", "-l"]).code, Some(0));
+    drop(busy);
+}
+
+/// Where a user has no registry, or root looks into none of a user's, the command did not wait.
+#[test]
+fn an_unmount_waits_for_a_daemon_that_is_registered_elsewhere() {
+    let Some(place) = with_image() else { return };
+    let elsewhere = |arguments: &[&str]| -> Said {
+        let mut command = place.command(arguments);
+        said(command.env("DEFUSE_RUNTIME_DIR", place.path("other")).output().unwrap())
+    };
+    for round in 0..3 {
+        place.ok(&["mount", "uhs:img", "mnt"]);
+        write_much(&place, round);
+        let pid = place.pid();
+        // It waited for Ctrl-C, as for a mount of another program.
+        let stat = elsewhere(&["stat", "mnt"]);
+        assert_eq!(stat.code, Some(1), "{}", stat.out);
+        assert!(stat.err.contains(&format!("process {}", pid.as_raw_nonzero())), "{}", stat.err);
+        let told = elsewhere(&["umount", "mnt"]);
+        assert_eq!((told.code, told.err.as_str()), (Some(0), ""));
+        assert!(has_ended(pid), "the daemon goes on");
+    }
+}
+
+/// The next mount of an image failed at once, although its last daemon was about to end.
+#[test]
+fn an_image_that_is_being_released_is_waited_for() {
+    let Some(place) = with_image() else { return };
+    for round in 0..5 {
+        place.ok(&["mount", "uhs:img", "mnt"]);
+        write_much(&place, round);
+        // As by a program that knows nothing of the daemon.
+        unmount(place.path("mnt"), UnmountFlags::empty()).unwrap();
+    }
+    place.ok(&["mount", "uhs:img", "mnt"]);
+    assert_eq!(fs::read_dir(place.path("mnt")).unwrap().count(), 5);
+    place.fails(1, &["mount", "uhs:img", "src"], "in use by process");
+    place.ok(&["umount", "mnt"]);
+}
+
+/// The command waited for a minute, failed, named the wrong path, and advised to kill the daemon.
+#[test]
+fn an_unmount_says_at_once_where_else_the_file_system_is_mounted() {
+    let Some(place) = Place::to_mount() else { return };
+    let (mnt, other) = (place.path("mnt"), place.path("other"));
+    fs::create_dir(&other).unwrap();
+    place.ok(&["mount", "memory:", "mnt"]);
+    let pid = place.pid();
+    mount_bind(&mnt, &other).unwrap();
+    fs::write(mnt.join("file"), "x").unwrap();
+    let told = place.run(&["umount", "mnt"]);
+    assert_eq!(told.code, Some(0), "{}", told.err);
+    let text = told.err;
+    assert!(text.contains(&format!("unmounted {}", mnt.display())), "{text}");
+    assert!(text.contains(&format!("defuse umount {}", other.display())), "{text}");
+    assert_eq!(fs::read_to_string(other.join("file")).unwrap(), "x");
+    place.ok(&["umount", "other"]);
+    assert!(has_ended(pid), "the daemon goes on");
+}
+
+/// A process with a mount namespace of its own, a copy of the present one.
+fn namespace() -> Option<Child> {
+    let mut unshare = Command::new("unshare");
+    unshare.args(["--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 1000"]);
+    let child = unshare.stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+    let mut child = child.ok()?;
+    let mut line = [0];
+    let begun = std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut line).is_ok();
+    if !begun {
+        println!("skipped: unshare(1) makes no mount namespace");
+        let _ = child.wait();
+    }
+    begun.then_some(child)
+}
+
+#[test]
+fn an_unmount_names_the_namespace_that_has_a_copy_of_the_mount() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mount", "memory:", "mnt"]);
+    let pid = place.pid();
+    let Some(mut copy) = namespace() else { return };
+    let told = place.run(&["umount", "mnt"]);
+    assert_eq!(told.code, Some(0), "{}", told.err);
+    assert!(told.err.contains(&format!("nsenter --target {} --mount", copy.id())), "{}", told.err);
+    // It is not here any more.
+    let again = place.run(&["umount", "mnt"]);
+    assert_eq!(again.code, Some(1));
+    assert!(again.err.contains(&format!("kill {}", pid.as_raw_nonzero())), "{}", again.err);
+    copy.kill().unwrap();
+    copy.wait().unwrap();
+    eventually("the end of the daemon", || has_ended(pid));
+}
+
+/// The signal removed one mount, and the copy kept the daemon and its image.
+#[test]
+fn a_signal_ends_a_daemon_whose_mount_has_a_copy_in_another_namespace() {
+    let Some(place) = with_image() else { return };
+    for options in ["rw", "sandbox=privileges", "writeback"] {
+        place.ok(&["mount", "uhs:img", "mnt", "-o", options]);
+        let pid = place.pid();
+        let Some(mut copy) = namespace() else { return };
+        fs::write(place.path("mnt/file"), options).unwrap();
+        kill_process(pid, Signal::TERM).unwrap();
+        eventually("the end of the daemon", || has_ended(pid));
+        copy.kill().unwrap();
+        copy.wait().unwrap();
+        place.ok(&["mount", "uhs:img", "mnt"]);
+        assert_eq!(fs::read_to_string(place.path("mnt/file")).unwrap(), options);
+        place.ok(&["umount", "mnt"]);
+    }
+}
+
+/// A file system whose only mount is in a namespace that nobody can enter by its path.
+#[test]
+fn a_mount_in_another_namespace_is_named_and_ended_by_a_signal() {
+    let Some(place) = with_image() else { return };
+    let Some(mut other) = namespace() else { return };
+    let target = other.id().to_string();
+    let mut inside = place.command_of(Path::new("nsenter"), &["--target", &target, "--mount"]);
+    let mount = place.path("mnt");
+    let source = format!("uhs:{}", place.path("img").display());
+    let told = inside.arg(PROGRAM).args(["mount", &source]).arg(&mount).output();
+    let told = said(told.unwrap());
+    assert_eq!(told.code, Some(0), "{}", told.err);
+    let told = place.run(&["umount", "mnt"]);
+    assert_eq!(told.code, Some(1));
+    assert!(told.err.contains("is not mounted here"), "{}", told.err);
+    let pid = told.err.rsplit_once("kill ").unwrap().1;
+    let pid: String = pid.chars().take_while(char::is_ascii_digit).collect();
+    let pid = Pid::from_raw(pid.parse().unwrap()).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+    eventually("the end of the daemon", || has_ended(pid));
+    place.ok(&["fsck", "img"]);
+    other.kill().unwrap();
+    other.wait().unwrap();
+}
