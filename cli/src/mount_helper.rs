@@ -59,17 +59,22 @@ struct Request {
 /// True if the program was called as a helper of mount(8): by its name, or with a source in place of
 /// a subcommand.
 pub fn is_meant(arguments: &[OsString]) -> bool {
-    let name = arguments.first().and_then(|program| Path::new(program).file_name());
-    let by_name = name.is_some_and(|name| name.as_bytes().starts_with(b"mount."));
+    let by_name = is_by_name(arguments);
     let source = arguments.get(1).is_some_and(|first| {
         !first.as_bytes().starts_with(b"-") && first.as_bytes().contains(&b':')
     });
     by_name || source && arguments.len() > 2
 }
 
+fn is_by_name(arguments: &[OsString]) -> bool {
+    let name = arguments.first().and_then(|program| Path::new(program).file_name());
+    name.is_some_and(|name| name.as_bytes().starts_with(b"mount."))
+}
+
 /// Mounts as the helper, with the exit codes of mount(8).
 pub fn run(arguments: Vec<OsString>) -> ExitCode {
-    let outcome = parse(arguments).and_then(|request| match request.fake {
+    let is_root = rustix::process::geteuid().is_root();
+    let outcome = parse(arguments, is_root).and_then(|request| match request.fake {
         _ if request.remount.is_some() => {
             let options = request.remount.unwrap_or_default();
             remount::run(&request.mount.mountpoint, &options, request.fake)
@@ -87,9 +92,10 @@ pub fn run(arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
-fn parse(arguments: Vec<OsString>) -> Result<Request> {
+fn parse(arguments: Vec<OsString>, is_root: bool) -> Result<Request> {
     let mut request = Request::default();
     let (mut words, mut lists, mut sloppy) = (Vec::new(), Vec::new(), false);
+    let by_name = is_by_name(&arguments);
     let mut arguments = arguments.into_iter().skip(1);
     while let Some(argument) = arguments.next() {
         let Some(flags) = argument.as_bytes().strip_prefix(b"-") else {
@@ -127,8 +133,12 @@ fn parse(arguments: Vec<OsString>) -> Result<Request> {
     })?;
     request.mount.source = without_program(&source);
     request.mount.mountpoint = mountpoint.into();
-    let options = split(&lists)?;
-    match options.iter().any(|option| option == "remount") {
+    let mut options = split(&lists)?;
+    let is_remount = options.iter().any(|option| option == "remount");
+    if by_name && !is_remount && is_root {
+        add_flags(&mut options);
+    }
+    match is_remount {
         true => request.remount = Some(remountable(options, sloppy)),
         false => request.mount.options = ours(&options, sloppy),
     }
@@ -151,6 +161,22 @@ fn split(lists: &[OsString]) -> Result<Vec<String>> {
         all.extend(options::split(list));
     }
     Ok(all)
+}
+
+/// Adds `dev` and `suid`, as mount.fuse3(8) does: mount(8) drops them before it calls a helper, because they are the kernel's
+/// default, but has `nodev` and `nosuid` for its users' mounts, whose options are left as they are.
+fn add_flags(options: &mut Vec<String>) {
+    let has = |options: &[String], names: &[&str]| {
+        options.iter().any(|option| names.contains(&name_of(option)))
+    };
+    if has(options, &["user", "users", "owner", "group"]) {
+        return;
+    }
+    for (flag, without) in [("dev", "nodev"), ("suid", "nosuid")] {
+        if !has(options, &[flag, without]) {
+            options.push(flag.to_owned());
+        }
+    }
 }
 
 fn name_of(option: &str) -> &str {
@@ -192,7 +218,7 @@ mod tests {
     use super::*;
 
     fn request(line: &str) -> Result<Request> {
-        parse(line.split(' ').map(OsString::from).collect())
+        parse(line.split(' ').map(OsString::from).collect(), false)
     }
 
     #[test]
@@ -222,6 +248,22 @@ mod tests {
         assert_eq!(asked.remount.unwrap(), ["rw", "noatime", "remount", "size=1M"]);
         assert!(asked.mount.options.is_empty());
         assert_eq!(request("m memory: /m -o ro").unwrap().remount, None);
+    }
+
+    #[test]
+    fn root_has_the_flags_that_mount_8_drops() {
+        let options = |line: &str, is_root: bool| {
+            let words = line.split(' ').map(OsString::from).collect();
+            parse(words, is_root).unwrap().mount.options.join(",")
+        };
+        let helper = |list: &str| options(&format!("mount.fuse.defuse memory: /m -o {list}"), true);
+        assert_eq!(helper("rw"), "rw,dev,suid");
+        assert_eq!(helper("nosuid"), "nosuid,dev");
+        assert_eq!(helper("suid,nodev"), "suid,nodev");
+        assert_eq!(helper("rw,user=u"), "rw");
+        assert_eq!(options("mount.fuse.defuse memory: /m -o rw", false), "rw");
+        // mount.fuse3(8) has added them.
+        assert_eq!(options("defuse memory: /m -o rw", true), "rw");
     }
 
     #[test]

@@ -356,6 +356,32 @@ fn mount_8_calls_the_program_by_another_name() {
     assert_eq!(run(&[&source, "missing"]).code, Some(32));
 }
 
+/// mount(8) drops `dev` and `suid` before it calls a helper: no line of fstab could ask for them.
+#[test]
+fn a_mount_by_root_and_mount_8_has_devices_and_set_user_ids_unless_told_otherwise() {
+    let Some(place) = Place::to_mount() else { return };
+    let helper = place.path("mount.fuse.defuse");
+    symlink(common::PROGRAM, &helper).unwrap();
+    let refuses = |options: &str| {
+        let mounted = place.command_of(&helper, &["memory:", "mnt", "-o", options]).output();
+        let mounted = said(mounted.unwrap());
+        assert_eq!((mounted.code, mounted.err.as_str()), (Some(0), ""), "{options}");
+        let mountinfo = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mnt = place.path("mnt");
+        let line = mountinfo.lines().find(|line| line.contains(mnt.to_str().unwrap())).unwrap();
+        let words: Vec<&str> = line.split([' ', ',']).collect();
+        let refused = ["nosuid", "nodev"].map(|flag| words.contains(&flag));
+        place.ok(&["umount", "mnt"]);
+        refused
+    };
+    assert_eq!(refuses("rw"), [false, false]);
+    assert_eq!(refuses("rw,nosuid"), [true, false]);
+    assert_eq!(refuses("rw,nodev,suid"), [false, true]);
+    assert_eq!(refuses("rw,noexec,nosuid,nodev,user=somebody"), [true, true]);
+    // The user of such a line is not trusted, whatever mount(8) says.
+    assert_eq!(refuses("rw,users"), [true, true]);
+}
+
 #[test]
 fn mount_fuse3_finds_the_program_before_the_source() {
     let Some(place) = Place::to_mount() else { return };
