@@ -1,12 +1,14 @@
 //! The operations of the contract. Each calls one of the other modules.
 
 use std::os::fd::AsFd;
+use std::sync::Arc;
 
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, Denied, DirBuf, Entry, Errno, Fallocate, Fh, File, FileSystem,
     Ino, IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest, LockSupport, LockWait,
-    Name, NewNode, OpenArgs, OpenFlags, Opened, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags,
-    Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, Origin, ReadArgs, ReadBuf, ReleaseArgs,
+    RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr,
+    XattrName,
 };
 use rustix::fs::AtFlags;
 
@@ -87,6 +89,15 @@ impl FileSystem for Passthrough {
             delays_changes: false,
             denied: self.mounts.get(0).map_or(Denied::default(), |mount| mount.denied),
         }
+    }
+
+    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
+        self.pruning.attach(origin, notify);
+    }
+
+    fn detached(&self, origin: Origin) -> Result<()> {
+        self.pruning.detach(origin);
+        Ok(())
     }
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {

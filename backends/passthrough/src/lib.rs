@@ -85,6 +85,7 @@ mod names;
 mod open_files;
 mod options;
 mod passthrough;
+mod pruning;
 mod recent;
 mod removal;
 mod reopen;

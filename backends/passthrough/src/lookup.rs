@@ -233,6 +233,7 @@ impl Passthrough {
     ) -> Result<Entry> {
         let key = self.mounts.get(index)?.key(index, stat, handle.as_ref()).ok_or(Errno::EIO)?;
         let is_young = matches!(kept, Kept::PinnedYoung(_));
+        let is_pinned = matches!(kept, Kept::Pinned(_));
         let (pin, cached) = match kept {
             Kept::Nothing => (None, None),
             Kept::Pinned(fd) | Kept::PinnedYoung(fd) => (Some(self.placed(fd)), None),
@@ -243,6 +244,9 @@ impl Passthrough {
         let ino = self.added(self.inodes.insert(new)?);
         if is_young {
             self.note_young(ino);
+        }
+        if is_pinned {
+            self.prune_if_many();
         }
         if let Some(fd) = cached
             && let Ok(inode) = self.inodes.get(ino)

@@ -19,6 +19,7 @@ use crate::lower::{self, OrErrno, ProcPath, Stat, above};
 use crate::mounts::{LowerMount, MountError, MountTable};
 use crate::open_files::OpenFiles;
 use crate::options::{Credentials, FileHandles, Options};
+use crate::pruning::Pruning;
 use crate::recent::RecentFiles;
 use crate::removal::Removals;
 use crate::sys;
@@ -31,6 +32,7 @@ pub struct Passthrough {
     pub(crate) options: Options,
     pub(crate) mounts: MountTable,
     pub(crate) inodes: InodeTable,
+    pub(crate) pruning: Pruning,
     /// See `identity.rs`.
     pub(crate) young: YoungInodes,
     pub(crate) files: OpenFiles,
@@ -135,6 +137,7 @@ impl Passthrough {
                 handle.map_or(Way::Names, Way::Handle),
                 above(root, options.descriptors_from),
             )),
+            pruning: Pruning::new(),
             young: YoungInodes::default(),
             files: OpenFiles::new(),
             locks: LockTable::new(),
@@ -246,7 +249,11 @@ impl Passthrough {
                 self.recent.clear();
                 self.wait_for_young();
                 self.cache.shrink(SHRINK_BY);
-                open().inspect_err(|errno| {
+                let again = match open() {
+                    Err(Errno::EMFILE) => self.wait_for_pruning(&open),
+                    other => other,
+                };
+                again.inspect_err(|errno| {
                     if *errno == Errno::EMFILE {
                         self.say_that_descriptors_ran_out();
                     }

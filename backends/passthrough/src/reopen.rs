@@ -53,6 +53,12 @@ impl Places {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
+    /// The latest name, and its directory.
+    fn latest(&self) -> Option<(Ino, Box<[u8]>)> {
+        let places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        places.last().map(|place| (place.dir.ino(), place.name.clone()))
+    }
+
     fn all(&self) -> Vec<KnownName> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -76,6 +82,13 @@ impl Drop for Places {
     }
 }
 
+impl Inode {
+    /// The latest name that is recorded, and its directory.
+    pub(crate) fn place(&self) -> Option<(Ino, Box<[u8]>)> {
+        self.places.as_ref()?.latest()
+    }
+}
+
 impl LowerMount {
     /// True if inodes without handles are found again by name.
     pub(crate) fn reopens(&self) -> bool {
@@ -93,8 +106,8 @@ impl Passthrough {
 
     /// Records that the inode `ino` was found as `name` in `dir`, if names are needed.
     pub(crate) fn note_place(&self, ino: Ino, dir: &Arc<Inode>, name: &[u8]) {
-        // With handles, no name is needed.
-        if !self.mounts.get(dir.key.mount).is_ok_and(LowerMount::reopens) {
+        // With handles, no name is needed. Where inodes are not found again by name, frontends are asked by it to forget them.
+        if self.mounts.get(dir.key.mount).is_ok_and(|mount| mount.handles) {
             return;
         }
         if let Ok(inode) = self.inodes.get(ino)

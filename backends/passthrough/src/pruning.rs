@@ -1,0 +1,132 @@
+//! Inodes that frontends are asked to forget, so that their descriptors do not run out.
+//!
+//! Where a source has neither file handles nor constant birth times (overlayfs, network and FUSE file systems), each inode that a frontend
+//! knows has a descriptor. A kernel remembers every file that was ever looked up, as long as it has memory for it. Beyond half of the limit
+//! of descriptors, frontends are asked to forget the inodes that are unused. They do so while requests go on.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use defuse_fs::{Errno, Ino, Name, Notify, Origin, Result};
+use rustix::process::{Resource, getrlimit};
+
+use crate::inode::Inode;
+use crate::passthrough::Passthrough;
+
+/// The frontends that are asked, and the state of the request.
+pub(crate) struct Pruning {
+    frontends: Mutex<Vec<(Origin, Arc<dyn Notify>)>>,
+    /// Number of pins from which on frontends are asked.
+    most: usize,
+    /// Number of pins at which they are asked next: more than `most` if many inodes are in use.
+    next: AtomicUsize,
+    is_asking: Arc<AtomicBool>,
+}
+
+impl Pruning {
+    /// By the limit of descriptors that the process has now.
+    pub(crate) fn new() -> Self {
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let most = usize::try_from(limit / 2).unwrap_or(usize::MAX);
+        Pruning {
+            frontends: Mutex::default(),
+            most,
+            next: AtomicUsize::new(most),
+            is_asking: Arc::default(),
+        }
+    }
+
+    pub(crate) fn attach(&self, origin: Origin, notify: Arc<dyn Notify>) {
+        self.lock().push((origin, notify));
+    }
+
+    pub(crate) fn detach(&self, origin: Origin) {
+        self.lock().retain(|(attached, _)| *attached != origin);
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Origin, Arc<dyn Notify>)>> {
+        self.frontends.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An inode to forget, and its name for kernels that are asked by name: before Linux 6.18.
+struct Unused {
+    ino: Ino,
+    place: Option<(Ino, Box<[u8]>)>,
+}
+
+impl Passthrough {
+    /// Asks the frontends to forget inodes if many are pinned.
+    pub(crate) fn prune_if_many(&self) {
+        let pinned = self.inodes.pinned();
+        if pinned < self.pruning.most {
+            self.pruning.next.store(self.pruning.most, Ordering::Relaxed);
+        } else if pinned >= self.pruning.next.load(Ordering::Relaxed) {
+            self.prune();
+        }
+    }
+
+    /// Asks on a thread of its own: the kernel takes locks of directories, which the calling operation may hold.
+    fn prune(&self) {
+        let frontends: Vec<_> =
+            self.pruning.lock().iter().map(|(_, notify)| Arc::clone(notify)).collect();
+        if frontends.is_empty() || self.pruning.is_asking.swap(true, Ordering::Acquire) {
+            return;
+        }
+        let mut pinned: Vec<Arc<Inode>> = self.inodes.all();
+        pinned.retain(|inode| inode.ino() != Ino::ROOT && inode.is_pinned());
+        // If all are in use, the next question comes after some more.
+        let next = pinned.len() + self.pruning.most / 8 + 1;
+        self.pruning.next.store(next, Ordering::Relaxed);
+        // Those in low slots are the oldest by and large. The younger half may be in use soon.
+        pinned.sort_unstable_by_key(|inode| inode.number & u64::from(u32::MAX));
+        pinned.truncate(pinned.len().div_ceil(2));
+        let unused = pinned.iter().map(|inode| Unused { ino: inode.ino(), place: inode.place() });
+        let unused: Vec<_> = unused.collect();
+        let is_asking = Arc::clone(&self.pruning.is_asking);
+        let ask = move || {
+            frontends.iter().for_each(|frontend| forget_unused(&**frontend, &unused));
+            is_asking.store(false, Ordering::Release);
+        };
+        let started = std::thread::Builder::new().name("defuse-prune".into()).spawn(ask);
+        if started.is_err() {
+            self.pruning.is_asking.store(false, Ordering::Release);
+        }
+    }
+
+    /// Repeats `open`, which failed for lack of descriptors, while frontends forget inodes.
+    pub(crate) fn wait_for_pruning<T>(&self, open: impl Fn() -> Result<T>) -> Result<T> {
+        const PAUSE: Duration = Duration::from_millis(5);
+        const TRIES: usize = 200;
+        for _ in 0..TRIES {
+            if self.inodes.pinned() < self.pruning.most / 2 || self.pruning.lock().is_empty() {
+                break;
+            }
+            self.prune();
+            std::thread::sleep(PAUSE);
+            match open() {
+                Err(Errno::EMFILE) => {}
+                other => return other,
+            }
+        }
+        Err(Errno::EMFILE)
+    }
+}
+
+/// Asks one frontend.
+fn forget_unused(frontend: &dyn Notify, unused: &[Unused]) {
+    /// Numbers in one notification.
+    const BATCH: usize = 256;
+    for batch in unused.chunks(BATCH) {
+        let inodes: Vec<Ino> = batch.iter().map(|unused| unused.ino).collect();
+        if frontend.prune(&inodes) != Err(Errno::ENOSYS) {
+            continue;
+        }
+        for (parent, name) in batch.iter().filter_map(|unused| unused.place.as_ref()) {
+            if let Ok(name) = Name::new(name) {
+                let _ = frontend.invalidate_entry(*parent, name, false);
+            }
+        }
+    }
+}
