@@ -79,7 +79,7 @@ impl Place {
 
 /// All mounts of a connection, in the namespaces that this user may see.
 pub fn places(connection: u32) -> Vec<Place> {
-    let is_it = |mount: &MountEntry| mount.minor == connection && mount.is_fuse();
+    let is_it = |mount: &MountEntry| mount.connection() == connection && mount.is_fuse();
     let own = namespace(Path::new("/proc/thread-self"));
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
