@@ -66,8 +66,8 @@ fn one(path: &Path, args: &UmountArgs) -> Result {
             "{path} is a mount of {fstype}, not of defuse: use umount(8)"
         )));
     }
-    let served = Served::of(mount.minor, found);
-    let before = elsewhere::places(mount.minor);
+    let served = Served::of(mount.connection(), found);
+    let before = elsewhere::places(mount.connection());
     if args.force {
         // What is in progress fails, and then nothing is in use by it.
         let _ = rustix::mount::unmount(path, rustix::mount::UnmountFlags::FORCE);
@@ -83,7 +83,7 @@ fn one(path: &Path, args: &UmountArgs) -> Result {
         }
     }
     let Some(served) = served else { return Ok(()) };
-    let others = elsewhere::remaining(mount.minor, &before);
+    let others = elsewhere::remaining(mount.connection(), &before);
     if others.is_empty() || !served.is_alive() {
         return wait_for(path, &served, lazy);
     }
