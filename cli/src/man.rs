@@ -87,7 +87,9 @@ const FILES: &[(&str, &str)] = &[
     ),
     (
         "/sbin/umount.fuse.defuse",
-        "The same for umount(8), which then waits until everything is durable.",
+        "The same for umount(8), which then waits until everything is durable. A mount of uhs by root has the \
+      type fuseblk.defuse: umount(8) waits for it without a helper, and calls umount.fuseblk.defuse and \
+      mount.fuseblk.defuse (for -o remount) if they are links to the program, too.",
     ),
 ];
 
