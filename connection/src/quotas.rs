@@ -20,11 +20,9 @@ pub struct Quotas {
 }
 
 impl Default for Quotas {
-    /// Half of the machine's memory for mapped files, and half of that for one user.
+    /// Half of the memory of the machine or the control group for mapped files, and half of that for one user.
     fn default() -> Self {
-        let told = rustix::system::sysinfo();
-        let memory = told.totalram.saturating_mul(u64::from(told.mem_unit));
-        let mapped_bytes = memory / 2;
+        let mapped_bytes = defuse_hugepages::memory_limit() / 2;
         let user = Limits {
             lookups: 1 << 23,
             opens: 1 << 18,

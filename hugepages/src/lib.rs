@@ -15,6 +15,7 @@
 
 mod alloc;
 mod blocks;
+mod limit;
 mod mapping;
 mod page;
 mod pool;
@@ -22,6 +23,7 @@ mod pool;
 pub use alloc::HugePages;
 /// Containers with an allocator.
 pub use allocator_api2::vec::Vec;
+pub use limit::memory_limit;
 pub use page::Page;
 
 /// Bytes of a large page.

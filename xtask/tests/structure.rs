@@ -212,7 +212,7 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
             "probe" | "backends" => &["fs"],
             "wire" => &["fs", "probe"],
             // A layer for clients in other processes, whatever protocol they speak.
-            "connection" => &["fs", "probe"],
+            "connection" => &["fs", "probe", "hugepages"],
             // Requests of the FUSE protocol to a file system, for the kernel mount and for sockets.
             "session" => &["fs", "probe", "wire"],
             "frontends" if package.folder == "frontends/fuse" => {

@@ -100,26 +100,19 @@ pub struct Options {
 }
 
 impl Default for Options {
-    /// The defaults of tmpfs(5): half of the machine's memory, one inode for every two pages of it,
-    /// and a root directory like `/tmp`. The memory size comes from sysinfo(2); if that fails, the
-    /// limit is 1 GiB.
+    /// The defaults of tmpfs(5): half of the memory of the machine, or of the limit of the control group if that is less, one inode for
+    /// every two pages of it, and a root directory like `/tmp`.
     fn default() -> Self {
-        let memory = total_memory().unwrap_or(2 << 30);
+        let memory = defuse_hugepages::memory_limit();
         Options {
             size: Some(memory / 2),
             inodes: Some(memory / PAGE as u64 / 2),
-            pool: 64 << 20,
+            pool: (memory / 16).min(64 << 20),
             root_perm: 0o1777,
             root_uid: 0,
             root_gid: 0,
         }
     }
-}
-
-/// Memory of the machine in bytes.
-fn total_memory() -> Option<u64> {
-    let told = rustix::system::sysinfo();
-    told.totalram.checked_mul(u64::from(told.mem_unit)).filter(|&bytes| bytes > 0)
 }
 
 /// A file system in memory.

@@ -66,23 +66,20 @@ pub struct Options {
 }
 
 impl Default for Options {
+    /// The cache has 256 MiB, or a quarter of the memory that this process may use, if that is less; the index half of it.
     fn default() -> Self {
+        let memory = defuse_hugepages::memory_limit();
+        let cache_pages = (memory / 4 / format::BLOCK as u64).min(65_536) as usize;
         Options {
             read_only: false,
             commit: Some(Duration::from_secs(1)),
             discard: false,
-            cache_pages: 65_536,
-            dirty_pages: 8192,
-            index: half_of_memory(),
+            cache_pages,
+            dirty_pages: cache_pages / 8,
+            index: memory / 2,
             separation: None,
             queues: None,
             worker: false,
         }
     }
-}
-
-/// Half of the memory of the machine, sysinfo(2).
-fn half_of_memory() -> u64 {
-    let info = rustix::system::sysinfo();
-    (info.totalram as u64).saturating_mul(info.mem_unit.into()) / 2
 }

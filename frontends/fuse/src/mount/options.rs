@@ -21,7 +21,7 @@ pub struct MountOptions {
     pub sync: bool,
     /// Changes of directories are synchronous.
     pub dirsync: bool,
-    /// sync(2) and syncfs(2) reach the file system, and umount(2) waits for it, where that is possible ([`Mounted::syncfs`]): the mount
+    /// sync(2) and syncfs(2) reach the file system, and umount(2) waits for it, where that is possible ([`Mounted::syncfs`](super::Mounted::syncfs)): the mount
     /// has the type `fuseblk` and a loop device as its source. `None` leaves the decision to the caller of [`mount`](super::mount).
     pub syncfs: Option<bool>,
     /// Users other than the mounting user have access.
