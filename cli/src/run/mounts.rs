@@ -199,7 +199,6 @@ fn unnamed_socket_in(base: &Path) -> std::io::Result<(OwnedFd, OwnedFd)> {
     let listener = net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     // Programs of the run may become other users; the server checks the user of each connection.
     let name = Name::bind(&listener, &place.path().join("socket"), Mode::from_raw_mode(0o666))?;
-    net::listen(&listener, 128)?;
     Ok((listener, name.open()?))
 }
 

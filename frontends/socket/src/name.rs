@@ -15,7 +15,7 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, Result};
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 use rustix::process::{fchdir, umask};
 use rustix::thread::UnshareFlags;
@@ -28,26 +28,29 @@ pub struct Name {
     inode: Inode,
 }
 
+/// Clients that may wait to be accepted, listen(2). Another listen(2) changes it.
+pub const BACKLOG: i32 = 128;
+
 /// Device and inode number of a file.
 pub type Inode = (u64, u64);
 
 impl Name {
-    /// Binds `socket`, which has no name yet, to `path`. The new file has the permissions `mode` from its beginning, whatever
+    /// Binds `socket`, which has no name yet, to `path`, and listens. The new file has the permissions `mode` from its beginning, whatever
     /// the umask is.
     ///
     /// # Errors
     ///
-    /// Those of bind(2), also for a path that has no last name.
+    /// Those of bind(2) and listen(2), also for a path that has no last name.
     pub fn bind(socket: impl AsFd, path: &Path, mode: Mode) -> Result<Name> {
         let (directory, name) = parts(path)?;
         Name::bind_in(socket, open_directory(directory)?, name, mode)
     }
 
-    /// As [`bind`](Name::bind), in the directory that is open as `directory`.
+    /// As [`bind`](Self::bind), in the directory that is open as `directory`.
     ///
     /// # Errors
     ///
-    /// Those of bind(2).
+    /// Those of bind(2) and listen(2).
     pub fn bind_in(
         socket: impl AsFd,
         directory: OwnedFd,
@@ -57,7 +60,11 @@ impl Name {
         // The kernel takes the mode of the new file from the socket, fchmod(2), and subtracts the umask.
         fchmod(&socket, mode)?;
         let socket = socket.as_fd();
-        beside(&directory, |prefix| bind(socket, &SocketAddrUnix::new(prefix.join(name))?))?;
+        // At once: a client that sees the name and connects must not be refused.
+        beside(&directory, |prefix| {
+            bind(socket, &SocketAddrUnix::new(prefix.join(name))?)?;
+            listen(socket, BACKLOG)
+        })?;
         let inode = inode(&statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW)?);
         Ok(Name { directory, name: name.to_owned(), inode })
     }

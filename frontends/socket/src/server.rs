@@ -197,9 +197,7 @@ impl Server {
             rustix::io::Errno::ADDRINUSE => ServeError::InUse(path.to_path_buf()),
             error => failed(errno(error)),
         })?;
-        let listening = rustix::net::listen(&listener, 128).map_err(errno);
-        let named = listening.inspect_err(|_| name.iter().for_each(Name::remove));
-        named.and_then(|()| Server::over(listener, name, fs, options)).map_err(failed)
+        Server::over(listener, name, fs, options).map_err(failed)
     }
 
     /// Takes over `listener`, a listening socket of type `SOCK_SEQPACKET`.
@@ -513,10 +511,11 @@ impl Shared {
     }
 }
 
-/// Binds `socket` to `path`, in place of a socket without a listener. An abstract address is no name.
+/// Binds `socket` to `path` and listens, in place of a socket without a listener. An abstract address is no name.
 fn give_name(socket: &OwnedFd, path: &Path, mode: u32) -> rustix::io::Result<Option<Name>> {
     if let Some(name) = path.as_os_str().as_bytes().strip_prefix(b"@") {
-        return rustix::net::bind(socket, &SocketAddrUnix::new_abstract_name(name)?).map(|()| None);
+        rustix::net::bind(socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+        return rustix::net::listen(socket, name::BACKLOG).map(|()| None);
     }
     // Clients connect by the path, which must not be too long.
     SocketAddrUnix::new(path)?;
