@@ -42,8 +42,9 @@ impl Passthrough {
     pub(crate) fn lower_flags(&self, flags: OpenFlags) -> OFlags {
         let access = match flags.0 & 3 {
             OpenFlags::WRONLY if self.options.writeback => OpenFlags::RDWR,
-            // An access mode of 3 (O_ACCMODE) includes both.
-            3 => OpenFlags::RDWR,
+            // An access mode of 3 needs the permissions of both. What the open file permits is the frontend's part, unless the program
+            // gets the descriptor.
+            3 if !self.gives_descriptors() => OpenFlags::RDWR,
             access => access,
         };
         let own = if self.gives_descriptors() { OpenFlags::NONBLOCK } else { 0 };

@@ -289,7 +289,7 @@ impl Client {
         callback: Option<Callback>,
     ) -> Result<Pending> {
         let open = file.file()?;
-        if file.access == 1 {
+        if !file.reads() {
             return Err(Errno::EBADF.into());
         }
         if file.kind == FileKind::Directory {
@@ -323,7 +323,7 @@ impl Client {
     ) -> Result<Pending> {
         let mut bytes = bytes.into();
         let open = file.file()?;
-        if file.access == 0 {
+        if !file.writes() {
             return Err(Errno::EBADF.into());
         }
         check_offset(file, offset)?;

@@ -3,8 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use defuse_fs::{
-    AccessMask, Attr, Errno, Fh, FileKind, Ino, OpenFlags, SetAttr, SetTime, StatFs, Timestamp,
-    posix,
+    AccessMask, Attr, Errno, Fh, FileKind, Ino, SetAttr, SetTime, StatFs, Timestamp, posix,
 };
 use defuse_probe::Op;
 use rustix::time::{ClockId, clock_gettime};
@@ -401,8 +400,7 @@ pub(crate) fn writable(here: &Here) -> Result<(), Errno> {
 /// The handle for changing attributes of an open file. Only a handle open for writing is used: a
 /// directory's or a reader's may not allow it.
 fn attr_handle(file: &Description) -> Option<Fh> {
-    let writes = file.access & (OpenFlags::WRONLY | OpenFlags::RDWR) != 0;
-    file.fh().filter(|_| writes && file.kind != FileKind::Directory)
+    file.fh().filter(|_| file.writes() && file.kind != FileKind::Directory)
 }
 
 /// True if nobody could tell a change of the owner from none: the file has this owner, no set-id bits and no capability that it

@@ -36,7 +36,7 @@ impl Client {
         if src.kind != FileKind::Regular || dst.kind != FileKind::Regular {
             return Err(Errno::EINVAL.into());
         }
-        if src.access == 1 || dst.access == 0 || dst.flags().has(defuse_fs::OpenFlags::APPEND) {
+        if !src.reads() || !dst.writes() || dst.flags().has(defuse_fs::OpenFlags::APPEND) {
             return Err(Errno::EBADF.into());
         }
         let src_offset = from.1.unwrap_or_else(|| src.position());

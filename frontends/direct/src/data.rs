@@ -226,7 +226,7 @@ impl Client {
     pub fn ftruncate(&self, task: &Task, file: &Description, length: i64) -> Result<()> {
         let length = u64::try_from(length).map_err(|_| Errno::EINVAL)?;
         file.file()?;
-        if file.kind != FileKind::Regular || file.access == 0 {
+        if file.kind != FileKind::Regular || !file.writes() {
             return Err(Errno::EINVAL.into());
         }
         if file.mount().read_only() {
@@ -349,7 +349,7 @@ fn fallocate_range(
     if length == 0 {
         return Err(Errno::EINVAL);
     }
-    if file.access == 0 {
+    if !file.writes() {
         return Err(Errno::EBADF);
     }
     match file.kind {
@@ -431,7 +431,7 @@ fn read_at(
 #[inline]
 fn readable(file: &Description) -> Result<File, Errno> {
     let open = file.file()?;
-    if file.access == 1 {
+    if !file.reads() {
         return Err(Errno::EBADF);
     }
     if file.kind == FileKind::Directory {
@@ -533,7 +533,7 @@ fn write_at<S: WriteSource>(
 #[inline]
 fn writable(file: &Description) -> Result<File, Errno> {
     let open = file.file()?;
-    if file.access == 0 { Err(Errno::EBADF) } else { Ok(open) }
+    if !file.writes() { Err(Errno::EBADF) } else { Ok(open) }
 }
 
 /// Fails with `EINVAL` if the range ends beyond the largest offset, regardless of the size of the

@@ -190,7 +190,19 @@ impl Description {
     /// True if the kernel may change the file through the [`backing`](Description::backing) descriptor, attributes and size as well as data
     /// (`Backing::is_file_itself`). It is open for writing, so that its mount is not read-only.
     pub fn is_backed_by_file_itself(&self) -> bool {
-        self.is_file_itself && self.access != 0
+        self.is_file_itself && self.writes()
+    }
+
+    /// True if the file is open for reading. The access mode 3 asks for the permissions of both and permits neither, open(2).
+    #[inline]
+    pub(crate) fn reads(&self) -> bool {
+        matches!(self.access, 0 | OpenFlags::RDWR)
+    }
+
+    /// True if the file is open for writing.
+    #[inline]
+    pub(crate) fn writes(&self) -> bool {
+        matches!(self.access, OpenFlags::WRONLY | OpenFlags::RDWR)
     }
 
     /// Takes the descriptor that is for the program, if the file system gave one (`Backing::first`).

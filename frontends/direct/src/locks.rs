@@ -136,8 +136,8 @@ fn request(
     wait: bool,
 ) -> Result<LockRequest, Errno> {
     let open_for = match lock.typ {
-        LockType::Read => file.access != 1,
-        LockType::Write => file.access != 0,
+        LockType::Read => file.reads(),
+        LockType::Write => file.writes(),
         LockType::Unlock => true,
     };
     if family != LockFamily::Flock && !open_for {

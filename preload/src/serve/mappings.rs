@@ -98,7 +98,8 @@ pub fn map(call: &Call<'_>, entry: &Arc<Entry>) -> Served {
     if offset % PAGE != 0 || len == 0 {
         return Err(Errno::EINVAL.into());
     }
-    if access == 1 || writes && access == 0 {
+    let reads = [libc::O_RDONLY, libc::O_RDWR].contains(&(access as i32));
+    if !reads || writes && access == 0 {
         return Err(Errno::EACCES.into());
     }
     if let Some(lower) = &entry.lower {
