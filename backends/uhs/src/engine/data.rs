@@ -405,11 +405,18 @@ impl Engine {
         let mut lost = Vec::new();
         // A failure of many blocks may come from one of them, or be over.
         for Failed { from, count, errno } in failures {
+            let (first, before) = (batch.data[from].0, lost.len());
             for one in &batch.data[from..from + count] {
                 if !write(&mut [one.clone()], false)?.is_empty() {
-                    log::warn!("uhs: block {} cannot be written: {errno}", one.0);
                     lost.push(one.0);
                 }
+            }
+            // One line for all: a log that nobody reads, such as a pipe, would hold up commits.
+            let refused = lost.len() - before;
+            if refused > 0 {
+                log::warn!(
+                    "uhs: {refused} of {count} blocks from {first} on cannot be written: {errno}"
+                );
             }
         }
         lost.sort_unstable();
