@@ -130,6 +130,7 @@ pub const TEST_TOOLS: &[Tool] = &[
         "the NVMe driver on the controller of QEMU",
     ),
     Tool::package_for("make", "make", "make on a mount and in a run"),
+    Tool::package_for("strace", "strace", "the system calls after bind(2)"),
     Tool::package_for("vim", "vim", "an editor in a run"),
     Tool::package_for("rsync", "rsync", "rsync on a mount"),
     Tool::package_for("attr", "setfattr", "rsync with attributes on a mount"),
