@@ -83,8 +83,8 @@ fn one(path: &Path, args: &UmountArgs) -> Result {
         }
     }
     let Some(served) = served else { return Ok(()) };
-    let others = elsewhere::remaining(mount.connection(), &before);
-    if others.is_empty() || !served.is_alive() {
+    let others = lasting(|| elsewhere::remaining(mount.connection(), &before), &served);
+    if others.is_empty() {
         return wait_for(path, &served, lazy);
     }
     let pid = served.daemon.pid;
@@ -96,6 +96,24 @@ fn one(path: &Path, args: &UmountArgs) -> Result {
         commands(&others)
     ));
     Ok(())
+}
+
+/// The other places of a mount that stay for longer than it takes a process to start: a new mount namespace, such as that of a
+/// daemon of another mount, has copies of all mounts for a moment. None if the daemon ends meanwhile.
+fn lasting(others: impl Fn() -> Vec<Place>, served: &Served) -> Vec<Place> {
+    const MOMENT: Duration = Duration::from_secs(1);
+    const PAUSE: Duration = Duration::from_millis(50);
+    let begun = Instant::now();
+    loop {
+        let others = others();
+        if others.is_empty() || !served.is_alive() {
+            return Vec::new();
+        }
+        if begun.elapsed() > MOMENT {
+            return others;
+        }
+        thread::sleep(PAUSE);
+    }
 }
 
 fn listed(places: &[Place]) -> String {

@@ -191,3 +191,24 @@ fn a_mount_in_another_namespace_is_named_and_ended_by_a_signal() {
     other.kill().unwrap();
     other.wait().unwrap();
 }
+
+/// A process that starts with a mount namespace of its own, such as the daemon of another mount, has copies of all mounts for a moment. The
+/// command took one for a mount that stays, and returned before the daemon had ended.
+#[test]
+fn a_copy_of_the_mount_that_goes_in_a_moment_is_waited_for() {
+    let Some(place) = with_image() else { return };
+    for round in 0..3 {
+        place.ok(&["mount", "uhs:img", "mnt"]);
+        write_much(&place, round);
+        let pid = place.pid();
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 0.4"]);
+        let mut child = unshare.stdout(Stdio::piped()).spawn().unwrap();
+        // It has its copies.
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let told = place.run(&["umount", "mnt"]);
+        assert_eq!((told.code, told.err.as_str()), (Some(0), ""), "round {round}");
+        assert!(has_ended(pid), "the daemon goes on");
+        child.wait().unwrap();
+    }
+}
