@@ -115,10 +115,15 @@ fn an_unmount_says_at_once_where_else_the_file_system_is_mounted() {
     assert!(has_ended(pid), "the daemon goes on");
 }
 
-/// A process with a mount namespace of its own, a copy of the present one.
-fn namespace() -> Option<Child> {
+/// A process with a mount namespace of its own for some seconds: a copy of the present one, but without the mounts of other tests, which it
+/// would keep alive.
+fn namespace(place: &Place, seconds: &str) -> Option<Child> {
+    let script = "while read -r id parent device root at rest; do \
+            case $rest in *' - fuse'*) [ \"$at\" = \"$1\" ] || umount -l \"$at\";; esac; \
+        done < /proc/self/mountinfo; echo; exec sleep $2";
     let mut unshare = Command::new("unshare");
-    unshare.args(["--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 1000"]);
+    unshare.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
+    unshare.arg(place.path("mnt")).arg(seconds);
     let child = unshare.stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     let mut child = child.ok()?;
     let mut line = [0];
@@ -135,7 +140,7 @@ fn an_unmount_names_the_namespace_that_has_a_copy_of_the_mount() {
     let Some(place) = Place::to_mount() else { return };
     place.ok(&["mount", "memory:", "mnt"]);
     let pid = place.pid();
-    let Some(mut copy) = namespace() else { return };
+    let Some(mut copy) = namespace(&place, "1000") else { return };
     let told = place.run(&["umount", "mnt"]);
     assert_eq!(told.code, Some(0), "{}", told.err);
     assert!(told.err.contains(&format!("nsenter --target {} --mount", copy.id())), "{}", told.err);
@@ -155,7 +160,7 @@ fn a_signal_ends_a_daemon_whose_mount_has_a_copy_in_another_namespace() {
     for options in ["rw", "sandbox=privileges", "writeback"] {
         place.ok(&["mount", "uhs:img", "mnt", "-o", options]);
         let pid = place.pid();
-        let Some(mut copy) = namespace() else { return };
+        let Some(mut copy) = namespace(&place, "1000") else { return };
         fs::write(place.path("mnt/file"), options).unwrap();
         kill_process(pid, Signal::TERM).unwrap();
         eventually("the end of the daemon", || has_ended(pid));
@@ -171,7 +176,7 @@ fn a_signal_ends_a_daemon_whose_mount_has_a_copy_in_another_namespace() {
 #[test]
 fn a_mount_in_another_namespace_is_named_and_ended_by_a_signal() {
     let Some(place) = with_image() else { return };
-    let Some(mut other) = namespace() else { return };
+    let Some(mut other) = namespace(&place, "1000") else { return };
     let target = other.id().to_string();
     let mut inside = place.command_of(Path::new("nsenter"), &["--target", &target, "--mount"]);
     let mount = place.path("mnt");
@@ -201,14 +206,10 @@ fn a_copy_of_the_mount_that_goes_in_a_moment_is_waited_for() {
         place.ok(&["mount", "uhs:img", "mnt"]);
         write_much(&place, round);
         let pid = place.pid();
-        let mut unshare = Command::new("unshare");
-        unshare.args(["--mount", "--propagation", "private", "sh", "-c", "echo; exec sleep 0.4"]);
-        let mut child = unshare.stdout(Stdio::piped()).spawn().unwrap();
-        // It has its copies.
-        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let Some(mut copy) = namespace(&place, "0.4") else { return };
         let told = place.run(&["umount", "mnt"]);
         assert_eq!((told.code, told.err.as_str()), (Some(0), ""), "round {round}");
         assert!(has_ended(pid), "the daemon goes on");
-        child.wait().unwrap();
+        copy.wait().unwrap();
     }
 }
