@@ -27,8 +27,6 @@ use crate::servers::Server;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Time limit of the asking side. Others may ask first.
 const PATIENCE_OF_CLIENT: Duration = Duration::from_secs(10);
-/// Maximum number of connections that wait to be accepted.
-const BACKLOG: i32 = 128;
 /// Bytes that one write(2) has at most: the least buffer of the kernel that takes them at once.
 const WRITTEN_AT_ONCE: usize = 16 << 10;
 /// Question for the statistics.
@@ -104,7 +102,6 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     let (family, flags) = (net::AddressFamily::UNIX, net::SocketFlags::CLOEXEC);
     let socket = net::socket_with(family, net::SocketType::STREAM, flags, None)?;
     Name::bind_in(&socket, directory, name, Mode::RUSR | Mode::WUSR)?;
-    net::listen(&socket, BACKLOG)?;
     Ok(socket.into())
 }
 
