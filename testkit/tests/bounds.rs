@@ -4,6 +4,7 @@
 
 #[allow(dead_code, unused_imports)] // Not all of it is used here.
 mod raw;
+mod users;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -21,6 +22,8 @@ use defuse_remote::{Remote, RemoteError, RemoteOptions};
 use defuse_socket::{Admission, Server, ServerOptions, ShareLimits};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvFlags, SendFlags};
+
+use users::as_user;
 
 const USER: u32 = 4321;
 const OTHER: u32 = 4322;
@@ -98,21 +101,6 @@ fn with_server(fs: &Arc<Waits>, options: ServerOptions, run: impl FnOnce(&Server
             std::panic::resume_unwind(panic);
         }
     });
-}
-
-/// Calls `run` on a thread with the credentials of the user, which then connects as that user.
-fn as_user<T: Send>(uid: u32, run: impl FnOnce() -> T + Send) -> T {
-    std::thread::scope(|scope| {
-        let become_user = || {
-            let (user, group) =
-                (rustix::process::Uid::from_raw(uid), rustix::process::Gid::from_raw(uid));
-            rustix::thread::set_thread_groups(&[]).unwrap();
-            rustix::thread::set_thread_res_gid(group, group, group).unwrap();
-            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
-            run()
-        };
-        scope.spawn(become_user).join().unwrap()
-    })
 }
 
 fn connect(path: &Path, uid: u32) -> std::result::Result<Remote, RemoteError> {

@@ -1,5 +1,7 @@
 //! Cached pages that a server shares by memory: what clients read of each other's changes, and who gets them.
 
+mod users;
+
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -574,15 +576,7 @@ impl FileSystem for Counting {
 
 /// Runs a part of a test as another user.
 fn as_user<T: Send>(uid: u32, part: impl FnOnce(&Context<'static>) -> T + Send) -> T {
-    let run = || {
-        let user = rustix::process::Uid::from_raw(uid);
-        let group = rustix::process::Gid::from_raw(uid);
-        rustix::thread::set_thread_groups(&[]).unwrap();
-        rustix::thread::set_thread_res_gid(group, group, group).unwrap();
-        rustix::thread::set_thread_res_uid(user, user, user).unwrap();
-        part(&Context::new(Caller { uid, gid: uid, pid: 1 }))
-    };
-    std::thread::scope(|scope| scope.spawn(run).join().unwrap())
+    users::as_user(uid, || part(&Context::new(Caller { uid, gid: uid, pid: 1 })))
 }
 
 /// An open file stays open for reading, as natively. Its pages are no way around that for anybody else.

@@ -2,6 +2,7 @@
 //! clients are threads of this process with the credentials of other users.
 
 mod raw;
+mod users;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -16,6 +17,7 @@ use defuse_fs::{
 use defuse_memory::{Memory, Options};
 use defuse_remote::{Inheritance, Remote, RemoteOptions};
 use defuse_socket::{Admission, Limits, Server, ServerOptions};
+use users::as_user;
 
 const USER: u32 = 4321;
 const OTHER: u32 = 4322;
@@ -45,21 +47,6 @@ fn with_server(options: ServerOptions, run: impl FnOnce(&Server, &str) + Send) {
             std::panic::resume_unwind(panic);
         }
     });
-}
-
-/// Calls `run` on a thread with the credentials of the user, which then connects as that user.
-fn as_user<T: Send>(uid: u32, run: impl FnOnce() -> T + Send) -> T {
-    std::thread::scope(|scope| {
-        let become_user = || {
-            let (user, group) =
-                (rustix::process::Uid::from_raw(uid), rustix::process::Gid::from_raw(uid));
-            rustix::thread::set_thread_groups(&[]).unwrap();
-            rustix::thread::set_thread_res_gid(group, group, group).unwrap();
-            rustix::thread::set_thread_res_uid(user, user, user).unwrap();
-            run()
-        };
-        scope.spawn(become_user).join().unwrap()
-    })
 }
 
 fn connect(path: &str, uid: u32) -> Remote {
