@@ -13,6 +13,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::inode::Inode;
 use crate::passthrough::Passthrough;
+use crate::sys;
 
 /// The frontends that are asked, and the state of the request.
 pub(crate) struct Pruning {
@@ -86,6 +87,7 @@ impl Passthrough {
         let unused: Vec<_> = unused.collect();
         let is_asking = Arc::clone(&self.pruning.is_asking);
         let ask = move || {
+            sys::take_no_signals();
             frontends.iter().for_each(|frontend| forget_unused(&**frontend, &unused));
             is_asking.store(false, Ordering::Release);
         };
