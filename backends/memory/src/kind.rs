@@ -33,7 +33,7 @@ const ID_MAX: u64 = u32::MAX as u64 - 1;
 #[rustfmt::skip]
 const OPTIONS: &[Opt<Options>] = &[
     Opt::new("size", Size(0, u64::MAX, |o, n| o.size = (n > 0).then_some(n)),
-        "most bytes in files, 0 for no limit (default: half of the memory of the machine or the control group)"),
+        "most bytes in files, 0 for no limit (default: half of the machine's or control group's memory)"),
     Opt::new("inodes", Number(0, u64::MAX, |o, n| o.inodes = (n > 0).then_some(n)),
         "most inodes, 0 for no limit (default: one for every 8 KiB of memory)"),
     Opt::new("mode", Octal(0o7777, |o, n| o.root_perm = n),

@@ -37,9 +37,9 @@ const SMALLEST_CACHE: u64 = 1 << 20;
 #[rustfmt::skip]
 const OPTIONS: &[Opt<Options>] = &[
     Opt::new("cache", Size(SMALLEST_CACHE, 1 << 40, set_cache),
-        "memory for the data of files (default 256M, or a quarter of all); an eighth of it may wait for the device"),
+        "memory for data of files (default 256M, a quarter at most); an eighth may wait for the device"),
     Opt::new("index", Size(1 << 16, u64::MAX, |o, bytes| o.index = bytes),
-        "memory for names and attributes of all files (default half of that of the machine or the control group)"),
+        "memory for names and attributes (default half of that of the machine or control group)"),
     Opt::new("commit", Seconds(|o, time| o.commit = (time > Duration::ZERO).then_some(time)),
         "changes are durable after this time at the latest; 0: only after a sync (default 1)"),
     Opt::new("discard", Flag(|o| o.discard = true),
