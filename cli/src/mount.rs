@@ -74,9 +74,10 @@ impl CheckedMount {
         // A comma in it would begin another option.
         let workers = args.workers.as_deref().map(options::escape);
         lists.extend(workers.map(|workers| format!("workers={workers}")));
-        let settings = options::parse(args.profile, &source, &lists)?;
+        let mut settings = options::parse(args.profile, &source, &lists)?;
         args.source = source.text();
         args.mountpoint = paths::mountpoint(&args.mountpoint);
+        settings.source.frontend.mountpoint = Some(args.mountpoint.clone());
         args.process.log_file = args.process.log_file.as_deref().map(paths::absolute);
         args.stats_file = args.stats_file.as_deref().map(paths::absolute);
         let mountpoint = args.mountpoint.clone();

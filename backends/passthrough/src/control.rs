@@ -122,8 +122,11 @@ impl Passthrough {
     /// error.
     pub(crate) fn syncfs(&self) -> Result<()> {
         let mut result = Ok(());
-        for fd in self.mounts.iter().filter_map(|mount| mount.fd.as_ref()) {
-            result = result.and(rustix::fs::syncfs(fd).or_errno());
+        for (index, _) in (0..).zip(self.mounts.iter()) {
+            // A foreign mount that is gone was synced by umount(2).
+            if let Ok(root) = self.root_fd(index) {
+                result = result.and(rustix::fs::syncfs(root).or_errno());
+            }
         }
         result
     }

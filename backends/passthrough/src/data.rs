@@ -143,6 +143,7 @@ impl Passthrough {
             && inode.kind == FileKind::Regular
             && inode.handle.is_some()
             && !inode.is_pinned()
+            && !self.is_foreign(inode.key.mount)
     }
 
     /// Returns the descriptor with which `inode` was recently open for reading. Fails with `ESTALE`

@@ -108,7 +108,7 @@ impl Passthrough {
         let fd = Arc::new(self.placed(fd));
         // It also serves what comes next: the attributes of the directory, and its names.
         if !inode.is_pinned() {
-            self.cache.lend(&inode, &fd);
+            self.cache_of(&inode).lend(&inode, &fd);
         }
         let lower = self.is_inherited().then(|| Arc::clone(&fd));
         let fh = self.files.insert(OpenFile::directory(fd))?;

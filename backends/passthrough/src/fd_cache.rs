@@ -113,6 +113,21 @@ impl FdCache {
         }
     }
 
+    /// Closes the descriptors that were not used since the last call.
+    pub(crate) fn sweep(&self) {
+        for slot in &self.slots {
+            let mut slot = lock(slot);
+            if std::mem::take(&mut slot.used) {
+                continue;
+            }
+            let unused = slot.kept.take();
+            drop(slot);
+            if unused.is_some() {
+                self.held.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
     /// Closes up to `count` descriptors, because the process has too many.
     pub(crate) fn shrink(&self, count: usize) {
         let mut left = count;

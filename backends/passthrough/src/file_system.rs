@@ -52,6 +52,7 @@ impl Lifecycle for Passthrough {
     fn memory_pressure(&self) {
         self.recent.clear();
         self.cache.shrink(usize::MAX);
+        self.foreign.cache().shrink(usize::MAX);
     }
 
     fn without_privileges(&self) {

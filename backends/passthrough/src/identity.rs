@@ -89,7 +89,8 @@ impl Passthrough {
         flags: OFlags,
     ) -> Result<OwnedFd> {
         let mount = self.mounts.get(inode.key.mount)?;
-        let root = mount.fd.as_ref().ok_or(Errno::ESTALE)?.as_fd();
+        let root = self.root_fd(inode.key.mount)?;
+        let root = root.as_fd();
         if handle.is_exact(mount.f_type) {
             return sys::open_by_handle(root, handle, flags.bits());
         }
@@ -158,7 +159,7 @@ impl Passthrough {
             inode.set_unique_key();
             let Some(fd) = self.unpin_named(&inode) else { continue };
             if self.inodes.get(inode.ino()).is_ok() {
-                self.cache.put(&inode, &fd, false);
+                self.cache_fd(&inode, &fd, false);
             }
         }
     }

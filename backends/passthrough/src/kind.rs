@@ -80,6 +80,7 @@ fn defaults(frontend: &Frontend) -> Options {
         descriptors_from: frontend.descriptors_from,
         granted: frontend.granted,
         single_user: frontend.single_user,
+        mountpoint: frontend.mountpoint.clone(),
         ..base
     }
 }
@@ -126,6 +127,7 @@ mod tests {
             backing_files: false,
             granted,
             single_user: true,
+            mountpoint: Some("/mnt".into()),
             descriptors_from: 900,
             descriptors_kept: 256,
             stackfs: false,
@@ -142,6 +144,7 @@ mod tests {
             descriptors_from: 900,
             granted,
             single_user: true,
+            mountpoint: Some("/mnt".into()),
             ..Options::default()
         };
         assert_eq!(KIND.settings(&frontend, &[] as &[&str]), Ok(expected));

@@ -22,6 +22,9 @@
 //! - Number and birth time of a removed inode may come back within a tick of the clock. `identity.rs` has the rules by which nobody
 //!   opens such a successor through the removed one.
 //!
+//! - A file system mounted below the source can be unmounted: no descriptor on it lasts (`foreign.rs`). The own mount is not entered
+//!   (`own_mount.rs`).
+//!
 //! # System calls per operation
 //!
 //! The table is for file handles on ext4, xfs, btrfs, f2fs or tmpfs, with thread credentials
@@ -72,6 +75,7 @@ mod directory;
 mod error;
 mod fd_cache;
 mod file_system;
+mod foreign;
 mod handle;
 mod identity;
 mod inode;
@@ -84,6 +88,7 @@ mod mounts;
 mod names;
 mod open_files;
 mod options;
+mod own_mount;
 mod passthrough;
 mod pruning;
 mod recent;

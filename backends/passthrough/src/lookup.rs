@@ -12,7 +12,6 @@ use crate::handle::Handle;
 use crate::identity::ClockTick;
 use crate::inode::{Inode, Key, NewInode, Way};
 use crate::lower::{OrErrno, ProcPath, Stat};
-use crate::mounts::LowerMount;
 use crate::passthrough::Passthrough;
 use crate::sys;
 
@@ -33,7 +32,11 @@ impl Passthrough {
         fd: BorrowedFd<'_>,
         name: &[u8],
     ) -> Result<Entry> {
-        let entry = self.find_in(dir.key.mount, fd, name, &Stat::at(fd, name)?)?;
+        if let Some(covered) = self.lookup_covered(dir, name) {
+            return covered;
+        }
+        let stat = self.stat_at(dir, fd, name)?;
+        let entry = self.find_in(dir.key.mount, fd, name, &stat)?;
         self.note_place(entry.ino, dir, name);
         Ok(entry)
     }
@@ -58,7 +61,10 @@ impl Passthrough {
         name: &[u8],
         flags: OpenFlags,
     ) -> Result<(Entry, Option<Opened>)> {
-        let stat = Stat::at(fd, name)?;
+        if let Some(covered) = self.lookup_covered(dir, name) {
+            return Ok((covered?, None));
+        }
+        let stat = self.stat_at(dir, fd, name)?;
         if stat.kind() == Ok(FileKind::Regular)
             && let Some((entry, opened)) = self.open_in(dir, fd, name, flags)?
         {
@@ -67,6 +73,10 @@ impl Passthrough {
         let entry = self.find_in(dir.key.mount, fd, name, &stat)?;
         self.note_place(entry.ino, dir, name);
         Ok((entry, None))
+    }
+
+    fn stat_at(&self, dir: &Inode, fd: BorrowedFd<'_>, name: &[u8]) -> Result<Stat> {
+        Stat::at(fd, name).inspect_err(|_| self.note_absent(dir, name))
     }
 
     /// Opens `name` in `dir`, which was a regular file just now. Everything is told of the open file, because the name may have changed
@@ -154,8 +164,7 @@ impl Passthrough {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let open = || rustix::fs::openat(dir, name, flags, Mode::empty()).or_errno();
         let fd = self.with_spare_fds(open)?;
-        let named = self.mounts.get(likely).is_ok_and(LowerMount::reopens);
-        self.enter_path_fd(likely, fd, named)
+        self.enter_path_fd(likely, fd, true)
     }
 
     /// Adds the inode of an `O_PATH` descriptor. Counts a lookup. If `named` is set, the caller
@@ -216,7 +225,13 @@ impl Passthrough {
     ) -> Result<(u32, Option<Handle>)> {
         let index = match self.mounts.find(stat.mount_id(), likely) {
             Some(index) => index,
-            None => self.with_spare_fds(|| self.mounts.enter(fd, stat))?,
+            None => {
+                let (index, root) = self.with_spare_fds(|| self.mounts.enter(fd, stat))?;
+                if let Some(root) = root {
+                    self.keep_root(index, root);
+                }
+                index
+            }
         };
         let handles = self.mounts.get(index)?.handles;
         let handle = if handles { Some(sys::name_to_handle(fd, c"")?) } else { None };
@@ -247,12 +262,17 @@ impl Passthrough {
         }
         if is_pinned {
             self.prune_if_many();
+            if self.is_foreign(index)
+                && let Ok(inode) = self.inodes.get(ino)
+            {
+                self.foreign.add_pinned(&inode);
+            }
         }
         if let Some(fd) = cached
             && let Ok(inode) = self.inodes.get(ino)
             && !inode.is_pinned()
         {
-            self.cache.put(&inode, &fd, inode.kind == FileKind::Directory);
+            self.cache_fd(&inode, &fd, inode.kind == FileKind::Directory);
         }
         self.entry(ino, index, stat)
     }
@@ -267,7 +287,7 @@ impl Passthrough {
     /// Decreases the lookup count. After the last lookup, closes the descriptors of the inode.
     pub(crate) fn forget(&self, ino: Ino, lookups: u64) {
         if let Some(inode) = self.inodes.forget(ino, lookups) {
-            self.cache.remove(&inode);
+            self.cache_of(&inode).remove(&inode);
             drop(self.recent.take(inode.number));
             if self.forwards_locks() {
                 self.locks.forget(ino);

@@ -21,9 +21,10 @@ const GROUP: usize = 16;
 /// One mount, or one subvolume of it: a pair of mount id and device number.
 pub(crate) struct LowerMount {
     pub(crate) id: MountId,
-    /// Open for reading, as open_by_handle_at(2) requires. `None` if the mount point is not a
-    /// directory. It keeps the mount busy for umount(8).
+    /// Open for reading, as open_by_handle_at(2) requires. `None` for a mount below the source (`foreign.rs`).
     pub(crate) fd: Option<OwnedFd>,
+    /// It is mounted below the source: a descriptor on it keeps it busy for umount(8).
+    pub(crate) is_foreign: bool,
     pub(crate) f_type: u64,
     /// File handles work on this mount.
     pub(crate) handles: bool,
@@ -43,7 +44,8 @@ impl LowerMount {
         let fd = rustix::fs::openat(dir, c".", flags, Mode::empty()).or_errno()?;
         let works = probe(fd.as_fd());
         let has_acls = has_acls(dir);
-        let mount = LowerMount { id, fd: Some(fd), f_type, handles: true, denied, has_acls };
+        let (fd, is_foreign) = (Some(fd), false);
+        let mount = LowerMount { id, fd, is_foreign, f_type, handles: true, denied, has_acls };
         match (want, works) {
             // A lack of descriptors says nothing about handles. The caller makes room and retries.
             (_, Err(errno @ (Errno::EMFILE | Errno::ENFILE))) => Err(MountError::Other(errno)),
@@ -151,6 +153,11 @@ impl MountTable {
         group[index % GROUP].get().ok_or(Errno::EIO)
     }
 
+    /// True if the tree has more than one mount or subvolume.
+    pub(crate) fn are_several(&self) -> bool {
+        self.get(1).is_ok()
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &LowerMount> {
         let groups = self.groups.iter().map_while(OnceLock::get);
         groups.flat_map(|group| group.iter()).map_while(OnceLock::get)
@@ -164,21 +171,25 @@ impl MountTable {
         self.iter().position(|mount| mount.id == id).map(|index| index as u32)
     }
 
-    /// The index of the mount of `fd`. A new mount is added.
-    pub(crate) fn enter(&self, fd: BorrowedFd<'_>, stat: &Stat) -> Result<u32> {
-        let mount = if stat.kind()? == FileKind::Directory {
+    /// The index of the mount of `fd`. A new mount is added, and its root is returned if it is foreign.
+    pub(crate) fn enter(&self, fd: BorrowedFd<'_>, stat: &Stat) -> Result<(u32, Option<OwnedFd>)> {
+        let mut mount = if stat.kind()? == FileKind::Directory {
             LowerMount::open(fd, self.want).map_err(|error| match error {
                 MountError::NoHandles(errno) | MountError::Other(errno) => errno,
             })?
         } else {
             let (id, (f_type, denied)) = (stat.mount_id(), facts(fd)?);
             let has_acls = has_acls(fd);
-            LowerMount { id, fd: None, f_type, handles: false, denied, has_acls }
+            let (fd, is_foreign) = (None, true);
+            LowerMount { id, fd, is_foreign, f_type, handles: false, denied, has_acls }
         };
+        // A subvolume of btrfs is on the mount of the source.
+        mount.is_foreign = mount.id.mount != self.get(0)?.id.mount;
+        let root = if mount.is_foreign { mount.fd.take() } else { None };
         self.check(fd, mount.denied)?;
         let mut len = self.len.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = self.find(mount.id, 0) {
-            return Ok(index);
+            return Ok((index, root));
         }
         let index = *len;
         let place = self.place(index).ok_or_else(|| {
@@ -187,7 +198,7 @@ impl MountTable {
         })?;
         let _ = place.set(mount);
         *len += 1;
-        Ok(index as u32)
+        Ok((index as u32, root))
     }
 }
 

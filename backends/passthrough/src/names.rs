@@ -47,6 +47,9 @@ impl Passthrough {
     /// The attributes of a name. `ESTALE` where a lookup has to tell: on a lower mount that was not seen before.
     pub(crate) fn peek(&self, parent: Ino, name: Name<'_>) -> Result<Attr> {
         let dir = self.inodes.get(parent)?;
+        if self.is_own_mount(&dir, name.as_bytes()) {
+            return Err(Errno::ESTALE);
+        }
         let stat = Stat::at(self.dir_fd(&dir)?.as_fd(), name.as_bytes())?;
         let mount = self.mounts.find(stat.mount_id(), dir.key.mount).ok_or(Errno::ESTALE)?;
         stat.attr(mount, self.options.attr_valid_for)
@@ -221,10 +224,13 @@ impl Passthrough {
         let dir = self.inodes.get(parent)?;
         let fd = self.dir_fd(&dir)?;
         let is_dir = flags.contains(AtFlags::REMOVEDIR);
-        let victim = self.pin_victim(dir.key.mount, fd.as_fd(), name.as_bytes(), is_dir);
+        let victim = self.pin_victim((&dir, fd.as_fd()), name.as_bytes(), is_dir);
         let removed = rustix::fs::unlinkat(fd.as_fd(), name.as_bytes(), flags).or_errno();
         match removed {
-            Ok(()) => self.settle_removed(victim),
+            Ok(()) => {
+                self.note_absent(&dir, name.as_bytes());
+                self.settle_removed(victim);
+            }
             Err(_) => self.settle(victim),
         }
         removed
@@ -241,7 +247,7 @@ impl Passthrough {
         let (old_fd, new_fd) = (self.dir_fd(&old)?, self.dir_fd(&new)?);
         let (old_name, new_name) = (from.1.as_bytes(), to.1.as_bytes());
         let victim = if flags.0 & (RenameFlags::NOREPLACE | RenameFlags::EXCHANGE) == 0 {
-            self.pin_victim(new.key.mount, new_fd.as_fd(), new_name, true)
+            self.pin_victim((&new, new_fd.as_fd()), new_name, true)
         } else {
             None
         };
@@ -267,6 +273,8 @@ impl Passthrough {
             self.note_moved(&new, new_fd, new_name);
             if exchange {
                 self.note_moved(&old, old_fd, old_name);
+            } else {
+                self.note_absent(&old, old_name);
             }
         }
         self.settle(victim);

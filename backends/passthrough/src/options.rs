@@ -1,5 +1,6 @@
 //! Options of a served directory.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use defuse_fs::CacheMode;
@@ -59,6 +60,8 @@ pub struct Options {
     pub exclusive: bool,
     /// Support extended attributes, and with them ACLs and security labels. Default true.
     pub xattrs: bool,
+    /// Where the file system is mounted next ([`Frontend::mountpoint`](defuse_fs::source::Frontend::mountpoint)).
+    pub mountpoint: Option<PathBuf>,
     /// Only one user has access ([`Frontend::single_user`](defuse_fs::source::Frontend::single_user)). Otherwise ACLs are supported
     /// also without `xattrs`: a frontend that checks mode bits alone would admit users whom an ACL denies. Default false.
     pub single_user: bool,
@@ -102,6 +105,7 @@ impl Default for Options {
             credentials: Credentials::Sticky,
             descriptors_from: 0,
             granted: Granted::default(),
+            mountpoint: None,
         }
     }
 }

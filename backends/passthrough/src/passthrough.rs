@@ -12,6 +12,7 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::error::SourceError;
 use crate::fd_cache::FdCache;
+use crate::foreign::ForeignMounts;
 use crate::identity::YoungInodes;
 use crate::inode::{Inode, InodeTable, Way};
 use crate::locks::LockTable;
@@ -19,6 +20,7 @@ use crate::lower::{self, OrErrno, ProcPath, Stat, above};
 use crate::mounts::{LowerMount, MountError, MountTable};
 use crate::open_files::OpenFiles;
 use crate::options::{Credentials, FileHandles, Options};
+use crate::own_mount::OwnMount;
 use crate::pruning::Pruning;
 use crate::recent::RecentFiles;
 use crate::removal::Removals;
@@ -32,7 +34,9 @@ pub struct Passthrough {
     pub(crate) options: Options,
     pub(crate) mounts: MountTable,
     pub(crate) inodes: InodeTable,
-    pub(crate) pruning: Pruning,
+    pub(crate) pruning: Arc<Pruning>,
+    pub(crate) foreign: ForeignMounts,
+    pub(crate) own_mount: Option<OwnMount>,
     /// See `identity.rs`.
     pub(crate) young: YoungInodes,
     pub(crate) files: OpenFiles,
@@ -127,6 +131,7 @@ impl Passthrough {
             if mount.handles { Some(sys::name_to_handle(root.as_fd(), c"")?) } else { None };
         let key = mount.key(0, &stat, handle.as_ref()).ok_or(Errno::EIO)?;
         let vfs = rustix::fs::fstatvfs(&root).or_errno()?;
+        let pruning = Arc::new(Pruning::new());
         Ok(Passthrough {
             read_only: vfs.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY),
             cache: FdCache::new(cache_capacity(options.fd_cache)),
@@ -137,7 +142,9 @@ impl Passthrough {
                 handle.map_or(Way::Names, Way::Handle),
                 above(root, options.descriptors_from),
             )),
-            pruning: Pruning::new(),
+            own_mount: options.mountpoint.as_deref().and_then(OwnMount::at),
+            foreign: ForeignMounts::new(cache_capacity(options.fd_cache), Arc::clone(&pruning)),
+            pruning,
             young: YoungInodes::default(),
             files: OpenFiles::new(),
             locks: LockTable::new(),
@@ -152,9 +159,12 @@ impl Passthrough {
     pub fn stats(&self) -> Stats {
         let (inodes, inode_bytes) = self.inodes.size();
         let (cached, cache_hits, cache_misses) = self.cache.counts();
-        let cached = cached + self.recent.len();
+        let foreign = self.foreign.cache().counts();
+        let (cache_hits, cache_misses) = (cache_hits + foreign.1, cache_misses + foreign.2);
+        let cached = cached + foreign.0 + self.recent.len();
         let (pinned_fds, open_files) = (self.inodes.pinned(), self.files.len());
         let mounts = self.mounts.iter().filter(|mount| mount.fd.is_some()).count();
+        let mounts = mounts + self.foreign.open_roots();
         Stats {
             inodes,
             inode_bytes,
@@ -195,9 +205,12 @@ impl Passthrough {
     /// An `O_PATH` descriptor of an inode.
     pub(crate) fn fd(&self, inode: &Inode) -> Result<InodeFd> {
         if let Some(fd) = inode.pin.load_full() {
+            if inode.key.mount != 0 {
+                self.foreign.note_pin_use();
+            }
             return Ok(fd);
         }
-        if let Some(fd) = self.cache.get(inode) {
+        if let Some(fd) = self.cache_of(inode).get(inode) {
             return Ok(fd);
         }
         let fd = match &inode.handle {
@@ -206,7 +219,7 @@ impl Passthrough {
         }?;
         let fd = Arc::new(self.placed(fd));
         // Directories are used again and again by lookups and creations; other inodes mostly once.
-        self.cache.put(inode, &fd, inode.kind == FileKind::Directory);
+        self.cache_fd(inode, &fd, inode.kind == FileKind::Directory);
         Ok(fd)
     }
 
@@ -249,6 +262,7 @@ impl Passthrough {
                 self.recent.clear();
                 self.wait_for_young();
                 self.cache.shrink(SHRINK_BY);
+                self.foreign.cache().shrink(SHRINK_BY);
                 let again = match open() {
                     Err(Errno::EMFILE) => self.wait_for_pruning(&open),
                     other => other,

@@ -51,10 +51,36 @@ impl Pruning {
     }
 }
 
+impl Pruning {
+    /// Asks the frontends to forget names that directories do not have, and these inodes. It may wait for operations, and is called by a thread that holds no locks.
+    pub(crate) fn ask_for<'a>(
+        &self,
+        absent: impl IntoIterator<Item = &'a (Ino, Box<[u8]>)>,
+        inodes: impl Iterator<Item = &'a Arc<Inode>>,
+    ) {
+        let frontends: Vec<_> = self.lock().iter().map(|(_, notify)| Arc::clone(notify)).collect();
+        for (parent, name) in absent {
+            if let Ok(name) = Name::new(name) {
+                for frontend in &frontends {
+                    let _ = frontend.invalidate_entry(*parent, name, false);
+                }
+            }
+        }
+        let unused: Vec<_> = inodes.map(|inode| Unused::new(inode)).collect();
+        frontends.iter().for_each(|frontend| forget_unused(&**frontend, &unused));
+    }
+}
+
 /// An inode to forget, and its name for kernels that are asked by name: before Linux 6.18.
 struct Unused {
     ino: Ino,
     place: Option<(Ino, Box<[u8]>)>,
+}
+
+impl Unused {
+    fn new(inode: &Inode) -> Self {
+        Unused { ino: inode.ino(), place: inode.place() }
+    }
 }
 
 impl Passthrough {
@@ -83,8 +109,7 @@ impl Passthrough {
         // Those in low slots are the oldest by and large. The younger half may be in use soon.
         pinned.sort_unstable_by_key(|inode| inode.number & u64::from(u32::MAX));
         pinned.truncate(pinned.len().div_ceil(2));
-        let unused = pinned.iter().map(|inode| Unused { ino: inode.ino(), place: inode.place() });
-        let unused: Vec<_> = unused.collect();
+        let unused: Vec<_> = pinned.iter().map(|inode| Unused::new(inode)).collect();
         let is_asking = Arc::clone(&self.pruning.is_asking);
         let ask = move || {
             sys::take_no_signals();

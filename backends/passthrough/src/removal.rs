@@ -39,11 +39,14 @@ impl Passthrough {
     /// This is a precaution: errors are ignored, since the operation itself will report them.
     pub(crate) fn pin_victim(
         &self,
-        likely: u32,
-        dir: BorrowedFd<'_>,
+        (parent, dir): (&Inode, BorrowedFd<'_>),
         name: &[u8],
         is_dir: bool,
     ) -> Option<Victim> {
+        let likely = parent.key.mount;
+        if self.is_own_mount(parent, name) {
+            return None;
+        }
         // An application removes most files by their names alone.
         if self.options.credentials != Credentials::Sticky
             && !self.may_know(likely, dir, name, is_dir)
@@ -82,7 +85,7 @@ impl Passthrough {
             None => self.fd(&inode).ok()?,
         };
         self.inodes.pin(&inode, Arc::clone(&fd));
-        self.cache.remove(&inode);
+        self.cache_of(&inode).remove(&inode);
         drop(self.recent.take(inode.number));
         Some(Victim { inode, fd, is_last })
     }

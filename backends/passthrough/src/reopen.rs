@@ -107,13 +107,15 @@ impl Passthrough {
     /// Records that the inode `ino` was found as `name` in `dir`, if names are needed.
     pub(crate) fn note_place(&self, ino: Ino, dir: &Arc<Inode>, name: &[u8]) {
         // With handles, no name is needed. Where inodes are not found again by name, frontends are asked by it to forget them.
-        if self.mounts.get(dir.key.mount).is_ok_and(|mount| mount.handles) {
+        let has_handles = self.mounts.get(dir.key.mount).is_ok_and(|mount| mount.handles);
+        if ino == Ino::ROOT || has_handles && !self.mounts.are_several() {
             return;
         }
-        if let Ok(inode) = self.inodes.get(ino)
-            && let Some(places) = &inode.places
-            && ino != Ino::ROOT
-        {
+        let Ok(inode) = self.inodes.get(ino) else { return };
+        if inode.key.mount != dir.key.mount && self.is_mount_root(&inode, dir) {
+            self.note_mount_place(inode.key.mount, dir, name);
+        }
+        if let Some(places) = &inode.places {
             places.add(dir, name);
         }
     }
@@ -151,7 +153,7 @@ impl Passthrough {
         const MAX_DEPTH: usize = 1 << 16;
         let (mut at, mut below) = (Arc::clone(dir), Vec::new());
         let mut fd = loop {
-            if let Some(fd) = at.pin.load_full().or_else(|| self.cache.get(&at)) {
+            if let Some(fd) = at.pin.load_full().or_else(|| self.cache_of(&at).get(&at)) {
                 break fd;
             }
             // A directory has one name; the latest is the best guess.
@@ -165,7 +167,7 @@ impl Passthrough {
             fd = Arc::new(self.placed(opened));
             // A forgotten inode must not be cached, because nothing would remove it from the cache.
             if self.inodes.get(inode.ino()).is_ok() {
-                self.cache.put(&inode, &fd, true);
+                self.cache_fd(&inode, &fd, true);
             }
         }
         Ok(fd)

@@ -1,5 +1,7 @@
 //! The properties of a frontend that matter to a file system.
 
+use std::path::PathBuf;
+
 /// The properties of the frontend that opens a file system. A backend may derive settings from
 /// them.
 ///
@@ -27,6 +29,9 @@ pub struct Frontend {
     /// Only the user who opens the file system has access through the frontend, or permissions are not checked at all. Otherwise the
     /// access lists of files are consulted, also where a file system has no other extended attributes.
     pub single_user: bool,
+    /// The directory that a mount is about to cover. A file system that serves this directory, too, shows it as it was, and never enters
+    /// its own mount.
+    pub mountpoint: Option<PathBuf>,
     /// The lowest number for descriptors that outlive an operation. With 0, any number is allowed,
     /// and the file system may raise the limit of descriptors. An in-process frontend reserves the
     /// lower numbers for its program.
@@ -50,6 +55,7 @@ impl Default for Frontend {
             backing_files: true,
             granted: Granted::default(),
             single_user: false,
+            mountpoint: None,
             descriptors_from: 0,
             descriptors_kept: 0,
             stackfs: false,

@@ -1,0 +1,350 @@
+//! File systems that are mounted below the source, which can be unmounted while they are served.
+//!
+//! A descriptor keeps its mount busy for umount(8). Those of the source's own mount may last. On any other mount a descriptor outlives
+//! its operation only while it is used: a thread closes what was unused for a second, and asks frontends to forget the inodes that need a
+//! descriptor of their own (without file handles and birth times). The thread exists while there is something to close. Afterwards a
+//! mount is opened again by the name at which it was found.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use defuse_fs::{Errno, Ino, Result};
+use rustix::fs::{Mode, OFlags};
+
+use crate::fd_cache::FdCache;
+use crate::inode::Inode;
+use crate::lower::{OrErrno, Stat};
+use crate::passthrough::Passthrough;
+use crate::pruning::Pruning;
+use crate::sys;
+
+/// A descriptor that was unused for this time is closed.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// The descriptors on foreign mounts, which the closing thread shares.
+pub(crate) struct ForeignMounts(Arc<Descriptors>);
+
+pub(crate) struct Descriptors {
+    /// `O_PATH` descriptors of inodes.
+    cache: FdCache,
+    /// Roots of mounts by index, open for reading.
+    roots: Mutex<HashMap<u32, MountRoot>>,
+    /// Inodes that need their descriptors.
+    pinned: Mutex<Vec<Weak<Inode>>>,
+    /// Names that pinned directories do not have, and kernels know. Such a name keeps its directory in a kernel's memory.
+    absent: Mutex<VecDeque<(Ino, Box<[u8]>)>>,
+    /// A pinned descriptor was used since the last look.
+    is_pin_used: AtomicBool,
+    pruning: Arc<Pruning>,
+    /// The process of the closing thread, or 0. A child of fork(2) has no thread.
+    closer: AtomicU32,
+    is_over: AtomicBool,
+}
+
+/// Where a mount was found, and its root.
+struct MountRoot {
+    place: Option<MountPlace>,
+    fd: Option<Arc<OwnedFd>>,
+    is_used: bool,
+}
+
+/// The directory and name at which a mount was found.
+#[derive(Clone)]
+struct MountPlace {
+    dir: Weak<Inode>,
+    /// The same, unless its descriptor keeps another foreign mount busy.
+    kept: Option<Arc<Inode>>,
+    name: Box<[u8]>,
+}
+
+/// The root of a mount, for open_by_handle_at(2).
+pub(crate) enum RootFd<'a> {
+    Lasting(BorrowedFd<'a>),
+    Foreign(Arc<OwnedFd>),
+}
+
+impl AsFd for RootFd<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            RootFd::Lasting(fd) => *fd,
+            RootFd::Foreign(fd) => fd.as_fd(),
+        }
+    }
+}
+
+impl ForeignMounts {
+    pub(crate) fn new(capacity: usize, pruning: Arc<Pruning>) -> Self {
+        ForeignMounts(Arc::new(Descriptors {
+            cache: FdCache::new(capacity),
+            roots: Mutex::default(),
+            pinned: Mutex::default(),
+            absent: Mutex::default(),
+            is_pin_used: AtomicBool::new(false),
+            pruning,
+            closer: AtomicU32::new(0),
+            is_over: AtomicBool::new(false),
+        }))
+    }
+
+    /// The cache of descriptors of inodes. A caller that adds one calls [`close_later`](Self::close_later) next.
+    pub(crate) fn cache(&self) -> &FdCache {
+        &self.0.cache
+    }
+
+    /// Number of roots that are open.
+    pub(crate) fn open_roots(&self) -> usize {
+        lock(&self.0.roots).values().filter(|root| root.fd.is_some()).count()
+    }
+
+    /// Notes that a descriptor of a pinned inode is used.
+    pub(crate) fn note_pin_use(&self) {
+        if !self.0.is_pin_used.load(Ordering::Relaxed) {
+            self.0.is_pin_used.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets frontends forget the pinned inode when it is unused.
+    pub(crate) fn add_pinned(&self, inode: &Arc<Inode>) {
+        self.note_pin_use();
+        let mut pinned = lock(&self.0.pinned);
+        if pinned.len() == pinned.capacity() {
+            pinned.retain(is_pinned);
+            let len = pinned.len();
+            pinned.reserve(len + 1);
+        }
+        pinned.push(Arc::downgrade(inode));
+        drop(pinned);
+        self.close_later();
+    }
+
+    fn set_root(&self, mount: u32, fd: Arc<OwnedFd>) {
+        let mut roots = lock(&self.0.roots);
+        let root = roots.entry(mount).or_insert_with(MountRoot::new);
+        let old = root.fd.replace(fd);
+        root.is_used = true;
+        drop(roots);
+        drop(old);
+        self.close_later();
+    }
+
+    /// Starts the closing thread, unless there is one.
+    pub(crate) fn close_later(&self) {
+        let process = std::process::id();
+        let before = self.0.closer.load(Ordering::SeqCst);
+        let replace = |from| {
+            self.0.closer.compare_exchange(from, process, Ordering::SeqCst, Ordering::SeqCst)
+        };
+        if before == process || replace(before).is_err() {
+            return;
+        }
+        let descriptors = Arc::clone(&self.0);
+        let close = move || {
+            sys::take_no_signals();
+            descriptors.close_unused();
+        };
+        if std::thread::Builder::new().name("defuse-foreign".into()).spawn(close).is_err() {
+            // Without the thread nothing is kept. The next operation tries again.
+            self.0.closer.store(0, Ordering::SeqCst);
+            self.0.close_all();
+        }
+    }
+}
+
+impl Drop for ForeignMounts {
+    fn drop(&mut self) {
+        self.0.is_over.store(true, Ordering::SeqCst);
+        self.0.close_all();
+    }
+}
+
+impl MountRoot {
+    fn new() -> Self {
+        MountRoot { place: None, fd: None, is_used: false }
+    }
+}
+
+impl Descriptors {
+    /// The closing thread, until nothing is left to close.
+    fn close_unused(&self) {
+        let mut pause = Pause::default();
+        loop {
+            std::thread::sleep(IDLE);
+            self.cache.sweep();
+            for root in lock(&self.roots).values_mut() {
+                if !std::mem::take(&mut root.is_used) {
+                    root.fd = None;
+                }
+            }
+            let is_idle = !self.is_pin_used.swap(false, Ordering::Relaxed);
+            if pause.is_over(is_idle) {
+                self.prune();
+            }
+            if self.is_over.load(Ordering::SeqCst) {
+                return self.close_all();
+            }
+            if !self.has_any() {
+                self.closer.store(0, Ordering::SeqCst);
+                // A descriptor that was added just before may have met this thread.
+                let process = std::process::id();
+                let go_on =
+                    || self.closer.compare_exchange(0, process, Ordering::SeqCst, Ordering::SeqCst);
+                if !self.has_any() || go_on().is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Asks frontends to forget the pinned inodes. Those in use stay.
+    fn prune(&self) {
+        let mut pinned = lock(&self.pinned);
+        pinned.retain(is_pinned);
+        let inodes: Vec<Arc<Inode>> = pinned.iter().filter_map(Weak::upgrade).collect();
+        drop(pinned);
+        let absent = std::mem::take(&mut *lock(&self.absent));
+        if !inodes.is_empty() {
+            // What is in a directory was found after it, and goes first.
+            self.pruning.ask_for(&absent, inodes.iter().rev());
+        }
+    }
+
+    fn has_any(&self) -> bool {
+        self.cache.counts().0 > 0
+            || lock(&self.roots).values().any(|root| root.fd.is_some())
+            || !lock(&self.pinned).is_empty()
+    }
+
+    fn close_all(&self) {
+        self.cache.shrink(usize::MAX);
+        lock(&self.roots).values_mut().for_each(|root| root.fd = None);
+        lock(&self.pinned).clear();
+        lock(&self.absent).clear();
+    }
+}
+
+/// The looks between two requests to forget, more and more: inodes may be in use for long.
+#[derive(Default)]
+struct Pause {
+    length: u32,
+    left: u32,
+}
+
+impl Pause {
+    const MOST: u32 = 64;
+
+    /// True if it is time for a request, where pins were unused (`is_idle`) since the last look.
+    fn is_over(&mut self, is_idle: bool) -> bool {
+        if !is_idle {
+            *self = Pause::default();
+            return false;
+        }
+        if self.left > 0 {
+            self.left -= 1;
+            return false;
+        }
+        self.length = (self.length * 2).clamp(1, Pause::MOST);
+        self.left = self.length - 1;
+        true
+    }
+}
+
+impl Passthrough {
+    /// Records that the directory `dir` has no `name`, which a frontend may remember.
+    pub(crate) fn note_absent(&self, dir: &Inode, name: &[u8]) {
+        /// Number of names. A directory with older ones stays longer.
+        const MOST: usize = 4096;
+        if dir.key.mount == 0 || !dir.is_pinned() || !self.is_foreign(dir.key.mount) {
+            return;
+        }
+        let mut absent = lock(&self.foreign.0.absent);
+        if absent.len() == MOST {
+            absent.pop_front();
+        }
+        absent.push_back((dir.ino(), name.into()));
+    }
+
+    /// True if descriptors on the mount with this index must not last.
+    pub(crate) fn is_foreign(&self, mount: u32) -> bool {
+        mount != 0 && self.mounts.get(mount).is_ok_and(|mount| mount.is_foreign)
+    }
+
+    /// True if `inode`, which was found in `dir`, is on another mount. Several devices may be on one mount (btrfs, overlayfs).
+    pub(crate) fn is_mount_root(&self, inode: &Inode, dir: &Inode) -> bool {
+        let mount = |inode: &Inode| self.mounts.get(inode.key.mount).map(|mount| mount.id.mount);
+        mount(inode) != mount(dir)
+    }
+
+    /// The cache for the descriptor of an inode.
+    pub(crate) fn cache_of(&self, inode: &Inode) -> &FdCache {
+        if self.is_foreign(inode.key.mount) { self.foreign.cache() } else { &self.cache }
+    }
+
+    /// Caches `fd` for `inode`. If `hot` is set, it survives longer unused.
+    pub(crate) fn cache_fd(&self, inode: &Inode, fd: &Arc<OwnedFd>, hot: bool) {
+        if self.is_foreign(inode.key.mount) {
+            self.foreign.cache().put(inode, fd, hot);
+            self.foreign.close_later();
+        } else {
+            self.cache.put(inode, fd, hot);
+        }
+    }
+
+    /// Records that the root of the mount with this index was found as `name` in `dir`.
+    pub(crate) fn note_mount_place(&self, mount: u32, dir: &Arc<Inode>, name: &[u8]) {
+        let mut roots = lock(&self.foreign.0.roots);
+        let root = roots.entry(mount).or_insert_with(MountRoot::new);
+        let is_it =
+            |place: &MountPlace| place.dir.as_ptr() == Arc::as_ptr(dir) && *place.name == *name;
+        if root.place.as_ref().is_some_and(is_it) {
+            return;
+        }
+        let kept = (!dir.is_pinned() || dir.key.mount == 0).then(|| Arc::clone(dir));
+        let place = MountPlace { dir: Arc::downgrade(dir), kept, name: name.into() };
+        let old = root.place.replace(place);
+        drop(roots);
+        drop(old);
+    }
+
+    /// Keeps `fd`, the root of a foreign mount, for a while.
+    pub(crate) fn keep_root(&self, mount: u32, fd: OwnedFd) {
+        self.foreign.set_root(mount, Arc::new(self.placed(fd)));
+    }
+
+    /// The root of a mount, open for reading. Fails with `ESTALE` if the mount is no longer where it was found.
+    pub(crate) fn root_fd(&self, index: u32) -> Result<RootFd<'_>> {
+        let mount = self.mounts.get(index)?;
+        if let Some(fd) = &mount.fd {
+            return Ok(RootFd::Lasting(fd.as_fd()));
+        }
+        let place = {
+            let mut roots = lock(&self.foreign.0.roots);
+            let root = roots.get_mut(&index).ok_or(Errno::ESTALE)?;
+            root.is_used = true;
+            if let Some(fd) = &root.fd {
+                return Ok(RootFd::Foreign(Arc::clone(fd)));
+            }
+            root.place.clone().ok_or(Errno::ESTALE)?
+        };
+        let dir = self.fd(&*place.kept.or_else(|| place.dir.upgrade()).ok_or(Errno::ESTALE)?)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = || rustix::fs::openat(&dir, &*place.name, flags, Mode::empty()).or_errno();
+        let fd = self.with_spare_fds(open)?;
+        if Stat::of(fd.as_fd())?.mount_id() != mount.id {
+            return Err(Errno::ESTALE);
+        }
+        let fd = Arc::new(self.placed(fd));
+        self.foreign.set_root(index, Arc::clone(&fd));
+        Ok(RootFd::Foreign(fd))
+    }
+}
+
+fn is_pinned(inode: &Weak<Inode>) -> bool {
+    inode.upgrade().is_some_and(|inode| inode.is_pinned())
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
