@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs;
+use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
@@ -677,4 +678,42 @@ fn files_that_have_data_in_spite_of_their_size_are_read() {
         }
     }
     rustix::mount::unmount(&below, rustix::mount::UnmountFlags::DETACH).unwrap();
+}
+
+/// With a write-back cache the kernel dates writes by the last tick of its clock, and new files had exact times: each file was older than
+/// its birth, and make(1) took what was built for older than its source.
+#[test]
+fn files_are_dated_in_the_order_of_their_changes() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
+    for source in ["memory:", "uhs:img", "passthrough:src"] {
+        for options in ["rw", "writeback", "writeback,no_passthrough"] {
+            place.ok(&["mount", source, "mnt", "-o", options]);
+            let dir = place.path("mnt");
+            let changed = |name: &str| fs::metadata(dir.join(name)).unwrap().modified().unwrap();
+            for round in 0..300 {
+                let (source, target) = (format!("source{round}"), format!("target{round}"));
+                let mut file = fs::File::create(dir.join(&source)).unwrap();
+                fs::write(dir.join("between"), "").unwrap();
+                file.write_all(b"text").unwrap();
+                drop(file);
+                let times = fs::metadata(dir.join(&source)).unwrap();
+                let born = times.created().unwrap();
+                assert!(times.modified().unwrap() >= born, "{source}, {options}");
+                assert!(changed(&source) >= changed("between"), "{source}, {options}");
+                match round % 3 {
+                    0 => fs::write(dir.join(&target), "text").unwrap(),
+                    1 => drop(fs::File::create(dir.join(&target)).unwrap()),
+                    _ => symlink("text", dir.join(&target)).unwrap(),
+                }
+                let made = fs::symlink_metadata(dir.join(&target)).unwrap().modified().unwrap();
+                assert!(made >= changed(&source), "{source}, {options}");
+                fs::remove_file(dir.join("between")).unwrap();
+            }
+            for entry in fs::read_dir(&dir).unwrap() {
+                fs::remove_file(entry.unwrap().path()).unwrap();
+            }
+            place.ok(&["umount", "mnt"]);
+        }
+    }
 }

@@ -18,6 +18,7 @@ mod buf;
 mod buffer;
 mod context;
 mod creation;
+mod dates;
 mod errno;
 mod figures;
 mod file_system;
@@ -46,6 +47,7 @@ pub use buf::{
 pub use buffer::Buffer;
 pub use context::{Caller, Context, Groups, InterruptToken, Interrupted};
 pub use creation::{CREATE_WITH, create_in_calls, fill_new};
+pub use dates::DateFloor;
 pub use errno::{Errno, Result};
 pub use figures::{Figure, Unit};
 pub use file_system::FileSystem;

@@ -98,6 +98,9 @@ impl Memory {
         if !set.is_empty() {
             meta.ctime = set.ctime.unwrap_or(now);
         }
+        if let Some(date) = set.ctime {
+            self.clock.note(date);
+        }
         Ok(self.attr_of(&inode, &meta, self.frontends.attributes_told()))
     }
 

@@ -45,10 +45,11 @@ const OPTIONS: &[Opt<Options>] = &[
 ];
 
 /// The root directory belongs to the user of this process.
-fn defaults(_: &Frontend) -> Options {
+fn defaults(frontend: &Frontend) -> Options {
     Options {
         root_uid: rustix::process::geteuid().as_raw(),
         root_gid: rustix::process::getegid().as_raw(),
+        writeback: frontend.writeback,
         ..Options::default()
     }
 }

@@ -97,6 +97,8 @@ pub struct Options {
     pub root_uid: u32,
     /// Group of the root directory.
     pub root_gid: u32,
+    /// The frontend has a write-back cache, and dates changes by the last tick of the kernel's clock.
+    pub writeback: bool,
 }
 
 impl Default for Options {
@@ -111,6 +113,7 @@ impl Default for Options {
             root_perm: 0o1777,
             root_uid: 0,
             root_gid: 0,
+            writeback: false,
         }
     }
 }
@@ -151,7 +154,7 @@ impl Memory {
             rename: Mutex::new(()),
             next_ino: AtomicU64::new(Ino::ROOT.0 + 1),
             frontends: Frontends::new(VALID_FOR),
-            clock: clock::Clock::default(),
+            clock: clock::Clock::new(options.writeback),
         };
         assert!(memory.inodes.take(1), "the root directory needs an inode");
         let parent = AtomicU64::new(Ino::ROOT.0);

@@ -159,6 +159,8 @@ impl Engine {
         load::check_index(inodes, pool.index_bytes().0 - inodes * INODE_MEMORY, options.index)?;
         if rules.stepped_time {
             names.step_time();
+        } else if options.writeback {
+            names.share_clock();
         }
         let memory = pool.add_memory(options.cache_pages, options.dirty_pages);
         memory.map_err(store::failed("reserve memory"))?;

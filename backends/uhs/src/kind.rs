@@ -26,7 +26,11 @@ pub static KIND: Description<Options> = Description {
         files: Files::None,
     },
     options: OPTIONS,
-    defaults: |frontend| Options { read_only: frontend.read_only, ..Options::default() },
+    defaults: |frontend| Options {
+        read_only: frontend.read_only,
+        writeback: frontend.writeback,
+        ..Options::default()
+    },
     open,
     images: Some(&image::ImageFiles),
 };

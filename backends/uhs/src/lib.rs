@@ -63,6 +63,8 @@ pub struct Options {
     pub queues: Option<u32>,
     /// One thread does all I/O, on the NUMA node of the device, see [`Worker`](defuse_block::Worker).
     pub worker: bool,
+    /// The frontend has a write-back cache, and dates changes by the last tick of the kernel's clock.
+    pub writeback: bool,
 }
 
 impl Default for Options {
@@ -80,6 +82,7 @@ impl Default for Options {
             separation: None,
             queues: None,
             worker: false,
+            writeback: false,
         }
     }
 }

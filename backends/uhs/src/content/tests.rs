@@ -33,6 +33,7 @@ fn options(cache_pages: usize, dirty_pages: usize) -> Options {
         separation: None,
         queues: None,
         worker: false,
+        writeback: false,
     }
 }
 

@@ -23,6 +23,9 @@ impl Names {
         valid_for: Duration,
     ) -> Result<Attr> {
         let now = self.now();
+        if let Some(date) = set.ctime {
+            self.clock.note(date);
+        }
         self.records.change(ino, |mut changing| {
             if let Some(facts) = content {
                 settle(&mut changing, facts);

@@ -2,27 +2,51 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use defuse_fs::Timestamp;
+use defuse_fs::{DateFloor, Timestamp};
+use rustix::time::{ClockId, clock_gettime};
 
-/// The clock of the machine, or one that tests step: then a seed repeats every byte on the device.
+/// The clock by which changes are dated.
 #[derive(Debug, Default)]
-pub(super) struct Clock {
-    /// The next step of a stepped clock; 0 stands for the clock of the machine.
-    step: AtomicU64,
+pub(super) enum Clock {
+    /// The exact time of the machine.
+    #[default]
+    Exact,
+    /// The last tick, by which a kernel with a write-back cache dates changes of data: an exact time would lie behind the date of a later
+    /// write. No date is before the latest one of the kernel.
+    Shared(DateFloor),
+    /// The next step of a clock for tests: a seed repeats every byte on the device.
+    Stepped(AtomicU64),
 }
 
 impl Clock {
     /// A clock that is a millisecond later at every look.
     pub(super) fn stepped() -> Self {
-        Clock { step: AtomicU64::new(1) }
+        Clock::Stepped(AtomicU64::new(1))
+    }
+
+    pub(super) fn shared() -> Self {
+        Clock::Shared(DateFloor::default())
     }
 
     pub(super) fn now(&self) -> Timestamp {
-        if self.step.load(Ordering::Relaxed) == 0 {
-            return Timestamp::now();
+        match self {
+            Clock::Exact => Timestamp::now(),
+            Clock::Shared(latest) => {
+                let tick = clock_gettime(ClockId::RealtimeCoarse);
+                latest.not_before(Timestamp { secs: tick.tv_sec, nanos: tick.tv_nsec as u32 })
+            }
+            Clock::Stepped(step) => {
+                let step = step.fetch_add(1, Ordering::Relaxed);
+                let nanos = (step % 1000) as u32 * 1_000_000;
+                Timestamp { secs: (step / 1000) as i64, nanos }
+            }
         }
-        let step = self.step.fetch_add(1, Ordering::Relaxed);
-        let nanos = (step % 1000) as u32 * 1_000_000;
-        Timestamp { secs: (step / 1000) as i64, nanos }
+    }
+
+    /// Notes a date that the kernel has given.
+    pub(super) fn note(&self, date: Timestamp) {
+        if let Clock::Shared(latest) = self {
+            latest.raise(date);
+        }
     }
 }

@@ -150,6 +150,11 @@ impl Names {
         self.clock = Clock::stepped();
     }
 
+    /// The kernel dates changes, too: all by the last tick of its clock.
+    pub(crate) fn share_clock(&mut self) {
+        self.clock = Clock::shared();
+    }
+
     fn now(&self) -> Timestamp {
         self.clock.now()
     }

@@ -47,6 +47,7 @@ const OPTIONS: Options = Options {
     separation: None,
     queues: None,
     worker: false,
+    writeback: false,
 };
 
 /// Data that can be written before its group is.
