@@ -717,3 +717,47 @@ fn files_are_dated_in_the_order_of_their_changes() {
         }
     }
 }
+
+/// The kernel answers reads from its cache without a request: programs that ask whether a file was read since it changed, such as those that
+/// wait for mail, never saw it.
+#[test]
+fn reading_a_changed_file_moves_its_access_time_although_the_kernel_has_its_data() {
+    let Some(place) = Place::to_mount() else { return };
+    place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
+    let tick = || std::thread::sleep(std::time::Duration::from_millis(20));
+    for source in ["memory:", "uhs:img", "passthrough:src"] {
+        for options in ["rw", "writeback", "direct_io", "noatime"] {
+            let what = format!("{source}, {options}");
+            place.ok(&["mount", source, "mnt", "-o", options]);
+            let (file, link) = (place.path("mnt/file"), place.path("mnt/link"));
+            let accessed = |path: &Path| fs::symlink_metadata(path).unwrap().accessed().unwrap();
+            fs::write(&file, "one").unwrap();
+            symlink("file", &link).unwrap();
+            for round in ["first", "after a change"] {
+                let before = accessed(&file);
+                tick();
+                assert!(fs::read(&file).unwrap().starts_with(b"one"));
+                assert_eq!(accessed(&file) > before, options != "noatime", "{what}: {round}");
+                let after = accessed(&file);
+                tick();
+                fs::read(&file).unwrap();
+                assert_eq!(accessed(&file), after, "{what}: unchanged since it was read");
+                fs::OpenOptions::new()
+                    .append(true)
+                    .open(&file)
+                    .unwrap()
+                    .write_all(b"more")
+                    .unwrap();
+            }
+            let before = accessed(&link);
+            tick();
+            fs::read_link(&link).unwrap();
+            if !source.starts_with("passthrough") {
+                assert_eq!(accessed(&link) > before, options != "noatime", "{what}: link");
+            }
+            fs::remove_file(&file).unwrap();
+            fs::remove_file(&link).unwrap();
+            place.ok(&["umount", "mnt"]);
+        }
+    }
+}

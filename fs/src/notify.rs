@@ -64,6 +64,12 @@ pub trait Notify: Send + Sync {
         false
     }
 
+    /// True if the frontend answers reads from pages of its own, without a request: the kernel. A file system that keeps access times
+    /// dates a file when it is opened for reading then.
+    fn reads_own_pages(&self) -> bool {
+        false
+    }
+
     /// Asks the frontend to forget those of `inodes` that are unused.
     fn prune(&self, inodes: &[Ino]) -> Result<()>;
 
@@ -164,6 +170,9 @@ impl<M: Fn(Ino) -> Option<Ino>> Renumbered<M> {
 impl<M: Fn(Ino) -> Option<Ino> + Send + Sync> Notify for Renumbered<M> {
     fn invalidate_inode(&self, ino: Ino, range: Option<(u64, u64)>) -> Result<()> {
         self.notify.invalidate_inode(self.outer(ino)?, range)
+    }
+    fn reads_own_pages(&self) -> bool {
+        self.notify.reads_own_pages()
     }
     fn invalidate_entry(&self, parent: Ino, name: Name<'_>, expire_only: bool) -> Result<()> {
         self.notify.invalidate_entry(self.outer(parent)?, name, expire_only)

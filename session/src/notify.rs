@@ -144,6 +144,10 @@ impl Notify for KernelNotify {
         self.recalls.is_some() && self.since(44).is_ok()
     }
 
+    fn reads_own_pages(&self) -> bool {
+        self.recalls.is_some()
+    }
+
     fn prune(&self, inodes: &[Ino]) -> Result<()> {
         self.since(45)?;
         let nodeids: Vec<u64> = inodes.iter().map(|ino| ino.0).collect();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use defuse_fs::{
     Attr, Context, CopyRange, Entry, Errno, Fallocate, Fh, File, FileKind, Given, Ino, OpenArgs,
-    OpenFlags, Opened, ReadArgs, ReadBuf, Result, SetAttr, SetTime, WriteArgs, WriteBuf,
+    OpenFlags, Opened, Origin, ReadArgs, ReadBuf, Result, SetAttr, SetTime, WriteArgs, WriteBuf,
 };
 
 use crate::Memory;
@@ -142,15 +142,26 @@ impl Memory {
             self.drop_refs(&inode, |refs| refs.opens -= 1);
             return Err(errno);
         }
-        // relatime updates the access time once a day. This happens here, because reads do not read
-        // the clock.
-        if inode.meta().atime.secs + DAY_SECS <= self.clock.exact().secs
-            && !args.flags.has(OpenFlags::NOATIME)
-        {
-            inode.change_meta().atime = self.clock.exact();
-            self.frontends.attributes_changed(cx.origin, &[ino]);
+        if !self.noatime && !args.flags.has(OpenFlags::NOATIME) {
+            self.access_at_open(cx.origin, &inode, args.flags);
         }
         Ok(self.opened(&inode))
+    }
+
+    /// Updates the access time of a file that is opened where no read does: once a day, because reads do not read the clock, and for a
+    /// frontend that reads from its own pages.
+    fn access_at_open(&self, origin: Origin, inode: &Inode, flags: OpenFlags) {
+        let reads_pages = inode.kind == FileKind::Regular
+            && flags.readable()
+            && inode.atime_is_due()
+            && self.frontends.reads_own_pages(origin);
+        if reads_pages {
+            self.touch_atime(inode);
+            self.frontends.access_dated(Ino(inode.ino));
+        } else if inode.meta().atime.secs + DAY_SECS <= self.clock.exact().secs {
+            inode.change_meta().atime = self.clock.exact();
+            self.frontends.attributes_changed(origin, &[Ino(inode.ino)]);
+        }
     }
 
     fn truncate_on_open(&self, inode: &Inode, args: OpenArgs) -> Result<()> {
@@ -185,7 +196,7 @@ impl Memory {
 
     /// Updates the access time, as relatime does. True if that has changed it.
     pub(crate) fn touch_atime(&self, inode: &Inode) -> bool {
-        let due = inode.atime_is_due();
+        let due = !self.noatime && inode.atime_is_due();
         if due {
             inode.change_meta().atime = self.clock.exact();
         }

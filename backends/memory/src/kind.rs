@@ -50,6 +50,7 @@ fn defaults(frontend: &Frontend) -> Options {
         root_uid: rustix::process::geteuid().as_raw(),
         root_gid: rustix::process::getegid().as_raw(),
         writeback: frontend.writeback,
+        noatime: frontend.noatime,
         ..Options::default()
     }
 }

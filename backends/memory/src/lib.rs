@@ -99,6 +99,8 @@ pub struct Options {
     pub root_gid: u32,
     /// The frontend has a write-back cache, and dates changes by the last tick of the kernel's clock.
     pub writeback: bool,
+    /// Reading does not update access times.
+    pub noatime: bool,
 }
 
 impl Default for Options {
@@ -114,6 +116,7 @@ impl Default for Options {
             root_uid: 0,
             root_gid: 0,
             writeback: false,
+            noatime: false,
         }
     }
 }
@@ -132,6 +135,7 @@ pub struct Memory {
     next_ino: AtomicU64,
     frontends: Frontends,
     clock: clock::Clock,
+    noatime: bool,
 }
 
 impl Memory {
@@ -155,6 +159,7 @@ impl Memory {
             next_ino: AtomicU64::new(Ino::ROOT.0 + 1),
             frontends: Frontends::new(VALID_FOR),
             clock: clock::Clock::new(options.writeback),
+            noatime: options.noatime,
         };
         assert!(memory.inodes.take(1), "the root directory needs an inode");
         let parent = AtomicU64::new(Ino::ROOT.0);

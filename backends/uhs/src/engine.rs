@@ -162,6 +162,7 @@ impl Engine {
         } else if options.writeback {
             names.share_clock();
         }
+        names.set_noatime(options.noatime);
         let memory = pool.add_memory(options.cache_pages, options.dirty_pages);
         memory.map_err(store::failed("reserve memory"))?;
         if let Some(region) = pool.region() {

@@ -411,8 +411,12 @@ impl FileSystem for Uhs {
         })
     }
 
-    fn readlink(&self, _: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
-        self.engine.readlink(ino.0)
+    fn readlink(&self, cx: &Context<'_>, ino: Ino) -> Result<Vec<u8>> {
+        let target = self.engine.readlink(ino.0)?;
+        if self.engine.names().accessed(ino.0) {
+            self.engine.frontends().attributes_changed(cx.origin, &[ino]);
+        }
+        Ok(target)
     }
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, _: Option<Fh>) -> Result<Attr> {
@@ -464,7 +468,13 @@ impl FileSystem for Uhs {
             let set = SetAttr { size: Some(0), kill_suidgid, ..SetAttr::default() };
             self.set_attributes(cx, ino, &set)?;
         }
-        self.engine.names().opened(ino.0)?;
+        let names = self.engine.names();
+        names.opened(ino.0)?;
+        let dates = args.flags.readable() && !args.flags.has(OpenFlags::NOATIME);
+        // The reads that follow come from pages of the frontend.
+        if dates && self.engine.frontends().reads_own_pages(cx.origin) && names.accessed(ino.0) {
+            self.engine.frontends().access_dated(ino);
+        }
         Ok(self.opened())
     }
 

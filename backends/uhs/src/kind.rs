@@ -28,6 +28,7 @@ pub static KIND: Description<Options> = Description {
     options: OPTIONS,
     defaults: |frontend| Options {
         read_only: frontend.read_only,
+        noatime: frontend.noatime,
         writeback: frontend.writeback,
         ..Options::default()
     },

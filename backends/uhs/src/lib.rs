@@ -65,6 +65,8 @@ pub struct Options {
     pub worker: bool,
     /// The frontend has a write-back cache, and dates changes by the last tick of the kernel's clock.
     pub writeback: bool,
+    /// Reading does not update access times.
+    pub noatime: bool,
 }
 
 impl Default for Options {
@@ -83,6 +85,7 @@ impl Default for Options {
             queues: None,
             worker: false,
             writeback: false,
+            noatime: false,
         }
     }
 }

@@ -245,6 +245,20 @@ impl Frontends {
         }
     }
 
+    /// True if `origin` reads from pages of its own, without a request ([`Notify::reads_own_pages`]).
+    pub fn reads_own_pages(&self, origin: Origin) -> bool {
+        self.slots().iter().any(|slot| slot.origin == origin && slot.reads_own_pages())
+    }
+
+    /// Tells all frontends, `origin` included, that the access time of `ino` was changed by an answer that holds no attributes.
+    pub fn access_dated(&self, ino: Ino) {
+        if self.is_shared() {
+            self.tell(Origin::NONE, false, &[ino]);
+        } else {
+            self.slots().iter().for_each(|slot| slot.drop_attributes(ino));
+        }
+    }
+
     /// Notes that the last lookup of an inode was forgotten, or the inode is gone.
     #[inline]
     pub fn forgotten(&self, ino: Ino) {

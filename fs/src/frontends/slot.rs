@@ -88,6 +88,10 @@ impl Slot {
         self.check(self.notify.invalidate_inode(ino, None));
     }
 
+    pub(super) fn reads_own_pages(&self) -> bool {
+        self.notify.reads_own_pages()
+    }
+
     /// Drops all names, and the data and attributes of `known`.
     pub(super) fn drop_all(&self, known: impl FnOnce() -> Vec<Ino>) {
         let dropped = self.notify.increment_epoch();

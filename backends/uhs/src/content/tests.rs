@@ -34,6 +34,7 @@ fn options(cache_pages: usize, dirty_pages: usize) -> Options {
         queues: None,
         worker: false,
         writeback: false,
+        noatime: false,
     }
 }
 

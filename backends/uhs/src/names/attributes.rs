@@ -87,6 +87,9 @@ impl Names {
     /// Updates the access time by the rule of `relatime`. It reaches the device with the next other
     /// change of the inode. True if that has changed it.
     pub(crate) fn accessed(&self, ino: u64) -> bool {
+        if self.noatime {
+            return false;
+        }
         let now = self.now();
         let due = self.records.see(ino, |record, extra| {
             let time = |time| Timestamp::from(record.time(time, extra));

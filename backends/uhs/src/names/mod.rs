@@ -83,6 +83,8 @@ pub(crate) struct Names {
     paths: Paths,
     renames: Mutex<()>,
     clock: Clock,
+    /// Reading does not update access times.
+    noatime: bool,
     next_ino: AtomicU64,
     next_stamp: AtomicU64,
     /// Directories whose times are newer than their slots.
@@ -117,6 +119,7 @@ impl Names {
             paths: Paths::default(),
             renames: Mutex::default(),
             clock: Clock::default(),
+            noatime: false,
             next_ino: AtomicU64::new(ROOT + 1),
             // 1 and 2 are the positions of `.` and `..`.
             next_stamp: AtomicU64::new(3),
@@ -153,6 +156,10 @@ impl Names {
     /// The kernel dates changes, too: all by the last tick of its clock.
     pub(crate) fn share_clock(&mut self) {
         self.clock = Clock::shared();
+    }
+
+    pub(crate) fn set_noatime(&mut self, noatime: bool) {
+        self.noatime = noatime;
     }
 
     fn now(&self) -> Timestamp {

@@ -48,6 +48,7 @@ const OPTIONS: Options = Options {
     queues: None,
     worker: false,
     writeback: false,
+    noatime: false,
 };
 
 /// Data that can be written before its group is.
