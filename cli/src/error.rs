@@ -1,88 +1,10 @@
-//! Failures of commands, and their exit codes.
+//! The report of a failure.
 
-use std::fmt;
-use std::io;
 use std::process::ExitCode;
 
-use crate::{inherited, terminal};
+pub use defuse_command::{Failure, Result, print, warn};
 
-/// The failure of a command. The text names the object and the next step.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Failure {
-    /// The command line is wrong: exit code 2.
-    Usage(String),
-    /// The operation failed: exit code 1.
-    Failed(String),
-    /// Ctrl-C has ended the operation: exit code 130, as of a program that SIGINT ends.
-    Interrupted(String),
-    /// The reader of the output has closed it, which ends the command: exit code 0.
-    OutputClosed,
-}
-
-/// The result of a command.
-pub type Result<T = ()> = std::result::Result<T, Failure>;
-
-impl Failure {
-    /// A failed operation.
-    pub fn failed(error: impl fmt::Display) -> Self {
-        Failure::Failed(error.to_string())
-    }
-
-    /// A wrong command line.
-    pub fn usage(error: impl fmt::Display) -> Self {
-        Failure::Usage(error.to_string())
-    }
-
-    /// The exit code, see the manual.
-    pub fn code(&self) -> u8 {
-        match self {
-            Failure::OutputClosed => 0,
-            Failure::Failed(_) => 1,
-            Failure::Usage(_) => 2,
-            Failure::Interrupted(_) => 130,
-        }
-    }
-
-    /// The failure that another process reported with the exit code `code`.
-    pub fn from_code(code: u8, message: String) -> Self {
-        if code == 2 { Failure::Usage(message) } else { Failure::Failed(message) }
-    }
-}
-
-impl From<defuse_compose::Error> for Failure {
-    fn from(error: defuse_compose::Error) -> Self {
-        match error {
-            defuse_compose::Error::Usage(text) => Failure::Usage(text),
-            defuse_compose::Error::Failed(text) | defuse_compose::Error::Busy(text) => {
-                Failure::Failed(text)
-            }
-            defuse_compose::Error::Interrupted(text) => Failure::Interrupted(text),
-        }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Failure::Usage(text) | Failure::Failed(text) | Failure::Interrupted(text) => {
-                f.write_str(text)
-            }
-            Failure::OutputClosed => f.write_str("the output was closed"),
-        }
-    }
-}
-
-/// Writes to the standard output. A closed output is no failure. Control characters except line feeds and
-/// tabs are escaped, because any user may have chosen a name in the text.
-pub fn print(text: &str) -> Result {
-    use io::Write;
-    let mut out = io::stdout().lock();
-    match out.write_all(terminal::lines(text).as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::OutputClosed),
-        Err(error) => Err(Failure::Failed(format!("cannot write to the standard output: {error}"))),
-    }
-}
+use crate::inherited;
 
 /// Reports a failure, and returns the exit code.
 pub fn report(result: Result) -> ExitCode {
@@ -97,11 +19,4 @@ pub fn report(result: Result) -> ExitCode {
             ExitCode::from(failure.code())
         }
     }
-}
-
-/// Writes a line to the standard error. A closed one is ignored.
-pub fn warn(message: &dyn fmt::Display) {
-    use io::Write;
-    // There is no other output for the error.
-    let _ = writeln!(io::stderr(), "defuse: {}", terminal::foreign(&message.to_string()));
 }

@@ -8,9 +8,6 @@
 
 #![forbid(unsafe_code)]
 
-mod advise;
-mod bench;
-mod bench_gluster;
 mod breakdown;
 mod check;
 mod control;
@@ -47,19 +44,18 @@ mod sources;
 mod stat;
 mod study;
 mod target;
-mod terminal;
 mod top;
 mod trace;
 mod tune;
 mod umount;
 mod umount_helper;
 mod until;
-mod workload;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Args, ColorChoice, Parser, Subcommand};
+use defuse_command::terminal;
 
 use error::{Result, print};
 
@@ -93,20 +89,18 @@ enum Command {
     Keep,
     List(list::ListArgs),
     Stat(stat::StatArgs),
-    Study(study::StudyArgs),
-    Advise(advise::AdviseArgs),
-    #[command(hide = true)]
-    StudyEngine(study::EngineArgs),
-    Bench(bench::BenchArgs),
-    #[command(hide = true)]
-    BenchWorker(bench::WorkerArgs),
-    #[command(hide = true)]
-    BenchGluster(bench_gluster::InsideArgs),
-    #[command(hide = true)]
-    BenchNames(bench_gluster::NamesArgs),
-    #[command(hide = true)]
-    BenchReader(bench::ReaderArgs),
-    Workload(workload::WorkloadArgs),
+    /// Measure what user space costs, with the 45 workloads of "To FUSE or Not to FUSE"
+    #[command(disable_help_flag = true)]
+    Study(study::StudyWords),
+    /// Measure the cost of a mount for your own command, and find options that help
+    #[command(disable_help_flag = true)]
+    Advise(study::StudyWords),
+    /// Measure defuse itself on this machine
+    #[command(disable_help_flag = true)]
+    Bench(study::StudyWords),
+    /// Run and measure a workload in the language of Filebench
+    #[command(disable_help_flag = true)]
+    Workload(study::StudyWords),
     Top(top::TopArgs),
     Trace(trace::TraceArgs),
     Breakdown(breakdown::BreakdownArgs),
@@ -119,7 +113,7 @@ enum Command {
 fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| error::warn(&format!("internal error: {panic}"))));
     inherited::survive_file_sizes();
-    defuse_block::add_driver(&nvme::DRIVER);
+    defuse_block::add_driver(&defuse_nvme::DRIVER);
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if mount_helper::is_meant(&arguments) {
         return mount_helper::run(arguments);
@@ -189,15 +183,10 @@ fn run(command: Command) -> Result {
         Command::Keep => sandbox::keeper::run(),
         Command::List(args) => list::run(&args),
         Command::Stat(args) => stat::run(&args),
-        Command::Study(args) => study::run(&args),
-        Command::Advise(args) => advise::run(&args),
-        Command::StudyEngine(args) => study::run_engine(&args),
-        Command::Bench(args) => bench::run(&args),
-        Command::BenchWorker(args) => bench::run_worker(&args),
-        Command::BenchGluster(args) => bench_gluster::run_inside(&args),
-        Command::BenchNames(args) => bench_gluster::run_names(&args),
-        Command::BenchReader(args) => bench::run_reader(&args),
-        Command::Workload(args) => workload::run(&args),
+        Command::Study(args) => study::run("study", &args),
+        Command::Advise(args) => study::run("advise", &args),
+        Command::Bench(args) => study::run("bench", &args),
+        Command::Workload(args) => study::run("workload", &args),
         Command::Top(args) => top::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Breakdown(args) => breakdown::run(&args),

@@ -11,7 +11,7 @@ use clap_mangen::Man;
 
 use crate::error::{Failure, Result, print};
 use crate::sources::SOURCES;
-use crate::{Cli, options};
+use crate::{Cli, options, study};
 
 /// Write the manual pages
 #[derive(clap::Args)]
@@ -118,7 +118,9 @@ pub fn run(args: &ManArgs) -> Result {
     fs::create_dir_all(dir).map_err(|error| cannot_write(dir, &error))?;
     let mut command = built();
     write(dir, "defuse.1", &main_page(&mut command)?)?;
-    for (name, subcommand) in pages(&command, "defuse") {
+    // The program `defuse-study` writes the pages of its commands.
+    let is_own = |(_, command): &(String, &Command)| !study::COMMANDS.contains(&command.get_name());
+    for (name, subcommand) in pages(&command, "defuse").into_iter().filter(is_own) {
         // Roff would run the lines of the tables together.
         let page = subcommand
             .clone()
@@ -150,6 +152,7 @@ pub fn help(args: &HelpArgs) -> Result {
     match args.topic.as_deref() {
         None => print(&command.render_long_help().to_string()),
         Some("options") => print(&options::help()),
+        Some(topic) if study::COMMANDS.contains(&topic) => study::help(topic),
         Some(topic) => match command.find_subcommand_mut(topic) {
             Some(subcommand) => print(&subcommand.render_long_help().to_string()),
             None => Err(Failure::Usage(format!(
@@ -278,7 +281,7 @@ mod tests {
         let command = built();
         let names: Vec<String> =
             pages(&command, "defuse").into_iter().map(|(name, _)| name).collect();
-        for expected in ["defuse-mount", "defuse-bench", "defuse-bench-direct"] {
+        for expected in ["defuse-mount", "defuse-bench", "defuse-nvme-list"] {
             assert!(names.iter().any(|name| name == expected), "{names:?}");
         }
         assert!(!names.iter().any(|name| name.contains("worker")), "{names:?}");

@@ -3,10 +3,9 @@
 use std::fmt::Write as _;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use defuse_block::{Access, Device, Driver, File, Opened, Ram};
+use defuse_block::{Access, Device, File, Ram};
 use defuse_nvme::host::{Address, Found, Host};
 use defuse_nvme::measure::{Answering, Cost, Reads};
 use defuse_nvme::{Model, Nvme, Options, Vfio};
@@ -128,16 +127,6 @@ struct Measured {
     operations: u64,
     cpu_ns_per_operation: f64,
     operations_per_second: f64,
-}
-
-/// The driver of devices that are named `nvme:ADDRESS`, such as the source `uhs:nvme:0000:01:00.0`.
-pub static DRIVER: Driver = Driver { scheme: "nvme", open: open_named };
-
-fn open_named(name: &str, _: Access) -> Opened {
-    let address = address(name).map_err(|text| format!("{name} is no address: {text}"))?;
-    let vfio = Vfio::open(&Host::default(), &address).map_err(|error| error.to_string())?;
-    let disk = Nvme::open(vfio, &Options::default()).map_err(|error| error.to_string())?;
-    Ok(Arc::new(disk))
 }
 
 /// Does what is asked.

@@ -114,3 +114,34 @@ fn the_helper_has_the_exit_codes_of_mount_8() {
     assert_eq!(run(&["memory:", "mnt", "-o", "remount"]).code, Some(32));
     assert_eq!(run(&["passthrough:missing", "mnt"]).code, Some(32));
 }
+
+/// The commands that measure are in a program of their own, beside this one or in `PATH`.
+#[test]
+fn commands_that_measure_are_those_of_the_program_for_them() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    let program = place.for_all_users();
+    let run = |arguments: &[&str]| {
+        let mut command = place.command_of(&program, arguments);
+        common::said(command.env("PATH", place.path("")).output().unwrap())
+    };
+    for command in ["study", "advise", "bench", "workload"] {
+        let missing = run(&[command, "--json"]);
+        assert_eq!(missing.code, Some(1), "{}", missing.err);
+        assert!(missing.err.contains("defuse-study") && missing.err.contains("install"));
+    }
+    let other = place.path("defuse-study");
+    std::fs::write(&other, "#!/bin/sh\necho \"$@\"\nexit 7\n").unwrap();
+    std::fs::set_permissions(&other, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for (words, expected) in [
+        (&["study", "--help"][..], "study --help\n"),
+        (&["bench", "uhs", "--only", "names"], "bench uhs --only names\n"),
+        (&["advise", "/dir", "--", "tar", "--help"], "advise /dir -- tar --help\n"),
+        (&["workload", "-D", "a=b", "x.f"], "workload -D a=b x.f\n"),
+        (&["help", "bench"], "bench --help\n"),
+    ] {
+        let said = run(words);
+        assert_eq!((said.code, said.out.as_str()), (Some(7), expected), "{}", said.err);
+    }
+    assert!(run(&["--help"]).out.contains("45 workloads"));
+}

@@ -27,6 +27,7 @@
 mod controller;
 mod device;
 mod dma;
+mod driver;
 mod fuzzed;
 pub mod host;
 pub mod measure;
@@ -41,6 +42,7 @@ pub mod vfio;
 pub use controller::{Controller, Event, Failure};
 pub use device::{Error, Nvme, Options};
 pub use dma::Dma;
+pub use driver::DRIVER;
 pub use fuzzed::controller as fuzz_controller;
 pub use model::Model;
 pub use qemu::Qemu;

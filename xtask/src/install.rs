@@ -23,21 +23,25 @@ pub struct InstallArgs {
 /// Builds and installs.
 pub fn run(args: &InstallArgs) -> Result<()> {
     ensure!(args.prefix.is_absolute(), "{}: give an absolute prefix", args.prefix.display());
-    let build = ["build", "--release", "-p", "defuse", "-p", "defuse-capi"];
+    let build =
+        ["build", "--release", "-p", "defuse", "-p", "defuse-study-program", "-p", "defuse-capi"];
     command::run(command::cargo().args(build))?;
     let built = command::target_dir()?.join("release");
     let at = Installation::new(&args.prefix, args.destdir.as_deref());
     at.copy(&built.join("defuse"), "bin/defuse", 0o755)?;
+    at.copy(&built.join("defuse-study"), "bin/defuse-study", 0o755)?;
     let preload = built.join("deps/libdefuse_preload.so");
     at.copy(&preload, "lib/defuse/libdefuse_preload.so", 0o755)?;
     library::install(&built.join("libdefuse.a"), &args.prefix, &at)?;
-    texts(&at, &built.join("defuse"))
+    texts(&at, &built)
 }
 
 /// Installs the manual pages and completions, which the program prints.
-fn texts(at: &Installation, program: &Path) -> Result<()> {
+fn texts(at: &Installation, built: &Path) -> Result<()> {
+    let program = &built.join("defuse");
     let pages = command::target_dir()?.join("man");
     command::run(Command::new(program).arg("man").arg(&pages))?;
+    command::run(Command::new(built.join("defuse-study")).arg("study-man").arg(&pages))?;
     for page in fs::read_dir(&pages)? {
         let page = page?.path();
         let name = page.file_name().unwrap_or_default().to_string_lossy().into_owned();

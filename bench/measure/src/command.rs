@@ -1,7 +1,7 @@
 //! Runs other programs. The error of a failure contains the program and its output.
 
 use std::ffi::OsStr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -24,4 +24,13 @@ pub fn output_in<S: AsRef<OsStr>>(dir: &Path, program: &str, args: &[S]) -> Resu
         bail!("{program} failed ({}): {}", output.status, said.trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The program that this process runs. Its hidden commands are the workers of measurements.
+///
+/// # Errors
+///
+/// Where /proc does not show it.
+pub fn own_program() -> Result<PathBuf> {
+    std::env::current_exe().context("cannot find this program")
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use defuse_measure::command::own_program;
 use defuse_measure::{caches, cpu};
 use defuse_probe::Snapshot;
 
@@ -174,8 +175,7 @@ impl Bench<'_> {
     fn engine(&self, job: &Job, groups: &[PathBuf]) -> Result<Option<Outcome>> {
         let (file, output) = (self.work.join("job.json"), self.work.join("outcome.json"));
         fs::write(&file, serde_json::to_vec(job)?)?;
-        let words: [OsString; 3] =
-            [self.options.program.clone().into(), "study-engine".into(), file.into()];
+        let words: [OsString; 3] = [own_program()?.into(), "study-engine".into(), file.into()];
         let start = Start {
             name: "the workload",
             words: &words,

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
+use defuse_measure::command::own_program;
 use defuse_measure::server::Server;
 use defuse_measure::{caches, command, cpu};
 use serde_json::Value;
@@ -87,7 +88,7 @@ impl Runner<'_> {
         for (number, text) in texts.iter().enumerate() {
             let file = self.dir.join(format!("{number}.f"));
             fs::write(&file, text)?;
-            let mut command = Command::new(self.program);
+            let mut command = Command::new(own_program()?);
             command.args(["workload", "--json", "--quiet"]).arg(&file);
             match place {
                 Place::Source(source) => command.args(["--dir", "/work", "--direct", source]),

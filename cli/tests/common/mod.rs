@@ -13,8 +13,12 @@ use std::time::{Duration, Instant};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// The built program.
-pub const PROGRAM: &str = env!("CARGO_BIN_EXE_defuse");
+/// The built program: `defuse`, and `defuse-study` for the tests of its package.
+pub const PROGRAM: &str =
+    match (option_env!("CARGO_BIN_EXE_defuse"), option_env!("CARGO_BIN_EXE_defuse-study")) {
+        (Some(program), _) | (None, Some(program)) => program,
+        (None, None) => panic!("cargo names no program"),
+    };
 
 /// A directory with a mount point `mnt`, a source `src` and a registry of its own.
 pub struct Place {

@@ -111,7 +111,7 @@ impl Stage<'_> {
         let mkfs = ["mkfs", "uhs", "--sparse", "--force", size.as_str(), &*image];
         command::output(&program.to_string_lossy(), &mkfs)?;
         let server = Server::start(program, stage.source().as_ref(), &stage.socket)?;
-        let (mut maker, mut turn) = (Reader::start(program, &stage.socket)?, Turn::default());
+        let (mut maker, mut turn) = (Reader::start(&stage.socket)?, Turn::default());
         for (file, extents) in (0..).zip(&stage.layout.files) {
             turn.make(file, *extents);
             maker.perform(&mut turn)?;
@@ -144,7 +144,7 @@ impl Stage<'_> {
         let options = [format!("--cache={cache}"), format!("--eviction={policy}")];
         let source = self.source();
         let server = Server::start_with(self.program, &options, source.as_ref(), &self.socket)?;
-        let start = || Reader::start(self.program, &self.socket);
+        let start = || Reader::start(&self.socket);
         let mut readers = (0..self.layout.users()).map(|_| start()).collect::<Result<Vec<_>>>()?;
         let begun = Counts::first(self)?;
         let (warm, uses) = self.layout.uses.split_at(warm(self.layout.uses.len()));

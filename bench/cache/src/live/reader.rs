@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use defuse_direct::{At, Client, Description, How, MountArgs, Stop, Task};
+use defuse_measure::command::own_program;
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use rustix::fs::OFlags;
 
@@ -66,8 +67,8 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    pub(super) fn start(program: &Path, socket: &Path) -> Result<Reader> {
-        let mut command = Command::new(program);
+    pub(super) fn start(socket: &Path) -> Result<Reader> {
+        let mut command = Command::new(own_program()?);
         command.arg("bench-reader").arg(socket).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("cannot start a reader")?;
         let (turns, answers) = (child.stdin.take(), child.stdout.take());

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use defuse_measure::command;
+use defuse_measure::command::{self, own_program};
 use rustix::mount::UnmountFlags;
 
 use super::Options;
@@ -198,15 +198,15 @@ impl Build<'_> {
         Ok(Member { target, worker, mount })
     }
 
-    fn worker(&self, file: &Path, more: &[&str]) -> Vec<OsString> {
-        let mut words =
-            vec![self.program.into(), "bench-worker".into(), "--file".into(), file.into()];
+    fn worker(&self, file: &Path, more: &[&str]) -> Result<Vec<OsString>> {
+        let own = own_program()?.into_os_string();
+        let mut words = vec![own, "bench-worker".into(), "--file".into(), file.into()];
         words.extend(more.iter().map(OsString::from));
-        words
+        Ok(words)
     }
 
     fn native(&self, data: &Path, name: &str) -> Result<Member> {
-        let words = self.worker(&data.join(format!("{NATIVE}-{name}")), &[]);
+        let words = self.worker(&data.join(format!("{NATIVE}-{name}")), &[])?;
         self.member(NATIVE, name, words, None)
     }
 
@@ -235,7 +235,7 @@ impl Build<'_> {
         if target == LIBFUSE {
             more.push("--o-direct");
         }
-        let words = self.worker(&mountpoint.join(target), &more);
+        let words = self.worker(&mountpoint.join(target), &more)?;
         self.member(target, lower.name(), words, Some(mounts.len() - 1))
     }
 
@@ -253,12 +253,12 @@ impl Build<'_> {
         words.extend(how.iter().map(OsString::from));
         words.extend(["--mount".into(), mount, "--".into()]);
         let file = PathBuf::from(format!("{NAME}/{target}"));
-        words.extend(self.worker(&file, &["--server-is-parent"]));
+        words.extend(self.worker(&file, &["--server-is-parent"])?);
         self.member(target, name, words, None)
     }
 
     fn client(&self, target: &'static str, source: &OsStr) -> Result<Member> {
-        let mut words = self.worker(Path::new(&format!("/{target}")), &[]);
+        let mut words = self.worker(Path::new(&format!("/{target}")), &[])?;
         words.extend(["--client".into(), source.into()]);
         self.member(target, "library", words, None)
     }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
-use defuse_measure::command;
+use defuse_measure::command::{self, own_program};
 use defuse_measure::gluster::{Servers, why_not};
 use serde::{Deserialize, Serialize};
 
@@ -45,7 +45,7 @@ pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
     tell(&format!("{} measurements", count(options)));
     let servers = Servers::with(&volumes)?;
     let order = Inside { options: options.clone(), results: beginning(options) };
-    let mut inside = servers.within(&options.program);
+    let mut inside = servers.within(&own_program()?);
     inside.arg("bench-gluster").arg(serde_json::to_string(&order)?);
     // Ctrl-C reaches this process alone, which ends the other one by the end of its input.
     inside.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);

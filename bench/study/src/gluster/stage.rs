@@ -8,6 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use defuse_measure::command::own_program;
 use defuse_measure::threads::ThreadClocks;
 use defuse_measure::{caches, cpu};
 use rustix::mount::UnmountFlags;
@@ -290,7 +291,7 @@ impl Running {
         }
         if cases.iter().any(|case| case.work == Work::Names(Names::Lookup)) {
             let order = Order { dir: cold, op: Names::Create, threads: 16, files: options.files };
-            perform(&worker(&options.program, &order)?)?;
+            perform(&worker(&order)?)?;
         }
         Ok(())
     }
@@ -332,7 +333,7 @@ fn perform(
                 _ => small(target, round),
             };
             let order = Order { dir, op, threads: case.jobs, files: options.files };
-            let words = worker(&options.program, &order)?;
+            let words = worker(&order)?;
             let text = target.shell.perform(&words, PATIENCE, interrupt)?;
             let outcome: Outcome =
                 serde_json::from_str(&text).with_context(|| format!("the worker said {text:?}"))?;
@@ -342,9 +343,9 @@ fn perform(
 }
 
 /// The command of a program that works on small files.
-fn worker(program: &Path, order: &Order) -> Result<Vec<OsString>> {
+fn worker(order: &Order) -> Result<Vec<OsString>> {
     let order = serde_json::to_string(order)?;
-    Ok(vec![program.into(), "bench-names".into(), order.into()])
+    Ok(vec![own_program()?.into(), "bench-names".into(), order.into()])
 }
 
 /// A directory that only root can use, as daemons demand.

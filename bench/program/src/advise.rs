@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use defuse_study::advise::{self, Options};
 use defuse_study::options::Config;
 
-use crate::error::{Failure, Result, print, warn};
-use crate::study::{failed, this_program};
+use crate::main_program;
+use defuse_command::failed;
+use defuse_command::{Failure, Result, print, warn};
 
 /// Measure the cost of a mount for your own command, and find options that help
 ///
@@ -63,7 +64,7 @@ pub fn run(args: &AdviseArgs) -> Result {
         try_options: !args.no_try,
         work: args.work.clone(),
         copy_limit_bytes: args.copy_limit,
-        program: this_program()?,
+        program: main_program()?,
     };
     let advice = advise::advise(&options, &mut |line| warn(&line)).map_err(failed)?;
     if args.json {

@@ -1,5 +1,6 @@
 //! `defuse advise`: its text has the numbers, and the directory is not changed.
 
+#[path = "../../../cli/tests/common/mod.rs"]
 mod common;
 
 use std::fs;

@@ -1,5 +1,6 @@
 //! `defuse bench` at a small scale: the shape of its results, machine-independent values, and cleanup.
 
+#[path = "../../../cli/tests/common/mod.rs"]
 mod common;
 
 use std::fs;

@@ -20,9 +20,10 @@ use defuse_study::programs;
 use rustix::fs::OFlags;
 
 use crate::bench_gluster::{self, GlusterArgs};
-use crate::error::{Failure, Result, print, warn};
+use crate::main_program;
 use crate::sources::SOURCES;
-use crate::study::{failed, this_program};
+use defuse_command::failed;
+use defuse_command::{Failure, Result, print, warn};
 
 /// Measure defuse itself on this machine
 #[derive(clap::Args)]
@@ -205,7 +206,7 @@ fn run_eviction(args: &EvictionArgs) -> Result {
             sizes: args.sizes.iter().map(|percent| percent * 10).collect(),
             only: args.only.clone(),
             work: args.work.clone(),
-            program: this_program()?,
+            program: main_program()?,
         };
         let results = live::run(&options, &mut |line| warn(&line)).map_err(failed)?;
         (results.table(), serde_json::to_value(&results), results.goals())
@@ -232,7 +233,7 @@ fn run_uhs(args: &UhsArgs) -> Result {
         only => only.to_vec(),
     };
     let (scale, rounds, work) = (args.scale.clone(), args.rounds, args.work.clone());
-    let program = Some(this_program()?);
+    let program = Some(main_program()?);
     let options = defuse_bench_uhs::Options { scale, parts, rounds, work, program };
     let results = defuse_bench_uhs::run(&options, &mut |line| warn(&line)).map_err(failed)?;
     if args.json {
@@ -248,7 +249,7 @@ fn run_direct(args: &DirectArgs) -> Result {
         rounds: args.rounds,
         work: args.work.clone(),
         libfuse: args.libfuse.clone(),
-        program: this_program()?,
+        program: main_program()?,
     };
     if let Some(dir) = &args.out {
         // Fail now, not after two minutes.
@@ -284,7 +285,7 @@ fn run_programs(args: &ProgramsArgs) -> Result {
         scale: args.scale.clone(),
         rounds: args.rounds,
         work: args.work.clone(),
-        program: this_program()?,
+        program: main_program()?,
         before: args.before.clone(),
         mounts: !args.no_mounts,
     };

@@ -1,5 +1,6 @@
 //! `defuse study`: the request counts of the paper, cleanup, and early errors.
 
+#[path = "../../../cli/tests/common/mod.rs"]
 mod common;
 
 use std::collections::BTreeMap;
@@ -150,8 +151,10 @@ fn small_files_cause_the_requests_of_the_paper() {
 #[test]
 fn any_command_that_mounts_can_be_studied() {
     let Some(place) = place() else { return };
+    let program = Path::new(PROGRAM).with_file_name("defuse");
+    let program = program.display();
     let command = format!(
-        "mine={PROGRAM} mount --foreground passthrough:{{source}} {{mountpoint}} -o no_passthrough"
+        "mine={program} mount --foreground passthrough:{{source}} {{mountpoint}} -o no_passthrough"
     );
     let results = results(&place, &["--rows", "21", "--configs", "native", "--config", &command]);
     let mine = measured(&results, 21, "mine");

@@ -12,7 +12,7 @@ use std::time::Duration;
 use defuse_wml::{Device, Diagnostic, Observer, Options, Plan, ROWS, Row, RunReport, Settings};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::error::{Failure, Result, print, warn};
+use defuse_command::{Failure, Result, print, warn};
 
 /// Run and measure a workload in the language of Filebench
 #[derive(clap::Args)]

@@ -1,5 +1,6 @@
 //! `defuse bench gluster` at a small scale: the shape of its results, and its end by signals.
 
+#[path = "../../../cli/tests/common/mod.rs"]
 mod common;
 
 use std::collections::BTreeSet;

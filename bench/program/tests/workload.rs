@@ -1,7 +1,8 @@
 //! The command line of `defuse workload`.
 
+#[path = "../../../cli/tests/common/mod.rs"]
 mod common;
-#[path = "common/terminal.rs"]
+#[path = "../../../cli/tests/common/terminal.rs"]
 mod terminal;
 
 use std::process::{Command, Output};
@@ -10,7 +11,7 @@ use common::Place;
 use terminal::Terminal;
 
 fn defuse(words: &[&str]) -> Output {
-    let program = env!("CARGO_BIN_EXE_defuse");
+    let program = common::PROGRAM;
     Command::new(program).arg("workload").args(words).output().unwrap()
 }
 

@@ -11,8 +11,8 @@ use defuse_fs::source::{Frontend, Threads};
 use defuse_wml::Plan;
 use defuse_wml_direct::Direct;
 
-use crate::error::{Failure, Result};
 use crate::sources::SOURCES;
+use defuse_command::{Failure, Result};
 
 /// Opens `source`, with options after commas, and mounts it for this process on the directory that
 /// all file sets of `plan` have in common.

@@ -7,8 +7,9 @@ use defuse_study::gluster::names::{Order, perform};
 use defuse_study::gluster::targets::{ALL, Spec};
 use defuse_study::gluster::{self, Inside, Options, goals};
 
-use crate::error::{Failure, Result, print, warn};
-use crate::study::{failed, this_program};
+use crate::main_program;
+use defuse_command::failed;
+use defuse_command::{Failure, Result, print, warn};
 
 /// Measure clients of GlusterFS on the same volumes
 ///
@@ -92,7 +93,7 @@ impl GlusterArgs {
             time_ms: if self.quick { self.time.min(300) } else { self.time },
             file_bytes: self.file_size << 20,
             files: self.files,
-            program: this_program()?,
+            program: main_program()?,
         })
     }
 }

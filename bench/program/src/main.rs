@@ -1,0 +1,114 @@
+//! The commands of defuse that measure: `study`, `advise`, `bench` and `workload`.
+//!
+//! `defuse` starts this program for them, so that who only mounts builds and installs none of it. Mounts, servers and runs that are
+//! measured are those of the program `defuse` in the same directory.
+
+#![forbid(unsafe_code)]
+
+mod advise;
+mod bench;
+mod bench_gluster;
+mod man;
+mod sources;
+mod study;
+mod workload;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{ColorChoice, Parser, Subcommand};
+use defuse_command::{Failure, Result, print, warn};
+
+/// Measure file systems: the commands of defuse that do
+#[derive(Parser)]
+#[command(name = "defuse", bin_name = "defuse", version, color = ColorChoice::Never)]
+#[command(disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Study(study::StudyArgs),
+    Advise(advise::AdviseArgs),
+    #[command(hide = true)]
+    StudyEngine(study::EngineArgs),
+    Bench(bench::BenchArgs),
+    #[command(hide = true)]
+    BenchWorker(bench::WorkerArgs),
+    #[command(hide = true)]
+    BenchGluster(bench_gluster::InsideArgs),
+    #[command(hide = true)]
+    BenchNames(bench_gluster::NamesArgs),
+    #[command(hide = true)]
+    BenchReader(bench::ReaderArgs),
+    Workload(workload::WorkloadArgs),
+    #[command(hide = true)]
+    StudyMan(man::ManArgs),
+}
+
+fn main() -> ExitCode {
+    std::panic::set_hook(Box::new(|panic| warn(&format!("internal error: {panic}"))));
+    defuse_block::add_driver(&defuse_nvme::DRIVER);
+    let code = match Cli::try_parse() {
+        Ok(cli) => report(run(cli.command)),
+        Err(error) if !error.use_stderr() => report(print(&error.to_string())),
+        Err(error) => {
+            // The text is complete, with usage and the next step. The output may be closed.
+            let _ = error.print();
+            ExitCode::from(2)
+        }
+    };
+    defuse_bound::give_back_all();
+    code
+}
+
+fn run(command: Command) -> Result {
+    match command {
+        Command::Study(args) => study::run(&args),
+        Command::Advise(args) => advise::run(&args),
+        Command::StudyEngine(args) => study::run_engine(&args),
+        Command::Bench(args) => bench::run(&args),
+        Command::BenchWorker(args) => bench::run_worker(&args),
+        Command::BenchGluster(args) => bench_gluster::run_inside(&args),
+        Command::BenchNames(args) => bench_gluster::run_names(&args),
+        Command::BenchReader(args) => bench::run_reader(&args),
+        Command::Workload(args) => workload::run(&args),
+        Command::StudyMan(args) => man::run(&args),
+    }
+}
+
+fn report(result: Result) -> ExitCode {
+    match result {
+        Ok(()) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
+        Err(failure) => {
+            warn(&failure);
+            ExitCode::from(failure.code())
+        }
+    }
+}
+
+/// The path of the program `defuse`, which mounts and serves what is measured.
+fn main_program() -> Result<PathBuf> {
+    let own = std::env::current_exe()
+        .map_err(|error| Failure::Failed(format!("cannot find this program: {error}")))?;
+    let path = own.with_file_name("defuse");
+    if path.is_file() {
+        return Ok(path);
+    }
+    Err(Failure::Failed(format!(
+        "{} is not there, which mounts what is measured: install defuse and defuse-study in one directory",
+        path.display()
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_definitions_are_consistent() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
+    }
+}

@@ -1,0 +1,7 @@
+//! The kinds of sources that are measured inside of this program.
+
+use defuse_bound::KINDS;
+use defuse_compose::{IN_OWN_PROGRAMS, IN_PROCESS, Registry};
+
+/// All kinds.
+pub static SOURCES: Registry = Registry::new(&[IN_PROCESS, IN_OWN_PROGRAMS, KINDS]);

@@ -1,0 +1,109 @@
+//! Commands of the programs: their failures with exit codes, and their output.
+
+#![forbid(unsafe_code)]
+
+pub mod terminal;
+
+use std::fmt;
+use std::io;
+
+/// The failure of a command. The text names the object and the next step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The command line is wrong: exit code 2.
+    Usage(String),
+    /// The operation failed: exit code 1.
+    Failed(String),
+    /// Ctrl-C has ended the operation: exit code 130, as of a program that SIGINT ends.
+    Interrupted(String),
+    /// The reader of the output has closed it, which ends the command: exit code 0.
+    OutputClosed,
+}
+
+/// The result of a command.
+pub type Result<T = ()> = std::result::Result<T, Failure>;
+
+impl Failure {
+    /// A failed operation.
+    pub fn failed(error: impl fmt::Display) -> Self {
+        Failure::Failed(error.to_string())
+    }
+
+    /// A wrong command line.
+    pub fn usage(error: impl fmt::Display) -> Self {
+        Failure::Usage(error.to_string())
+    }
+
+    /// The exit code, see the manual.
+    pub fn code(&self) -> u8 {
+        match self {
+            Failure::OutputClosed => 0,
+            Failure::Failed(_) => 1,
+            Failure::Usage(_) => 2,
+            Failure::Interrupted(_) => 130,
+        }
+    }
+
+    /// The failure that another process reported with the exit code `code`.
+    pub fn from_code(code: u8, message: String) -> Self {
+        if code == 2 { Failure::Usage(message) } else { Failure::Failed(message) }
+    }
+}
+
+impl From<defuse_compose::Error> for Failure {
+    fn from(error: defuse_compose::Error) -> Self {
+        match error {
+            defuse_compose::Error::Usage(text) => Failure::Usage(text),
+            defuse_compose::Error::Failed(text) | defuse_compose::Error::Busy(text) => {
+                Failure::Failed(text)
+            }
+            defuse_compose::Error::Interrupted(text) => Failure::Interrupted(text),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Usage(text) | Failure::Failed(text) | Failure::Interrupted(text) => {
+                f.write_str(text)
+            }
+            Failure::OutputClosed => f.write_str("the output was closed"),
+        }
+    }
+}
+
+/// A failed operation with the whole chain of its causes, in one line.
+pub fn failed(error: impl fmt::Debug + Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
+    let error: Box<dyn std::error::Error + Send + Sync> = error.into();
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    Failure::Failed(text)
+}
+
+/// Writes to the standard output. A closed output is no failure. Control characters except line feeds and
+/// tabs are escaped, because any user may have chosen a name in the text.
+///
+/// # Errors
+///
+/// Where the output is closed, or cannot be written.
+pub fn print(text: &str) -> Result {
+    use io::Write;
+    let mut out = io::stdout().lock();
+    match out.write_all(terminal::lines(text).as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::OutputClosed),
+        Err(error) => Err(Failure::Failed(format!("cannot write to the standard output: {error}"))),
+    }
+}
+
+/// Writes a line to the standard error. A closed one is ignored.
+pub fn warn(message: &dyn fmt::Display) {
+    use io::Write;
+    // There is no other output for the error.
+    let _ = writeln!(io::stderr(), "defuse: {}", terminal::foreign(&message.to_string()));
+}
