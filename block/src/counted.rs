@@ -116,6 +116,10 @@ impl Device for Counted {
         self.inner.shortage()
     }
 
+    fn note(&self) -> Option<String> {
+        self.inner.note()
+    }
+
     fn clock(&self) -> Arc<dyn Clock> {
         self.inner.clock()
     }

@@ -137,6 +137,12 @@ pub trait Device: Send + Sync {
         None
     }
 
+    /// A line about this device for its users, with the next step: it works, but not as it could. `None` if there is
+    /// nothing to say.
+    fn note(&self) -> Option<String> {
+        None
+    }
+
     /// The clock by which operations of this device are measured. A device in virtual time has its own, so that a
     /// run is the same every time.
     fn clock(&self) -> Arc<dyn Clock> {

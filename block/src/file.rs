@@ -1,19 +1,24 @@
-//! A device that is a file or a block device, by io_uring and past the page cache.
+//! A device that is a file or a block device, past the page cache: by io_uring(7), or by threads where that is refused.
 
+mod bounce;
 mod buffers;
 mod facts;
 mod open;
+mod pool;
 mod queue;
+mod threads;
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::{Device, Errno, Facts, Queue, Region, Result};
+use crate::{Device, Errno, Facts, OpKind, Queue, Region, Result};
 pub use facts::ENDING;
 use open::Locked;
 pub use open::OpenFile;
+use pool::Pool;
 use queue::FileQueue;
+use threads::ThreadQueue;
 
 /// Operations that a [`File`] is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +42,9 @@ struct Open {
     /// Addresses of memory for direct I/O are multiples of this.
     alignment: usize,
     regions: Mutex<Vec<Arc<Region>>>,
+    /// The error of io_uring_setup(2): all queues are those of threads.
+    ringless: Option<Errno>,
+    pool: Pool,
 }
 
 /// A failure to open a device.
@@ -70,7 +78,7 @@ pub enum OpenError {
         /// Its length.
         bytes: u64,
     },
-    /// This process may not use io_uring, or the kernel has none.
+    /// No ring could be made, for a reason that threads would not help with.
     NoRing {
         /// The error of io_uring_setup(2).
         errno: Errno,
@@ -88,17 +96,24 @@ impl File {
     }
 
     fn new(locked: &Arc<Locked>) -> Result<File, OpenError> {
+        match queue::probe(&locked.fd) {
+            Ok(()) => File::of(locked, None),
+            // A descriptor more is all that is missing.
+            Err(errno @ (Errno::MFILE | Errno::NFILE)) => Err(OpenError::NoRing { errno }),
+            Err(errno) => File::of(locked, Some(errno)),
+        }
+    }
+
+    /// The device, whose queues are those of threads if there are no rings.
+    fn of(locked: &Arc<Locked>, ringless: Option<Errno>) -> Result<File, OpenError> {
         let examined = facts::of(&locked.fd, &locked.path, &locked.stat);
         let (facts, alignment) = examined.map_err(locked.failed("examine"))?;
         if facts.blocks == 0 {
             let bytes = rustix::fs::seek(&locked.fd, rustix::fs::SeekFrom::End(0)).unwrap_or(0);
             return Err(OpenError::TooSmall { path: locked.path.clone(), bytes });
         }
-        let (locked, regions) = (Arc::clone(locked), Mutex::default());
-        let file = File { open: Arc::new(Open { locked, facts, alignment, regions }) };
-        // A process that may make no ring hears of it now and not at its first operation.
-        FileQueue::new(&file.open, 1).map_err(|errno| OpenError::NoRing { errno })?;
-        Ok(file)
+        let (locked, regions, pool) = (Arc::clone(locked), Mutex::default(), Pool::default());
+        Ok(File { open: Arc::new(Open { locked, facts, alignment, regions, ringless, pool }) })
     }
 
     /// True where operations pass by the page cache.
@@ -106,9 +121,27 @@ impl File {
         self.open.locked.direct
     }
 
+    /// True where operations are performed by io_uring(7).
+    pub fn has_rings(&self) -> bool {
+        self.open.ringless.is_none()
+    }
+
     /// True for a regular file, false for a block device.
     pub fn is_regular(&self) -> bool {
         self.open.locked.is_regular()
+    }
+}
+
+impl Open {
+    /// Fails with `EBADF` for a change of a device that is open for reads.
+    fn refuse(&self, kind: &OpKind) -> Result<()> {
+        let reads = matches!(kind, OpKind::Read { .. } | OpKind::Flush);
+        if self.locked.access == Access::Read && !reads { Err(Errno::BADF) } else { Ok(()) }
+    }
+
+    /// True where a write with `fua` must be followed by a sync: the flag of the write would do nothing.
+    fn syncs_after(&self, kind: &OpKind) -> bool {
+        matches!(kind, OpKind::Write { fua: true, .. }) && !self.facts.fua
     }
 }
 
@@ -127,7 +160,24 @@ impl Device for File {
 
     fn queue(&self, depth: u32) -> Result<Box<dyn Queue>> {
         let depth = depth.clamp(1, self.open.facts.max_depth);
-        Ok(Box::new(FileQueue::new(&self.open, depth)?))
+        if self.has_rings() {
+            match FileQueue::new(&self.open, depth) {
+                Ok(queue) => return Ok(Box::new(queue)),
+                // One more ring is more memory than this process may lock.
+                Err(Errno::NOMEM) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Ok(Box::new(ThreadQueue::new(&self.open, depth)))
+    }
+
+    fn note(&self) -> Option<String> {
+        let errno = self.open.ringless?;
+        let name = &self.open.facts.name;
+        Some(format!(
+            "{name}: io_uring is refused here ({errno}), so threads do its I/O, at more cost: see \
+             kernel.io_uring_disabled in sysctl(8), the seccomp profile of a container, and RLIMIT_MEMLOCK"
+        ))
     }
 }
 
@@ -159,8 +209,7 @@ impl fmt::Display for OpenError {
                 write!(f, "{} has {bytes} bytes, less than one block", path.display())
             }
             OpenError::NoRing { errno } => {
-                let hint = "see kernel.io_uring_disabled in sysctl(8), and RLIMIT_MEMLOCK";
-                write!(f, "this process cannot use io_uring: {errno}; {hint}")
+                write!(f, "no ring for io_uring: {errno}; see RLIMIT_NOFILE (`ulimit -n`)")
             }
         }
     }

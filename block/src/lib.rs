@@ -1,7 +1,7 @@
 //! Block devices from user space: operations that are pushed to a queue and reaped later.
 //!
 //! The crate has the traits [`Device`] and [`Queue`], the memory that operations use ([`Region`],
-//! [`Memory`]), and four devices: [`File`] (a file or block device, by io_uring), [`Ram`] (memory),
+//! [`Memory`]), and four devices: [`File`] (a file or block device, by io_uring or by threads), [`Ram`] (memory),
 //! [`Sim`] (memory that remembers every event, so that a test can compute what a power cut could
 //! leave behind) and [`Model`] (an SSD in virtual time). [`Separated`] shares a few queues of a
 //! device among many users by the classes of their operations, [`Counted`] counts what goes to a device,
@@ -31,9 +31,11 @@ mod file;
 mod memory;
 pub mod model;
 mod op;
+mod outbox;
 mod ram;
 mod region;
 pub mod separation;
+pub mod signals;
 pub mod sim;
 mod waker;
 pub mod worker;

@@ -7,8 +7,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use defuse_block::{
-    Access, Blocking, Device, Errno, File, OpKind, OpenError, OpenFile, Ram, Separated, Separation,
-    Sim, Worker,
+    Access, Blocking, Device, Errno, File, Op, OpKind, OpenError, OpenFile, Ram, Separated,
+    Separation, Sim, Worker,
 };
 
 #[path = "cases/mod.rs"]
@@ -25,6 +25,13 @@ fn each(case: impl Fn(&str, &dyn Device)) {
     separated(&case, "separated memory", Arc::new(Ram::new(4096, BLOCKS)));
     separated(&case, "separated simulation", Arc::new(Sim::new(BLOCKS, 1)));
     let dir = tempfile::tempdir().unwrap();
+    let threads = || {
+        let open = OpenFile::open(&image(dir.path()), Access::ReadWrite).unwrap();
+        open.device_of_threads().unwrap()
+    };
+    case("file by threads", &threads());
+    case("worker of a file by threads", &Worker::over(Arc::new(threads())).unwrap());
+    separated(&case, "separated file by threads", Arc::new(threads()));
     case("worker", &Worker::over(Arc::new(Ram::new(4096, BLOCKS))).unwrap());
     case("file", &File::open(&image(dir.path()), Access::ReadWrite).unwrap());
     let file = File::open(&image(dir.path()), Access::ReadWrite).unwrap();
@@ -32,7 +39,11 @@ fn each(case: impl Fn(&str, &dyn Device)) {
     let file = File::open(&image(dir.path()), Access::ReadWrite).unwrap();
     separated(&case, "separated file", Arc::new(file));
     match Loop::new(&image(dir.path())) {
-        Ok(disk) => case("loop device", &File::open(&disk.path, Access::ReadWrite).unwrap()),
+        Ok(disk) => {
+            case("loop device", &File::open(&disk.path, Access::ReadWrite).unwrap());
+            let open = OpenFile::open(&disk.path, Access::ReadWrite).unwrap();
+            case("loop device by threads", &open.device_of_threads().unwrap());
+        }
         Err(_) if !Path::new("/dev/loop-control").exists() => {
             println!("not here: loop devices");
         }
@@ -146,4 +157,46 @@ fn what_is_no_device_is_refused() {
     let fifo = dir.path().join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     assert!(matches!(open(&fifo), OpenError::WrongKind { .. } | OpenError::System { .. }));
+}
+
+/// A thread that performed the last operation still had the device open when the user had its answer and dropped the rest.
+#[test]
+fn a_device_of_threads_is_free_as_soon_as_its_last_user_has_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path());
+    for round in 0..200 {
+        let device = OpenFile::open(&path, Access::ReadWrite).unwrap().device_of_threads().unwrap();
+        let mut queue = device.queue(8).unwrap();
+        drop(device);
+        for tag in 0..8 {
+            queue.push(Op { tag, kind: OpKind::Zero { block: tag, blocks: 1 } }).unwrap();
+        }
+        queue.kick();
+        let mut done = Vec::new();
+        while queue.in_flight() > 0 {
+            queue.wait(None);
+            queue.reap(&mut done);
+        }
+        assert!(done.iter().all(|done| done.result == Ok(())), "{done:?}");
+        drop(queue);
+        // The process has it itself, so that nothing is waited for.
+        OpenFile::open(&path, Access::ReadWrite).unwrap_or_else(|error| panic!("{round}: {error}"));
+    }
+}
+
+#[test]
+fn a_device_without_rings_says_so_in_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = OpenFile::open(&image(dir.path()), Access::Read).unwrap();
+    let device: Arc<dyn Device> = Arc::new(open.device_of_threads().unwrap());
+    let note = device.note().unwrap();
+    assert!(
+        note.contains("image: io_uring is refused here") && note.lines().count() == 1,
+        "{note}"
+    );
+    assert_eq!(Worker::over(Arc::clone(&device)).unwrap().note(), Some(note.clone()));
+    let shared = Separated::new(Arc::clone(&device), &Separation::divided(2, 8)).unwrap();
+    assert_eq!((shared.note(), Ram::new(4096, 8).note()), (Some(note), None));
+    let line = &mut Blocking::new(&*device).unwrap();
+    assert_eq!(line.write(0, &[1; 4096]), Err(Errno::BADF), "it was opened for reads");
 }

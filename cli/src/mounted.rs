@@ -103,6 +103,7 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<(Session, Compa
         let source = source.display();
         notes.push(format!("the source {source} does not allow {taken}: mounted with no{taken}"));
     }
+    notes.extend(fs.notes());
     let delays_changes = fs.caps().delays_changes && !options.ro;
     options.syncfs.get_or_insert(delays_changes);
     let at = plan.mountpoint.clone();

@@ -155,9 +155,12 @@ pub fn run(
     settle: impl FnOnce() -> Result,
 ) -> Result {
     let (text, socket) = (offer.text.clone(), offer.socket.clone());
+    let trees = offer.tree.iter().flat_map(|tree| tree.members()).map(|member| &member.fs);
+    let notes: Vec<String> =
+        std::iter::once(&offer.fs).chain(trees).flat_map(|fs| fs.notes()).collect();
     match listen(offer, namespaces) {
         Ok(Listening { server, settling, keeper, registered }) => {
-            ready.tell(Ok(&[]));
+            ready.tell(Ok(&notes));
             server.run();
             daemon::show_the_end();
             log::info!("{} has ended", socket.display());

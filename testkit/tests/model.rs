@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use defuse_block::Ram;
+use defuse_block::{Access, Device, OpenFile, Ram};
 use defuse_example::Example;
 use defuse_memory::{Memory, Options};
 use defuse_testkit::model::{Missing, Op, check, replay};
@@ -35,18 +35,33 @@ fn the_example_does_what_the_model_does() {
 /// Its caches are so small that most data is read from the device again, and most writes wait for it.
 #[test]
 fn uhs_does_what_the_model_does() {
+    check(Missing::Allowed, || Arc::new(uhs_on(Arc::new(Ram::new(4096, 4096)))));
+}
+
+/// Where io_uring is refused.
+#[test]
+fn uhs_on_a_file_of_threads_does_what_the_model_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("image");
+    check(Missing::Allowed, || {
+        std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
+        let file = OpenFile::open(&path, Access::ReadWrite).unwrap();
+        let device = file.device_of_threads().unwrap();
+        assert!(!device.has_rings());
+        Arc::new(uhs_on(Arc::new(device)))
+    });
+}
+
+fn uhs_on(device: Arc<dyn Device>) -> Uhs {
     let options = defuse_uhs::Options {
         commit: None,
         cache_pages: 64,
         dirty_pages: 16,
         ..Default::default()
     };
-    check(Missing::Allowed, || {
-        let device = Arc::new(Ram::new(4096, 4096));
-        let mut random = fastrand::Rng::with_seed(1);
-        Uhs::make(device.clone(), (0o1777, 0, 0), &mut random).unwrap();
-        let (fs, problems) = Uhs::open(device, options, random).unwrap();
-        assert_eq!(problems, []);
-        Arc::new(fs)
-    });
+    let mut random = fastrand::Rng::with_seed(1);
+    Uhs::make(Arc::clone(&device), (0o1777, 0, 0), &mut random).unwrap();
+    let (fs, problems) = Uhs::open(device, options, random).unwrap();
+    assert_eq!(problems, []);
+    fs
 }

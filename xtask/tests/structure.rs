@@ -34,6 +34,8 @@ const UNSAFE_FILES: &[&str] = &[
     "block/src/blocking.rs",
     "block/src/memory.rs",
     "block/src/region.rs",
+    // The mask of signals of a thread.
+    "block/src/signals.rs",
     // An allocator of mappings.
     "hugepages/src/alloc.rs",
     "hugepages/src/mapping.rs",

@@ -301,6 +301,10 @@ impl FileSystem for Uhs {
         self.engine.figures()
     }
 
+    fn notes(&self) -> Vec<String> {
+        self.engine.notes()
+    }
+
     fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
         self.engine.frontends().attach(origin, notify, || self.engine.names().looked_up());
         self.start_committing();

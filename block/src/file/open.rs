@@ -102,6 +102,15 @@ impl OpenFile {
         File::new(&self.locked)
     }
 
+    /// The device as [`device`](OpenFile::device) returns it where io_uring(7) is refused: threads perform the operations.
+    ///
+    /// # Errors
+    ///
+    /// As for [`device`](OpenFile::device).
+    pub fn device_of_threads(&self) -> Result<File, OpenError> {
+        File::of(&self.locked, Some(Errno::NOSYS))
+    }
+
     /// True for a regular file, false for a block device.
     pub fn is_regular(&self) -> bool {
         self.locked.is_regular()

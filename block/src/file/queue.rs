@@ -9,9 +9,8 @@ use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::buffers::Buffers;
-use super::{Access, Open};
-use crate::memory::Memory;
-use crate::{Done, Errno, FRAME, Frames, Op, OpKind, Queue, Region, Result, Segments, Waker};
+use super::{Open, bounce};
+use crate::{Done, Errno, Frames, Op, OpKind, Queue, Result, Segments, Waker};
 
 /// The file of the device among the registered files.
 const DEVICE: types::Fixed = types::Fixed(0);
@@ -54,6 +53,14 @@ struct Flight {
 // SAFETY: the addresses in `vectors` are those of memory that the operation owns (`RawBuf::new`).
 unsafe impl Send for Flight {}
 
+/// Makes a ring and ends it. Fails as [`FileQueue::new`] would for this file.
+pub(super) fn probe(fd: &OwnedFd) -> Result<()> {
+    let ring: IoUring = IoUring::builder().dontfork().setup_clamp().build(2).map_err(errno)?;
+    ring.submitter().register_files(&[fd.as_raw_fd()]).map_err(errno)?;
+    // As where a queue is dropped.
+    ring.submitter().unregister_files().map_err(errno)
+}
+
 impl FileQueue {
     pub(super) fn new(open: &Arc<Open>, depth: u32) -> Result<Self> {
         // One more for the eventfd.
@@ -74,38 +81,6 @@ impl FileQueue {
             woken: Box::new(0),
             watched: false,
         })
-    }
-
-    fn refuse(&self, kind: &OpKind) -> Result<()> {
-        let reads = matches!(kind, OpKind::Read { .. } | OpKind::Flush);
-        if self.open.locked.access == Access::Read && !reads { Err(Errno::BADF) } else { Ok(()) }
-    }
-
-    /// Copies memory that direct I/O cannot use into frames. `ENOMEM` where there are none.
-    fn bounce(&self, kind: &OpKind) -> Result<Option<Frames>> {
-        let (OpKind::Read { memory, .. } | OpKind::Write { memory, .. }) = kind else {
-            return Ok(None);
-        };
-        let usable = |piece: &Memory| {
-            let alignment = self.open.alignment;
-            (piece.start() as usize).is_multiple_of(alignment)
-                && piece.len().is_multiple_of(alignment)
-        };
-        if !self.open.locked.direct || memory.pieces().iter().all(usable) {
-            return Ok(None);
-        }
-        let frames = memory.bytes().div_ceil(FRAME) as u32;
-        // Runs are taken out of blocks whose size is a power of two.
-        let region = Region::new(frames.next_power_of_two())?;
-        let mut bounce = region.take(frames).ok_or(Errno::NOMEM)?;
-        if let OpKind::Write { .. } = kind {
-            let mut at = 0;
-            for piece in memory.pieces() {
-                bounce[at..][..piece.len()].copy_from_slice(piece.bytes());
-                at += piece.len();
-            }
-        }
-        Ok(Some(bounce))
     }
 
     /// Hands the operation in `slot` to the kernel, from where it stands.
@@ -204,11 +179,7 @@ impl FileQueue {
             (OpKind::Read { memory, .. } | OpKind::Write { memory, .. }, Ok(moved)) => {
                 flight.moved += moved;
                 let is_whole = flight.moved >= memory.bytes();
-                // The flag of the write would do nothing.
-                let syncs = matches!(flight.kind, OpKind::Write { fua: true, .. })
-                    && !self.open.facts.fua
-                    && is_whole
-                    && !flight.syncing;
+                let syncs = is_whole && !flight.syncing && self.open.syncs_after(&flight.kind);
                 flight.syncing |= syncs;
                 syncs || moved > 0 && !is_whole
             }
@@ -235,15 +206,10 @@ impl Flight {
         if self.moved < memory.bytes() {
             return Err(Errno::IO);
         }
-        if let (OpKind::Read { memory, .. }, Some(bounce)) = (&mut self.kind, &self.bounce) {
-            let mut at = 0;
-            for piece in memory.pieces_mut() {
-                let out = piece.bytes_mut().ok_or(Errno::INVAL)?;
-                out.copy_from_slice(&bounce[at..][..out.len()]);
-                at += out.len();
-            }
+        match (&mut self.kind, &self.bounce) {
+            (OpKind::Read { memory, .. }, Some(bounced)) => bounce::copy_out(bounced, memory),
+            _ => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -285,13 +251,19 @@ fn remaining(
 
 fn fdatasync() -> squeue::Entry {
     #[cfg(test)]
-    SYNCS.set(SYNCS.get() + 1);
+    count_sync();
     opcode::Fsync::new(DEVICE).flags(types::FsyncFlags::DATASYNC).build()
+}
+
+/// Counts a call of fdatasync(2).
+#[cfg(test)]
+pub(super) fn count_sync() {
+    SYNCS.set(SYNCS.get() + 1);
 }
 
 #[cfg(test)]
 thread_local! {
-    /// Calls of fdatasync(2) that this thread has submitted.
+    /// Calls of fdatasync(2) that this thread has submitted or made.
     static SYNCS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
 }
 
@@ -307,8 +279,8 @@ impl Queue for FileQueue {
     fn push(&mut self, op: Op) -> Result<(), Op> {
         let Some(slot) = self.free.pop() else { return Err(op) };
         let Op { tag, kind } = op;
-        let checked = kind.check(&self.open.facts).and_then(|()| self.refuse(&kind));
-        match checked.and_then(|()| self.bounce(&kind)) {
+        let checked = kind.check(&self.open.facts).and_then(|()| self.open.refuse(&kind));
+        match checked.and_then(|()| self.open.bounce(&kind)) {
             Ok(bounce) => {
                 let vectors = Vec::new();
                 let flight =
@@ -418,7 +390,7 @@ impl Drop for FileQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Blocking, Device, File};
+    use crate::{Access, Blocking, Device, OpenFile};
 
     // The flag of a write was trusted on every file system.
     #[test]
@@ -426,20 +398,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
         std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
-        for trusted in [true, false] {
-            let mut file = File::open(&path, Access::ReadWrite).unwrap();
+        for (trusted, rings) in [(true, true), (true, false), (false, true), (false, false)] {
+            let open = OpenFile::open(&path, Access::ReadWrite).unwrap();
+            let file = if rings { open.device() } else { open.device_of_threads() };
+            let mut file = file.unwrap();
             Arc::get_mut(&mut file.open).unwrap().facts.fua = trusted;
             let mut line = Blocking::new(&file).unwrap();
             for (fua, syncs) in [(true, u32::from(!trusted)), (false, 0)] {
                 let before = SYNCS.get();
                 let memory = crate::OwnedBuf::new(vec![5; 8192], 0..8192).into();
                 line.run(OpKind::Write { block: 3, memory, fua }).unwrap();
-                assert_eq!(SYNCS.get() - before, syncs, "trusted {trusted}, fua {fua}");
+                let found = SYNCS.get() - before;
+                assert_eq!(found, syncs, "trusted {trusted}, fua {fua}, rings {rings}");
             }
             let mut bytes = vec![0; 8192];
             line.read(3, &mut bytes).unwrap();
             assert!(bytes.iter().all(|byte| *byte == 5));
-            assert_eq!(file.facts().fua, trusted);
+            assert_eq!((file.facts().fua, file.has_rings()), (trusted, rings));
         }
     }
 }

@@ -166,6 +166,10 @@ impl Device for Separated {
         self.device.shortage()
     }
 
+    fn note(&self) -> Option<String> {
+        self.device.note()
+    }
+
     fn clock(&self) -> Arc<dyn Clock> {
         self.device.clock()
     }

@@ -5,7 +5,8 @@ use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::{Inbox, Outbox};
+use super::Inbox;
+use crate::outbox::Outbox;
 use crate::{Device, Done, Errno, Memory, Op, OpKind, Queue, Segments};
 
 /// The state of the thread.

@@ -18,11 +18,13 @@ mod topology;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::{Device, Done, Errno, Facts, Op, Parker, Queue, Region, Result, Waker};
+use crate::outbox::Outbox;
+use crate::{Device, Done, Errno, Facts, Op, Queue, Region, Result, Waker, signals};
 use clerk::Clerk;
 pub(crate) use topology::node_of;
 pub use topology::{Seat, use_sysfs};
@@ -60,13 +62,6 @@ struct Waiting {
     failed: bool,
 }
 
-/// The way back to one queue.
-#[derive(Default)]
-struct Outbox {
-    done: Mutex<Vec<Done>>,
-    parker: Parker,
-}
-
 impl Worker {
     /// Starts the thread for `device`. It takes a seat near the device if sysfs knows where that is.
     ///
@@ -81,6 +76,7 @@ impl Worker {
         let (theirs, below, chair) = (Arc::clone(&inbox), Arc::clone(&device), seat.clone());
         let thread = thread::Builder::new().name("defuse-io".to_owned());
         let thread = thread.spawn(move || {
+            signals::take_none();
             // Before the queue, whose memory then comes from this node.
             chair.sit();
             match below.queue(DEPTH) {
@@ -133,6 +129,10 @@ impl Device for Worker {
     fn shortage(&self) -> Option<String> {
         self.crew.device.shortage()
     }
+
+    fn note(&self) -> Option<String> {
+        self.crew.device.note()
+    }
 }
 
 impl Inbox {
@@ -160,22 +160,6 @@ impl Inbox {
         if let Some(sleeper) = sleeper {
             sleeper.wake();
         }
-    }
-}
-
-impl Outbox {
-    fn lock(&self) -> MutexGuard<'_, Vec<Done>> {
-        self.done.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn answer(&self, done: Done) {
-        self.lock().push(done);
-        self.parker.unpark();
-    }
-
-    /// Answers an operation that no device has seen.
-    fn refuse(&self, Op { tag, kind }: Op) {
-        self.answer(Done { tag, result: Err(Errno::IO), memory: kind.into_memory() });
     }
 }
 
@@ -222,21 +206,21 @@ impl Queue for WorkerQueue {
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
-        let mut arrived = self.outbox.lock();
-        self.in_flight -= arrived.len();
-        done.append(&mut arrived);
+        self.in_flight -= self.outbox.take(done);
     }
 
     fn wait(&mut self, timeout: Option<Duration>) {
         self.kick();
-        if self.outbox.lock().is_empty() {
-            self.outbox.parker.park(timeout);
-        }
+        self.outbox.wait(timeout);
     }
 
     fn waker(&self) -> Waker {
         let outbox = Arc::clone(&self.outbox);
-        Waker::new(move || outbox.parker.unpark())
+        Waker::new(move || outbox.wake())
+    }
+
+    fn ready(&self) -> Option<BorrowedFd<'_>> {
+        self.outbox.ready()
     }
 
     fn in_flight(&self) -> usize {

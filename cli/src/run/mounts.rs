@@ -133,6 +133,7 @@ pub fn serve(mounts: &mut [MountPlan]) -> Result<Servers> {
 impl Servers {
     fn start(&mut self, source: &Source, settings: &Settings) -> Result<ServedBy> {
         let fs = source.open(settings)?;
+        fs.notes().iter().for_each(|note| warn(note));
         let (listener, socket) = unnamed_socket()?;
         // Names have versions only where all changes come through this server.
         let versioned = Versioned::over(Arc::clone(&fs));

@@ -306,7 +306,10 @@ impl Engine {
     pub(crate) fn start(self: &Arc<Self>, interval: Duration) -> std::io::Result<JoinHandle<()>> {
         let engine = Arc::clone(self);
         let thread = std::thread::Builder::new().name("uhs-commit".to_owned());
-        thread.spawn(move || engine.keep_committing(interval))
+        thread.spawn(move || {
+            defuse_block::signals::take_none();
+            engine.keep_committing(interval);
+        })
     }
 
     fn keep_committing(&self, interval: Duration) {

@@ -60,6 +60,12 @@ impl Engine {
         figures
     }
 
+    /// The reasons why the device is slower than it could be.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        use defuse_block::Device;
+        self.device.note().into_iter().collect()
+    }
+
     fn of_memory(&self) -> Vec<Figure> {
         let bytes = |name, pages: usize| Figure::bytes(name, (pages * BLOCK) as u64);
         let count = |name, tally: &Tally| Figure::count(name, tally.sum()).since_start();

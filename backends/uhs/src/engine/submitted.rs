@@ -13,6 +13,7 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use defuse_block::signals::take_none;
 use defuse_block::{Done, Memory, Op, OpKind, OwnedBuf, Purpose, Queue, Segments, Waker};
 use defuse_fs::{Buffer, Errno, Ino, Io, IoOp, OpenFlags};
 
@@ -65,12 +66,16 @@ impl Submitted {
             others: others.clone(),
         };
         let named = |name: &str| std::thread::Builder::new().name(name.to_owned());
-        let run = named("uhs-direct").spawn(move || line.run());
+        let run = named("uhs-direct").spawn(move || {
+            take_none();
+            line.run();
+        });
         let run = run.inspect_err(|error| log::warn!("uhs: no thread for direct I/O: {error}"));
         let run = run.ok()?;
         let mut threads = vec![run];
         let engine = Arc::clone(engine);
         let other = named("uhs-submitted").spawn(move || {
+            take_none();
             waiting.into_iter().for_each(|io| carry_out(&engine, io));
         });
         match other {

@@ -206,6 +206,9 @@ fn device(file: &OpenFile, image: &Path) -> Result<Arc<dyn Device>> {
     if !device.is_direct() {
         log::info!("{}: no direct I/O here: it goes through the page cache", image.display());
     }
+    if let Some(note) = device.note() {
+        log::info!("{note}");
+    }
     fits_blocks(image, &device)?;
     Ok(Arc::new(device))
 }

@@ -1,0 +1,44 @@
+//! Frames that stand in for memory that direct I/O cannot use.
+
+use super::Open;
+use crate::memory::Memory;
+use crate::{Errno, FRAME, Frames, OpKind, Region, Result, Segments};
+
+impl Open {
+    /// Frames for an operation whose memory direct I/O cannot use, with the data of a write. `ENOMEM` where there are none.
+    pub(super) fn bounce(&self, kind: &OpKind) -> Result<Option<Frames>> {
+        let (OpKind::Read { memory, .. } | OpKind::Write { memory, .. }) = kind else {
+            return Ok(None);
+        };
+        let usable = |piece: &Memory| {
+            (piece.start() as usize).is_multiple_of(self.alignment)
+                && piece.len().is_multiple_of(self.alignment)
+        };
+        if !self.locked.direct || memory.pieces().iter().all(usable) {
+            return Ok(None);
+        }
+        let frames = memory.bytes().div_ceil(FRAME) as u32;
+        // Runs are taken out of blocks whose size is a power of two.
+        let region = Region::new(frames.next_power_of_two())?;
+        let mut bounce = region.take(frames).ok_or(Errno::NOMEM)?;
+        if let OpKind::Write { .. } = kind {
+            let mut at = 0;
+            for piece in memory.pieces() {
+                bounce[at..][..piece.len()].copy_from_slice(piece.bytes());
+                at += piece.len();
+            }
+        }
+        Ok(Some(bounce))
+    }
+}
+
+/// Copies what was read into the memory of the operation.
+pub(super) fn copy_out(bounce: &Frames, memory: &mut Segments) -> Result<()> {
+    let mut at = 0;
+    for piece in memory.pieces_mut() {
+        let out = piece.bytes_mut().ok_or(Errno::INVAL)?;
+        out.copy_from_slice(&bounce[at..][..out.len()]);
+        at += out.len();
+    }
+    Ok(())
+}

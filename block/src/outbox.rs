@@ -1,0 +1,80 @@
+//! Completions on their way from the thread that performed an operation to the queue that it was pushed to.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::{Done, Errno, Op, Parker};
+
+/// The completions of one queue.
+#[derive(Debug, Default)]
+pub(crate) struct Outbox {
+    done: Mutex<Vec<Done>>,
+    parker: Parker,
+    /// Readable while there are completions. It is made when somebody wants it.
+    bell: OnceLock<Option<OwnedFd>>,
+}
+
+impl Outbox {
+    /// Adds a completion, and wakes the user of the queue.
+    pub(crate) fn answer(&self, done: Done) {
+        let mut all = self.lock();
+        all.push(done);
+        if let Some(bell) = self.bell() {
+            // Full only after 2^64 - 2 completions that nobody took.
+            let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
+        }
+        drop(all);
+        self.parker.unpark();
+    }
+
+    /// Answers an operation that no device has seen.
+    pub(crate) fn refuse(&self, Op { tag, kind }: Op) {
+        self.answer(Done { tag, result: Err(Errno::IO), memory: kind.into_memory() });
+    }
+
+    /// Moves all completions to `done`, and returns their number.
+    pub(crate) fn take(&self, done: &mut Vec<Done>) -> usize {
+        let mut all = self.lock();
+        let count = all.len();
+        if let (1.., Some(bell)) = (count, self.bell()) {
+            let _ = rustix::io::read(bell, &mut [0; 8]);
+        }
+        done.append(&mut all);
+        count
+    }
+
+    /// Sleeps until there is a completion, [`wake`](Outbox::wake) is called, or `timeout` is over. Returns early now and
+    /// then.
+    pub(crate) fn wait(&self, timeout: Option<Duration>) {
+        if self.lock().is_empty() {
+            self.parker.park(timeout);
+        }
+    }
+
+    /// Ends the present or the next wait.
+    pub(crate) fn wake(&self) {
+        self.parker.unpark();
+    }
+
+    /// A descriptor that is readable while there are completions; `None` where the process can have no more descriptors.
+    pub(crate) fn ready(&self) -> Option<BorrowedFd<'_>> {
+        let all = self.lock();
+        let bell = self.bell.get_or_init(|| {
+            let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+            let bell = eventfd(u32::from(!all.is_empty()), flags);
+            bell.inspect_err(|errno| log::debug!("no eventfd: {errno}")).ok()
+        });
+        bell.as_ref().map(AsFd::as_fd)
+    }
+
+    fn bell(&self) -> Option<&OwnedFd> {
+        self.bell.get()?.as_ref()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Done>> {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
