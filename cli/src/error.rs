@@ -6,6 +6,27 @@ pub use defuse_command::{Failure, Result, print, warn};
 
 use crate::inherited;
 
+/// Shows warnings of the log on the standard error, for a command that serves without a log of its own.
+pub fn show_warnings() {
+    struct Warnings;
+    impl log::Log for Warnings {
+        fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+            metadata.level() <= log::Level::Warn
+        }
+
+        fn log(&self, record: &log::Record<'_>) {
+            if self.enabled(record.metadata()) {
+                warn(&record.args().to_string());
+            }
+        }
+
+        fn flush(&self) {}
+    }
+    if log::set_logger(&Warnings).is_ok() {
+        log::set_max_level(log::LevelFilter::Warn);
+    }
+}
+
 /// Reports a failure, and returns the exit code.
 pub fn report(result: Result) -> ExitCode {
     match result {

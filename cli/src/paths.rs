@@ -68,7 +68,9 @@ pub fn write_atomically(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut temporary = tempfile::Builder::new()
         .prefix(&prefix)
         .permissions(fs::Permissions::from_mode(0o666))
-        .tempfile_in(&folder)?;
+        .tempfile_in(&folder)
+        // Without the path by way of the descriptor.
+        .map_err(|error| io::Error::from(error.kind()))?;
     temporary.write_all(text)?;
     temporary.persist(folder.join(name))?;
     Ok(())

@@ -20,7 +20,7 @@ use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::pipe::PipeFlags;
 
 use crate::check;
-use crate::error::{Failure, Result, warn};
+use crate::error::{Failure, Result, show_warnings, warn};
 use crate::inherited::OwnLimits;
 
 mod attend;
@@ -86,6 +86,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     let mut mounts = mounts.collect::<Result<Vec<_>>>()?;
     mounts::refuse_twice(&mounts)?;
     let limits = OwnLimits::raise();
+    show_warnings();
     let servers = mounts::serve(&mut mounts)?;
     if let Some(warning) = limits.of_address_space().filter(|_| !servers.sockets.is_empty()) {
         warn(&warning);

@@ -156,10 +156,15 @@ pub fn run(
 ) -> Result {
     let (text, socket) = (offer.text.clone(), offer.socket.clone());
     let trees = offer.tree.iter().flat_map(|tree| tree.members()).map(|member| &member.fs);
-    let notes: Vec<String> =
+    let mut notes: Vec<String> =
         std::iter::once(&offer.fs).chain(trees).flat_map(|fs| fs.notes()).collect();
     match listen(offer, namespaces) {
         Ok(Listening { server, settling, keeper, registered }) => {
+            let (registered, unregistered) = match registered {
+                Ok(registered) => (Some(registered), None),
+                Err(why) => (None, Some(unregistered(&why))),
+            };
+            notes.extend(unregistered);
             ready.tell(Ok(&notes));
             server.run();
             daemon::show_the_end();
@@ -187,7 +192,17 @@ struct Listening {
     /// Locked while the file system makes everything durable, however long that takes.
     settling: Arc<Mutex<()>>,
     keeper: Option<Arc<Keeper>>,
-    registered: Option<Registered>,
+    /// The entry, or the reason why there is none.
+    registered: Result<Registered>,
+}
+
+/// The note about a server without an entry.
+fn unregistered(why: &Failure) -> String {
+    format!(
+        "the server is not registered: `defuse list`, `stat` and `top` do not know it, and `kill {}` ends it: {why}; \
+         DEFUSE_RUNTIME_DIR can name a directory that can be written",
+        std::process::id()
+    )
 }
 
 fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
@@ -224,8 +239,7 @@ fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
     };
     let mut caught = signals::catch().map_err(Failure::failed)?;
     let (socket, entry) = (offer.socket.clone(), servers::place());
-    let entry = entry.map_err(|failure| log::warn!("{failure}")).ok();
-    let control = entry.as_deref().map(registry::socket_beside);
+    let control = entry.as_deref().ok().map(registry::socket_beside);
     let files: Vec<_> = entry.iter().cloned().chain(control).collect();
     let bind = move || Server::bind(&socket, fs, options);
     let server = Arc::new(namespaces.at_home(bind)?.map_err(Failure::failed)?);
@@ -261,11 +275,12 @@ fn listen(offer: Offer, namespaces: Namespaces) -> Result<Listening> {
     thread.spawn(listen).map_err(Failure::failed)?;
     // The server works without an entry.
     let (text, socket, devices) = (offer.text, offer.socket, offer.devices);
-    let register = move || entry.map(|file| servers::register(file, text, &socket, devices));
-    let registered = namespaces.at_home(register)?.transpose();
-    let registered = registered.map_err(|failure| log::warn!("{failure}")).ok().flatten();
-    let (registered, listener) = registered.unzip();
-    if let Some(listener) = listener.flatten()
+    let register = move || servers::register(entry?, text, &socket, devices);
+    let (registered, listener) = match namespaces.at_home(register)? {
+        Ok((registered, listener)) => (Ok(registered), listener),
+        Err(why) => (Err(why), None),
+    };
+    if let Some(listener) = listener
         && let Err(error) = control::serve(listener, control::of_server(move || look.now()))
     {
         log::warn!("the control socket does not answer: {error}");

@@ -9,6 +9,7 @@
 //! - [`gluster`] and [`cluster`] (of `defuse-measure`): servers of GlusterFS in name spaces of their own, on one host or three.
 //! - [`listing`]: the names in a directory of any file system.
 //! - [`agent`]: operations on files as lines of text, for programs on other mounts and in runs.
+//! - [`container`]: programs in a container with the limits of Docker.
 //! - [`inside`]: third-party suites in programs under `defuse run`.
 //!
 //! Unsafe code is in `posix/sys.rs` only: a few system calls without a safe wrapper.
@@ -18,6 +19,7 @@
 #![deny(unsafe_code)]
 
 pub mod agent;
+pub mod container;
 pub mod inside;
 pub mod listing;
 pub mod model;

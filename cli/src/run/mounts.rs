@@ -174,13 +174,23 @@ fn unnamed_socket() -> Result<(OwnedFd, OwnedFd)> {
     for base in bases() {
         match unnamed_socket_in(&base) {
             Ok(made) => return Ok(made),
+            // No directory helps.
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                return Err(Failure::Failed(
+                    "no socket for the programs of the run, because no thread can be started: raise the limit of \
+                     processes (`ulimit -u`, or pids.max of the control group)"
+                        .to_owned(),
+                ));
+            }
             Err(error) => why += &format!("; {}: {error}", base.display()),
         }
     }
-    Err(Failure::Failed(format!("no socket for the programs of the run{why}: make /tmp writable")))
+    Err(Failure::Failed(format!(
+        "no socket for the programs of the run{why}: make /tmp writable, or name a directory by TMPDIR"
+    )))
 }
 
-/// Directories for sockets. `XDG_RUNTIME_DIR` is that of another user after su(1) or `sudo -E`, who could exchange what
+/// Directories for sockets, of which the first that can be written is used. `XDG_RUNTIME_DIR` is that of another user after su(1) or `sudo -E`, who could exchange what
 /// is in it.
 fn bases() -> Vec<PathBuf> {
     let named = std::env::var_os("XDG_RUNTIME_DIR").filter(|named| !named.is_empty());
@@ -191,7 +201,10 @@ fn bases() -> Vec<PathBuf> {
             None
         }
     });
-    named.into_iter().chain(["/tmp".into()]).collect()
+    // A root directory that cannot be written has none in /tmp.
+    let others = std::env::var_os("TMPDIR").filter(|named| !named.is_empty()).map(PathBuf::from);
+    let usual = ["/tmp", "/dev/shm", "/var/tmp"].map(PathBuf::from);
+    named.into_iter().chain(usual).chain(others).collect()
 }
 
 fn unnamed_socket_in(base: &Path) -> std::io::Result<(OwnedFd, OwnedFd)> {

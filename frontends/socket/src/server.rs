@@ -34,13 +34,24 @@ pub enum ServeError {
     #[error("{0} is served by another process: end that one, or choose another path")]
     InUse(PathBuf),
     /// The socket cannot be created.
-    #[error("cannot listen at {path}: {errno}")]
+    #[error("cannot listen at {path}: {errno}{}", next_step(*errno))]
     Listen {
         /// The socket.
         path: PathBuf,
         /// The reason.
         errno: Errno,
     },
+}
+
+/// The next step after an error, if the limit is known that the process has met.
+pub(crate) fn next_step(errno: Errno) -> &'static str {
+    match errno {
+        Errno::EAGAIN => {
+            "; no thread can be started: raise the limit of processes (`ulimit -u`, or pids.max of the \
+             control group)"
+        }
+        _ => "",
+    }
 }
 
 /// The users that may connect. Root acts for all users, like a kernel with a mount. Every other user acts

@@ -21,7 +21,7 @@ use crate::clients::{Begun, Served};
 use crate::line::errno;
 use crate::others::{Others, Who};
 use crate::peer::{self, Peer};
-use crate::server::{Accepted, Clients, LOG, Shared, lock};
+use crate::server::{Accepted, Clients, LOG, Shared, lock, next_step};
 
 /// The time that a client has to send INIT.
 pub(crate) const INIT_PATIENCE: Duration = Duration::from_secs(10);
@@ -410,7 +410,10 @@ impl Shared {
             shared.gone(number);
         }));
         if let Err(error) = started {
-            LOG.warn(|| format!("there is no thread for a connection: {error}"));
+            LOG.warn(|| {
+                let next = next_step(Errno::EAGAIN);
+                format!("there is no thread for a connection: {error}{next}")
+            });
             if let Begin::Client { peer, name } | Begin::End { peer, name } = kept {
                 self.part(&peer, name);
             }

@@ -101,8 +101,8 @@ fn next_step(message: &str) -> &'static str {
     } else if message.contains("too many FUSE filesystems") {
         "; raise mount_max in /etc/fuse.conf, or unmount what is not needed"
     } else if message.contains("not permitted") {
-        "; the helper must be set-user-id root (chmod u+s), which this container may forbid: run \
-         as root"
+        "; a mount takes CAP_SYS_ADMIN (a container: --cap-add SYS_ADMIN), or a helper that is \
+         set-user-id root (chmod u+s), which a process without new privileges cannot use"
     } else {
         ""
     }

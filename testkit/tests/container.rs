@@ -1,0 +1,185 @@
+//! The program in containers: each command works there, or says what it lacks and what to do.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use defuse_testkit::container::Container;
+use defuse_testkit::mounted::program;
+
+/// The containers of these tests, by name.
+fn containers() -> Vec<(&'static str, Container)> {
+    let usual = || Container::USUAL;
+    vec![
+        ("usual", usual()),
+        ("without /dev/shm", Container { shm: None, ..usual() }),
+        ("without /tmp", Container { has_tmp: false, ..usual() }),
+        ("without both", Container { shm: None, has_tmp: false, ..usual() }),
+        ("rootless", Container { is_rootless: true, ..usual() }),
+        ("little", Container { memory: Some(64 << 20), pids: Some(32), ..usual() }),
+    ]
+}
+
+/// Runs `line` by sh(1), with `defuse` as the program, in an empty directory with an image `img` and a directory `src`. `None`
+/// without root, or where there are no control groups.
+fn run(container: &Container, line: &str) -> Option<Output> {
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: only root makes containers");
+        return None;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let work = dir.path().canonicalize().unwrap();
+    for name in ["src", "mnt"] {
+        fs::create_dir(work.join(name)).unwrap();
+    }
+    let program = program().unwrap();
+    let mut mkfs = Command::new(program);
+    let made = mkfs.args(["mkfs", "uhs", "img", "--size", "32M"]).current_dir(&work).status();
+    assert!(made.unwrap().success());
+    let line = format!("defuse() {{ timeout 120 {} \"$@\"; }}; {line}", program.display());
+    let contained = Path::new(env!("CARGO_BIN_EXE_contained"));
+    match container.command(contained, &work, &line) {
+        Ok((mut command, _groups)) => Some(command.output().unwrap()),
+        Err(error) => {
+            println!("not here: {error:#}");
+            None
+        }
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs a line in each container. It must succeed and print `expected`, which is the last line of its output.
+fn works_everywhere(line: &str, expected: &str) {
+    for (name, container) in containers() {
+        let Some(output) = run(&container, line) else { continue };
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(0), "{name}: {line}: {out}{err}");
+        assert_eq!(out.lines().last(), Some(expected), "{name}: {line}: {out}{err}");
+    }
+}
+
+/// Runs a line in a container. It must fail with one error of the program, which has `expected` in it.
+fn says(container: &Container, line: &str, expected: &str) {
+    let Some(output) = run(container, line) else { return };
+    let err = text(&output.stderr);
+    assert!(matches!(output.status.code(), Some(1..=125)), "{line}: {:?}: {err}", output.status);
+    let errors: Vec<&str> = err.lines().filter(|line| line.contains(expected)).collect();
+    assert_eq!(errors.len(), 1, "{line}: {err}");
+    assert!(!err.contains("panicked") && !err.contains("internal error"), "{line}: {err}");
+}
+
+/// The bed itself: it is as strict as it says.
+#[test]
+fn a_container_is_one() {
+    let line = "touch /file 2>/dev/null && echo written; unshare -m true 2>/dev/null && echo left; \
+                grep -c . /proc/keys; grep NoNewPrivs /proc/self/status; grep Seccomp: /proc/self/status; echo done";
+    for (name, container) in containers() {
+        let Some(output) = run(&container, line) else { continue };
+        let out = text(&output.stdout);
+        let words: Vec<&str> = out.split_whitespace().collect();
+        assert_eq!(words, ["0", "NoNewPrivs:", "1", "Seccomp:", "2", "done"], "{name}: {out}");
+    }
+}
+
+/// Nothing worked on images where io_uring is refused, not even fsck.
+#[test]
+fn images_are_made_checked_enlarged_and_shown_in_containers() {
+    let line = "defuse mkfs uhs new --size 20M && defuse fsck new && defuse grow new --size 24M && \
+                defuse fsck --repair new && defuse dump new > dump && echo done";
+    works_everywhere(line, "done");
+}
+
+#[test]
+fn programs_run_on_an_image_in_containers_and_a_line_says_that_there_is_no_ring() {
+    let line = "defuse run --mount /x=uhs:img -- sh -c 'echo text > /x/f; cp /x/f /x/g; sync; cat /x/g' && \
+                defuse fsck img > checked && defuse run --mount /x=uhs:img -- cat /x/f";
+    works_everywhere(line, "text");
+    let Some(output) = run(&Container::USUAL, line) else { return };
+    let err = text(&output.stderr);
+    let notes = err.lines().filter(|line| line.contains("img: io_uring is refused here"));
+    assert!(notes.count() == 2 && err.lines().count() == 2, "{err}");
+}
+
+#[test]
+fn programs_run_on_other_file_systems_in_containers() {
+    for source in ["memory:", "passthrough:src", "passthrough:src,backing=off"] {
+        let line = format!(
+            "defuse run --mount /x={source} -- sh -c 'echo text > /x/f; mv /x/f /x/g; tr e a < /x/g'"
+        );
+        works_everywhere(&line, "taxt");
+    }
+    let line = "defuse run --dispatch --mount /x=memory: -- sh -c 'echo text > /x/f; cat /x/f'";
+    works_everywhere(line, "text");
+}
+
+#[test]
+fn servers_serve_in_containers_and_say_if_they_are_not_registered() {
+    for (source, way) in [("uhs:img", "socket"), ("memory:", "shared"), ("uhs:img", "shared")] {
+        let shared = if way == "shared" { "--shared" } else { "" };
+        let line = format!(
+            "defuse serve {shared} {source} sock && \
+             defuse run --mount /x={way}:sock -- sh -c 'echo text > /x/f; cat /x/f'"
+        );
+        works_everywhere(&line, "text");
+        let Some(output) = run(&Container::USUAL, &line) else { return };
+        let err = text(&output.stderr);
+        assert!(err.contains("the server is not registered") && err.contains("kill "), "{err}");
+    }
+    let line = "export DEFUSE_RUNTIME_DIR=$PWD/run; defuse serve memory: sock && defuse list | grep -c sock";
+    works_everywhere(line, "1");
+}
+
+#[test]
+fn commands_that_need_nothing_work_in_containers() {
+    for line in [
+        "defuse list > out && echo done",
+        "defuse check /bin/sh > out && echo done",
+        "defuse nvme list > out && echo done",
+        "defuse man . && ls defuse.1",
+        "defuse completions bash > out && echo done",
+        "defuse help mount > out && echo done",
+    ] {
+        let expected = if line.contains("man") { "defuse.1" } else { "done" };
+        works_everywhere(line, expected);
+    }
+}
+
+#[test]
+fn commands_that_need_more_say_what_a_container_lacks() {
+    let usual = Container::USUAL;
+    for source in ["uhs:img", "passthrough:src", "memory:"] {
+        let line = format!("defuse mount {source} mnt");
+        says(&usual, &line, "pass the device into this container (--device /dev/fuse)");
+        let device = Container { devices: "fuse", ..usual.clone() };
+        says(&device, &line, "--cap-add SYS_ADMIN");
+        says(&Container { is_rootless: true, ..device }, &line, "--cap-add SYS_ADMIN");
+    }
+    says(&usual, "defuse top --once", "run it as root with CAP_BPF and CAP_PERFMON");
+    says(&usual, "defuse umount mnt", "is not mounted: `defuse list` shows the mounts");
+    says(&usual, "defuse tune mnt", "see `defuse top --once` for what is");
+    says(&usual, "defuse study --rows 1", "");
+}
+
+/// It said "Resource temporarily unavailable", and a run said that the server may have refused the user.
+#[test]
+fn a_limit_of_processes_is_named() {
+    for line in ["defuse serve uhs:img sock", "defuse run --mount /x=uhs:img -- touch /x/f"] {
+        let mut named = 0;
+        for pids in 4..16 {
+            let few = Container { pids: Some(pids), ..Container::USUAL };
+            let Some(output) = run(&few, line) else { return };
+            let err = text(&output.stderr);
+            // The shell or timeout(1) did not come so far.
+            if output.status.success() || err.contains("fork") {
+                continue;
+            }
+            let names = ["raise the limit of processes", "Resource temporarily unavailable"];
+            assert!(names.iter().any(|name| err.contains(name)), "{pids}: {line}: {err}");
+            named += usize::from(err.contains(names[0]));
+        }
+        assert!(named > 0, "{line}: the limit was never met");
+    }
+}
