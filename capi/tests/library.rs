@@ -257,21 +257,9 @@ fn a_program_in_c_has_a_device_and_others_reach_it_at_its_path() {
     // Without timeout(1), so that a kill is one of the program.
     let made = program.get_args().last().unwrap().to_owned();
     let (defuse, path) = (defuse(), |name: &str| dir.path().join(name));
-    run(Command::new(&defuse).args(["mkfs", "uhs", "--size", "64M"]).arg(path("one")));
-    let (socket, source) = (path("socket"), format!("uhs:{}", path("one").display()));
-    let config = format!(
-        "socket = {socket:?}\n[[device]]\npath = \"/one\"\nsource = {source:?}\nbind = []\n"
-    );
-    std::fs::write(path("config"), config).unwrap();
-    let mut manager = Command::new(&defuse);
-    manager.args(["manager", "--foreground"]).arg(path("config")).stderr(Stdio::null());
-    let manager = Ends(manager.spawn().unwrap());
+    let manager = managed(&defuse, dir.path());
+    let socket = manager.socket.clone();
     let stat = || Command::new(&defuse).arg("stat").arg(&socket).output().unwrap();
-    let begin = Instant::now();
-    while !stat().status.success() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "there is no manager");
-        std::thread::sleep(Duration::from_millis(50));
-    }
     let shown = |file: &str| run(Command::new(&made).arg(&socket).arg(file));
     let mut program = Command::new(&made);
     program.arg(&socket).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -296,13 +284,110 @@ fn a_program_in_c_has_a_device_and_others_reach_it_at_its_path() {
     run(Command::new(&defuse).arg("fsck").arg(path("one")));
 }
 
+/// In the child of a program with `uhs:` a write, a create and a close succeeded and were lost, and a sync was a SIGSEGV in the
+/// parent's ring, or never ended.
 #[test]
-fn a_program_in_c_writes_and_reads_files_of_a_volume() {
+fn a_child_of_a_program_in_c_or_python_is_served_or_refused_by_each_file_system() {
+    let Some((dir, program)) = program("tests/c/fork.c", &["-D_GNU_SOURCE"]) else { return };
+    let defuse = defuse();
+    let path = |name: &str| dir.path().join(name);
+    let make = |name: &str| {
+        run(Command::new(&defuse)
+            .args(["mkfs", "uhs", "--force", "--size", "32M"])
+            .arg(path(name)));
+        format!("uhs:{}", path(name).display())
+    };
+    let socket = path("socket");
+    let fs = Arc::new(Memory::new(defuse_memory::Options::default()));
+    let (server, thread) = served(&socket, &fs);
+    let manager = managed(&defuse, dir.path());
+    let mut shared = Command::new(&defuse);
+    shared.args(["serve", "--foreground", "--shared", "memory:"]).arg(path("shared"));
+    let _shared = Ends(shared.stderr(Stdio::null()).spawn().unwrap());
+    while !path("shared").exists() {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    for (source, rights) in [
+        ("memory:".to_owned(), "private"),
+        (format!("passthrough:{}", path("").display()), "served"),
+        (format!("passthrough:{},backing=off", path("").display()), "served"),
+        (make("image"), "refused"),
+        (make("image-2") + ",worker", "refused"),
+        (make("image-3") + ",separation=learned", "refused"),
+        (format!("socket:{}", socket.display()), "refused"),
+        (format!("shared:{}", path("shared").display()), "cached"),
+        (format!("bound:{},device=/one", manager.socket.display()), "refused"),
+    ] {
+        let mut in_c = Command::new(program.get_program());
+        in_c.args(program.get_args()).arg(&source).arg(rights);
+        let output = in_c.output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(text(&output), "passed\n", "{source}: {errors}");
+        let is_told = ["uhs:", "bound:"].iter().any(|kind| source.starts_with(kind));
+        let lines = errors.lines().filter(|line| line.contains("cannot use it (ENOTCONN)")).count();
+        // One for each child.
+        assert_eq!(lines, if is_told { 3 } else { 0 }, "{source}: {errors}");
+        for name in ["kept", "d/inner", "d"] {
+            let _ = std::fs::remove_file(path(name)).or_else(|_| std::fs::remove_dir(path(name)));
+        }
+        if let Some(image) = source.strip_prefix("uhs:") {
+            let image = image.split(',').next().unwrap();
+            run(Command::new(&defuse).arg("fsck").arg(image));
+        }
+    }
+    server.shut_down();
+    thread.join().unwrap();
+    if !is_there("python3") {
+        return;
+    }
+    let Some(library) = prefix().map(|prefix| prefix.join("lib/libdefuse.so.0")) else { return };
+    for (source, rights) in [
+        ("memory:".to_owned(), "private"),
+        (format!("passthrough:{}", path("").display()), "served"),
+        (make("image"), "refused"),
+        (format!("bound:{},device=/one", manager.socket.display()), "refused"),
+    ] {
+        let mut python = Command::new("timeout");
+        python.args(["120", "python3"]).arg(root().join("tests/c/fork.py"));
+        assert_eq!(run(python.arg(&library).arg(&source).arg(rights)), "passed\n", "{source}");
+    }
+}
+
+/// A manager with one device, `/one`, that applications may have.
+struct Managed {
+    socket: PathBuf,
+    _manager: Ends,
+}
+
+fn managed(defuse: &Path, dir: &Path) -> Managed {
+    let path = |name: &str| dir.join(name);
+    run(Command::new(defuse).args(["mkfs", "uhs", "--size", "64M"]).arg(path("one")));
+    let (socket, source) = (path("managed"), format!("uhs:{}", path("one").display()));
+    let config = format!(
+        "socket = {socket:?}\n[[device]]\npath = \"/one\"\nsource = {source:?}\nbind = []\n"
+    );
+    std::fs::write(path("config"), config).unwrap();
+    let mut manager = Command::new(defuse);
+    manager.args(["manager", "--foreground"]).arg(path("config")).stderr(Stdio::null());
+    let manager = Ends(manager.spawn().unwrap());
+    let stat = || Command::new(defuse).arg("stat").arg(&socket).output().unwrap();
+    let begin = Instant::now();
+    while !stat().status.success() {
+        assert!(begin.elapsed() < Duration::from_secs(60), "there is no manager");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Managed { socket, _manager: manager }
+}
+
+#[test]
+fn a_program_in_c_writes_and_reads_files_of_a_volume_and_its_child_is_refused() {
     if let Some(reason) = gluster::why_not() {
         println!("skipped: {reason}");
         return;
     }
+    let forks = program("tests/c/fork.c", &["-D_GNU_SOURCE"]);
     let Some((_dir, program)) = program("tests/c/volume.c", &["-D_GNU_SOURCE"]) else { return };
+    let Some((_other, forks)) = forks else { return };
     let servers = Servers::start().unwrap();
     for volume in gluster::VOLUMES {
         let mut inside = servers.command(Path::new(program.get_program()));
@@ -310,6 +395,10 @@ fn a_program_in_c_writes_and_reads_files_of_a_volume() {
         inside.arg(format!("gluster://{}/{volume}", gluster::HOST));
         assert_eq!(run(&mut inside), "passed\n", "{volume}");
     }
+    let mut inside = servers.command(Path::new(forks.get_program()));
+    inside.args(forks.get_args());
+    inside.arg(format!("gluster://{}/{}", gluster::HOST, gluster::VOLUMES[0])).arg("refused");
+    assert_eq!(run(&mut inside), "passed\n", "in a child");
 }
 
 #[test]

@@ -896,6 +896,9 @@ pub struct Caps {
     /// Changes wait in this process until a sync makes them durable, or for a time: a kernel mount should be one from which sync(2)
     /// and syncfs(2) reach [`crate::FileSystem::syncfs`].
     pub delays_changes: bool,
+    /// A child of fork(2) cannot use it: threads, or the state of a device, stay in the process that opened it. A frontend
+    /// in an application refuses the calls of its children.
+    pub of_one_process: bool,
     /// Restrictions on the use of the files, regardless of their modes.
     pub denied: Denied,
 }
@@ -934,6 +937,7 @@ impl Default for Caps {
             asks_for_groups: false,
             decides_on_names: false,
             delays_changes: false,
+            of_one_process: false,
             denied: Denied::default(),
         }
     }

@@ -26,6 +26,8 @@ const UNSAFE_FILES: &[&str] = &[
     "backends/gluster/src/volume.rs",
     // A descriptor that a program inherits, between fork(2) and exec(2).
     "backends/remote/src/program.rs",
+    // A page that the kernel empties in children.
+    "process/src/lib.rs",
     // System calls that rustix lacks: the user of a peer, signals of a thread.
     "backends/remote/src/sys.rs",
     // System calls that rustix lacks: file handles, identities of threads, locks.
@@ -206,7 +208,9 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
     for package in &packages {
         let allowed: &[&str] = match layer(&package.folder) {
             "fs" => &[],
-            "backends" if package.folder == "backends/remote" => &["fs", "probe", "wire", "ring"],
+            "backends" if package.folder == "backends/remote" => {
+                &["fs", "probe", "process", "wire", "ring"]
+            }
             "backends" if package.folder == "backends/uhs" => {
                 &["fs", "probe", "block", "hugepages"]
             }
@@ -226,10 +230,11 @@ fn dependencies_point_from_frontends_and_backends_to_the_contract() {
             "frontends" if package.folder == "frontends/shared" => {
                 &["fs", "probe", "wire", "session", "connection", "ring", "cache"]
             }
+            "frontends" if package.folder == "frontends/direct" => &["fs", "probe", "process"],
             "frontends" | "trace" => &["fs", "probe"],
             // Workloads know a file system through its contract at most.
             "workloads" => &["fs"],
-            "measure" | "block" | "ring" | "cache" | "hugepages" => &[],
+            "measure" | "block" | "ring" | "cache" | "hugepages" | "process" => &[],
             "nvme" => &["block"],
             "study" => &["probe", "trace", "workloads", "measure"],
             "composer" => continue,

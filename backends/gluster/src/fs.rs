@@ -30,6 +30,7 @@ impl FileSystem for Gluster {
             negative_valid_for: Duration::ZERO,
             birth_times: false,
             asks_for_groups: true,
+            of_one_process: true,
             ..Caps::default()
         }
     }

@@ -88,6 +88,7 @@ impl FileSystem for Passthrough {
             asks_for_groups: false,
             decides_on_names: true,
             delays_changes: false,
+            of_one_process: false,
             denied: self.mounts.get(0).map_or(Denied::default(), |mount| mount.denied),
         }
     }

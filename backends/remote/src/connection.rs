@@ -24,7 +24,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::lanes::{Lanes, Offered, Seated, write_number};
 use super::slots::{Claim, Done, Slots, Waited};
 use crate::LOG;
-use crate::sys::{errno, has_several_processors, keep_process_id, process_id};
+use crate::sys::{errno, has_several_processors};
 use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
 use defuse_wire::vendor;
@@ -114,14 +114,14 @@ impl ClientConnection {
         on_notification: OnNotification,
     ) -> Self {
         let may_spin = has_several_processors();
-        keep_process_id();
+        defuse_process::keep_id();
         ClientConnection {
             socket,
             slots: Slots::new(),
             // The kernel allocates no memory for untouched pages.
             incoming: Mutex::new(Incoming { message: vec![0; MESSAGE_MAX] }),
             dead: AtomicBool::new(false),
-            process: AtomicU32::new(process_id()),
+            process: AtomicU32::new(defuse_process::id()),
             timeout,
             on_notification,
             no_interrupt: AtomicBool::new(false),
@@ -138,9 +138,14 @@ impl ClientConnection {
         self.dead.load(Ordering::SeqCst)
     }
 
+    /// True if this process may ask. A child of it may not, nor read what only the connection keeps true.
+    pub(super) fn is_usable(&self) -> bool {
+        !self.is_dead() && self.is_own()
+    }
+
     /// From now on only the process `pid` may use the connection.
     pub(super) fn belongs_to(&self, pid: u32) {
-        keep_process_id();
+        defuse_process::keep_id();
         self.process.store(pid, Ordering::Relaxed);
     }
 
@@ -150,7 +155,7 @@ impl ClientConnection {
 
     /// True in the process that the connection belongs to, false in its child processes.
     pub(super) fn is_own(&self) -> bool {
-        self.process.load(Ordering::Relaxed) == process_id()
+        self.process.load(Ordering::Relaxed) == defuse_process::id()
     }
 
     /// Sends a request and waits for its reply. `decode` reads the body in the receive buffer.
@@ -439,7 +444,7 @@ impl ClientConnection {
     }
 
     pub(super) fn usable(&self) -> Result<()> {
-        if self.is_dead() || !self.is_own() { Err(Errno::ENOTCONN) } else { Ok(()) }
+        if !self.is_usable() { Err(Errno::ENOTCONN) } else { Ok(()) }
     }
 
     fn claim(&self, mut done: Option<Done>) -> Result<Claim> {

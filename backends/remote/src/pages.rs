@@ -61,7 +61,7 @@ impl Shared {
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> bool {
-        let Some(lanes) = self.connection.lanes().filter(|_| !self.connection.is_dead()) else {
+        let Some(lanes) = self.connection.lanes().filter(|_| self.connection.is_usable()) else {
             return false;
         };
         let files = self.pages.files();

@@ -159,7 +159,7 @@ impl Shared {
         let holds = versions.is_some_and(|versions| {
             whole.ino == file.ino && versions.attributes(file.ino) == Some(whole.version)
         });
-        if !holds || self.connection.is_dead() {
+        if !holds || !self.connection.is_usable() {
             return false;
         }
         let from = usize::try_from(args.offset).unwrap_or(usize::MAX).min(whole.bytes.len());

@@ -293,6 +293,7 @@ impl FileSystem for Uhs {
             locks: LockSupport::Either,
             decides_on_names: true,
             delays_changes: true,
+            of_one_process: true,
             ..Caps::default()
         }
     }

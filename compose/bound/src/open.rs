@@ -102,7 +102,8 @@ impl FileSystem for Bound {
 
     /// Others change it through the manager, and it tells frontends of that as each of them needs it. Locks are those of all.
     fn caps(&self) -> Caps {
-        Caps { exclusive: false, locks: LockSupport::FileSystem, ..self.inner.caps() }
+        let inner = self.inner.caps();
+        Caps { exclusive: false, locks: LockSupport::FileSystem, of_one_process: true, ..inner }
     }
 }
 

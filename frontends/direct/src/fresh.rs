@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use defuse_fs::{ATTRIBUTES_HOLD, Attr, Ino, Versions};
+use defuse_process::Owner;
 
 use crate::node::{expiry, now_ns};
 
@@ -15,6 +16,8 @@ pub(crate) struct Fresh(Arc<Told>);
 #[derive(Default)]
 struct Told {
     versions: OnceLock<Arc<dyn Versions>>,
+    /// The process in which answers hold, if they do not in its children.
+    owner: OnceLock<Owner>,
     /// Number of notifications of changes by others.
     changes: AtomicU64,
     /// Number of those that concern everything.
@@ -61,6 +64,17 @@ impl Fresh {
     pub(crate) fn set(&self, versions: Arc<dyn Versions>) {
         // The first ones stay: those of a second file system would not be of these inodes.
         let _ = self.0.versions.set(versions);
+    }
+
+    /// Answers hold in this process alone.
+    pub(crate) fn belong_to(&self, owner: Owner) {
+        let _ = self.0.owner.set(owner);
+    }
+
+    /// True if answers hold in this process.
+    #[inline]
+    pub(crate) fn is_here(&self) -> bool {
+        self.0.owner.get().is_none_or(|owner| owner.is_here())
     }
 
     fn get(&self) -> Option<&dyn Versions> {
@@ -113,7 +127,7 @@ impl Fresh {
     /// True if the name still holds.
     pub(crate) fn has_name(&self, lasts: Lasts<u64>, dir: Ino, name: &[u8]) -> bool {
         match lasts {
-            Lasts::Until(time) => now_ns() < time,
+            Lasts::Until(time) => now_ns() < time && self.is_here(),
             Lasts::While(version) => {
                 self.get().and_then(|versions| versions.name(dir, name)) == Some(version)
             }
@@ -138,7 +152,7 @@ impl Fresh {
     /// True if the attributes still hold, with the time of creation if `birth` is set.
     pub(crate) fn has_attributes(&self, lasts: Lasts<OfInode>, ino: Ino, birth: bool) -> bool {
         match lasts {
-            Lasts::Until(time) => now_ns() < time,
+            Lasts::Until(time) => now_ns() < time && self.is_here(),
             Lasts::While(of) => {
                 let now = self.get().and_then(|versions| versions.attributes(ino));
                 now == Some(of.attributes) && now_ns() < of.until && (of.has_birth || !birth)
@@ -149,7 +163,7 @@ impl Fresh {
     /// True if mode, owner and group still hold.
     pub(crate) fn has_rights(&self, lasts: Lasts<OfInode>, ino: Ino) -> bool {
         match lasts {
-            Lasts::Until(time) => now_ns() < time,
+            Lasts::Until(time) => now_ns() < time && self.is_here(),
             Lasts::While(of) => {
                 self.get().and_then(|versions| versions.rights(ino)) == Some(of.rights)
             }

@@ -38,6 +38,7 @@ mod names;
 mod node;
 mod open;
 mod outside;
+mod owned;
 mod passed;
 mod queue;
 mod resolve;

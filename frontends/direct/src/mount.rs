@@ -11,11 +11,13 @@ use defuse_fs::{
     Opened, Origin, PollHandle, Recalled, Result, Versions, Xattr, XattrName,
 };
 use defuse_probe::{Op, Recorder, Snapshot};
+use defuse_process::Owner;
 
 use crate::cache::{Cached, Names, Ticket};
 use crate::credentials::Credentials;
 use crate::fresh::{Lasts, Moment};
 use crate::node::{Core, Node};
+use crate::owned::Owned;
 use crate::passed::{Begin, Found, Holds, Passed};
 
 /// The place of a mount.
@@ -27,6 +29,16 @@ pub(crate) enum Spot {
     Name(Box<[u8]>),
     /// A directory of another mount, at this path.
     Covers { node: Arc<Node>, mount: Arc<Mount>, path: Box<[u8]> },
+}
+
+impl Spot {
+    /// The place as text: a path, or a name with its colon.
+    fn target(&self) -> Vec<u8> {
+        match self {
+            Spot::Path(path) | Spot::Covers { path, .. } => path.to_vec(),
+            Spot::Name(name) => [name, b":".as_slice()].concat(),
+        }
+    }
 }
 
 /// The attributes of an inode that a walk has reached.
@@ -89,8 +101,19 @@ impl Mount {
         settings: Settings,
     ) -> Result<Arc<Self>> {
         let recorder = Recorder::new();
+        let caps = guarded(|| Ok(fs.caps()))?;
+        let owner = caps.of_one_process.then(Owner::here);
+        let fs = match owner {
+            Some(owner) => {
+                let target = String::from_utf8_lossy(&spot.target()).into_owned();
+                let source = &settings.source;
+                let name = if source.is_empty() { &target } else { source };
+                Arc::new(Owned::new(fs, owner, name.clone()))
+            }
+            None => fs,
+        };
         let core = Core::new(fs, recorder);
-        let caps = guarded(|| Ok(core.fs.caps()))?;
+        owner.iter().for_each(|owner| core.fresh.belong_to(*owner));
         let names = Arc::new(Names::new(settings.names, core.fresh.clone(), settings.directories));
         let origin = Origin::new();
         let notify = CacheNotify { names: Arc::downgrade(&names), core: Arc::downgrade(&core) };
@@ -177,10 +200,7 @@ impl Mount {
 
     /// The target of the mount as text: a path, or a name with its colon.
     pub fn target(&self) -> Vec<u8> {
-        match &self.spot {
-            Spot::Path(path) | Spot::Covers { path, .. } => path.to_vec(),
-            Spot::Name(name) => [name, b":".as_slice()].concat(),
-        }
+        self.spot.target()
     }
 
     /// True if the file system takes data operations only by `submit`.
@@ -349,7 +369,9 @@ impl Mount {
         who: &Credentials,
     ) -> Result<(Arc<Node>, Told, u64)> {
         let (passed, place) = (&self.names.passed, (dir.ino(), name.as_bytes()));
-        if let Some(Found { node, attr, until }) = passed.get(place.0, place.1) {
+        if self.core.fresh.is_here()
+            && let Some(Found { node, attr, until }) = passed.get(place.0, place.1)
+        {
             return Ok((node, attr.map_or(Told::Nothing, Told::Lately), until));
         }
         let changes = passed.changes();
@@ -361,7 +383,8 @@ impl Mount {
 
     /// Begins a walk in `dir` whose end may be kept: by names alone, on this mount.
     pub(crate) fn begin(&self, dir: &Node) -> Option<Begin> {
-        let may_keep = !self.names.is_off() && self.covered.load(Ordering::Relaxed) == 0;
+        let is_bare = self.covered.load(Ordering::Relaxed) == 0;
+        let may_keep = is_bare && !self.names.is_off() && self.core.fresh.is_here();
         if may_keep { self.names.passed.begin(dir.ino()) } else { None }
     }
 

@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use defuse_fs::{Errno, Result};
+use defuse_process::Owner;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::node::lock;
@@ -85,6 +86,8 @@ impl<T> State<T> {
 
 struct Shared<T> {
     options: QueueOptions,
+    /// The process that has the threads.
+    owner: Owner,
     /// Readable exactly while outcomes are waiting to be collected. Accessed only with `state`
     /// locked.
     eventfd: OwnedFd,
@@ -117,18 +120,20 @@ impl<T: Send + 'static> Queue<T> {
         };
         let (work, change) = (Condvar::new(), Condvar::new());
         let state = Mutex::new(state);
-        Ok(Queue { shared: Arc::new(Shared { options, eventfd, state, work, change }) })
+        let owner = Owner::here();
+        Ok(Queue { shared: Arc::new(Shared { options, owner, eventfd, state, work, change }) })
     }
 
     /// Adds a job. Its outcome goes to `then`, or to [`collect`](Queue::collect) if `then` is
     /// `None`. Fails with `EAGAIN` if the queue is full or no thread can be started, and with
-    /// `EINVAL` after [`end`](Queue::end).
+    /// `EINVAL` after [`end`](Queue::end), and in a child of fork(2), which has none of the threads.
     pub fn submit(
         &self,
         data: u64,
         work: Box<dyn FnOnce() -> T + Send>,
         then: Option<Then<T>>,
     ) -> Result<()> {
+        self.shared.here()?;
         let mut state = lock(&self.shared.state);
         if state.ending {
             return Err(Errno::EINVAL);
@@ -151,7 +156,7 @@ impl<T: Send + 'static> Queue<T> {
     }
 
     /// Takes up to `max` outcomes. Waits until there are `min`, but no longer than `limit`. Fails
-    /// with `EDEADLK` on a thread of a queue, which could wait for itself.
+    /// with `EDEADLK` on a thread of a queue, which could wait for itself, and with `EINVAL` in a child of fork(2).
     pub fn collect(
         &self,
         min: usize,
@@ -161,6 +166,7 @@ impl<T: Send + 'static> Queue<T> {
         if WORKS.get() && min > 0 {
             return Err(Errno::EDEADLK);
         }
+        self.shared.here()?;
         // A time beyond the range of the clock means no limit.
         let until = limit.and_then(|limit| Instant::now().checked_add(limit));
         let mut state = lock(&self.shared.state);
@@ -187,6 +193,7 @@ impl<T: Send + 'static> Queue<T> {
     /// Cancels a waiting job; its outcome is [`Outcome::Canceled`]. Fails with `EINPROGRESS` if it
     /// has begun, and with `ENOENT` if there is no job of this number.
     pub fn cancel(&self, data: u64) -> Result<()> {
+        self.shared.here()?;
         let mut state = lock(&self.shared.state);
         let place = state.waiting.iter().position(|job| job.data == data);
         let Some(job) = place.and_then(|place| state.waiting.remove(place)) else {
@@ -205,11 +212,12 @@ impl<T: Send + 'static> Queue<T> {
     }
 
     /// Cancels the waiting jobs, waits for the running ones, and refuses new ones. Fails with
-    /// `EDEADLK` on a thread of a queue, which could wait for itself.
+    /// `EDEADLK` on a thread of a queue, which could wait for itself, and with `EINVAL` in a child of fork(2).
     pub fn end(&self) -> Result<()> {
         if WORKS.get() {
             return Err(Errno::EDEADLK);
         }
+        self.shared.here()?;
         let mut state = lock(&self.shared.state);
         state.ending = true;
         let waiting = std::mem::take(&mut state.waiting);
@@ -227,7 +235,7 @@ impl<T: Send + 'static> Queue<T> {
 
 impl<T: Send + 'static> Drop for Queue<T> {
     fn drop(&mut self) {
-        if self.end().is_err() {
+        if self.shared.here().is_ok() && self.end().is_err() {
             // A worker cannot wait for itself. The threads then exit without anyone waiting for
             // them.
             lock(&self.shared.state).ending = true;
@@ -247,6 +255,11 @@ fn wait<'a, T>(condition: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, 
 }
 
 impl<T> Shared<T> {
+    /// Fails with `EINVAL` in a child of the process that has the threads.
+    fn here(&self) -> Result<()> {
+        if self.owner.is_here() { Ok(()) } else { Err(Errno::EINVAL) }
+    }
+
     /// The loop of a worker.
     fn serve(&self) {
         (self.options.on_start)();

@@ -155,6 +155,7 @@ impl FileSystem for Namespace {
             asks_for_groups: any(|caps| caps.asks_for_groups),
             decides_on_names: every(|caps| caps.decides_on_names),
             delays_changes: any(|caps| caps.delays_changes),
+            of_one_process: any(|caps| caps.of_one_process),
             negative_valid_for: self
                 .caps_of_all()
                 .map(|caps| caps.negative_valid_for)

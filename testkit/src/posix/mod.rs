@@ -30,6 +30,15 @@ use std::time::{Duration, Instant};
 
 use rustix::fs::Mode;
 
+/// Runs `run` in a child of this process, and waits for its end. Returns what it returned, and 255 after a panic.
+///
+/// # Errors
+///
+/// Those of fork(2), and an error if a signal ended the child.
+pub fn in_child(run: impl FnOnce() -> u8) -> std::io::Result<u8> {
+    Child::start(run)?.wait()
+}
+
 /// One statement and its check.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {

@@ -1,0 +1,158 @@
+//! A file system that belongs to one process: what a child of fork(2) may do with it.
+//!
+//! The child has a copy of the memory and none of the threads. With the ring of a device it would write into the parent's, and without a
+//! thread it would wait for ever; and changes in its memory would be lost. So its calls fail with `ENOTCONN`, as those on a connection
+//! of its parent do, and one line on the standard error says so. What it closes, forgets and unmounts is its copy.
+
+use std::ops::Deref;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use defuse_fs::layer::Method;
+use defuse_fs::{
+    Context, Errno, FailureDomain, Figure, File, FileSystem, Ino, Io, Lifecycle, LockOwner,
+    LockWait, Name, Notify, Origin, ReleaseArgs, Result, delegate,
+};
+use defuse_process::Owner;
+
+/// The inner file system in the process that made this layer, and `ENOTCONN` in its children.
+pub(crate) struct Owned {
+    inner: Inner,
+    owner: Owner,
+    source: String,
+    /// This child was told.
+    told: AtomicBool,
+}
+
+/// The file system; `None` only while it is dropped.
+struct Inner(Option<Arc<dyn FileSystem>>);
+
+impl Deref for Inner {
+    type Target = dyn FileSystem;
+    fn deref(&self) -> &(dyn FileSystem + 'static) {
+        match &self.0 {
+            Some(fs) => &**fs,
+            None => unreachable!("a file system is there until it is dropped"),
+        }
+    }
+}
+
+impl Owned {
+    pub(crate) fn new(fs: Arc<dyn FileSystem>, owner: Owner, source: String) -> Self {
+        Owned { inner: Inner(Some(fs)), owner, source, told: AtomicBool::new(false) }
+    }
+
+    fn here(&self) -> Result<()> {
+        if self.owner.is_here() {
+            return Ok(());
+        }
+        self.tell();
+        Err(Errno::ENOTCONN)
+    }
+
+    #[cold]
+    fn tell(&self) {
+        if self.told.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let (source, owner, child) = (&self.source, self.owner.id(), std::process::id());
+        let text = format!(
+            "defuse: {source} belongs to process {owner}, and its child {child} cannot use it (ENOTCONN): open it \
+             after fork(2), or let both use a server (defuse serve)\n"
+        );
+        // Past the lock of the library, which another thread of the parent may have had.
+        let _ = rustix::io::write(std::io::stderr().as_fd(), text.as_bytes());
+    }
+
+    fn around<T>(
+        &self,
+        _: Method,
+        _: &Context<'_>,
+        call: impl FnOnce(&(dyn FileSystem + 'static)) -> Result<T>,
+    ) -> Result<T> {
+        self.here()?;
+        call(&*self.inner)
+    }
+}
+
+impl FileSystem for Owned {
+    delegate!(around inner, except negative_valid_for, attached, detached, figures, notes, forget, failure_domain,
+        lifecycle, submit, setlkw, flush, release, releasedir);
+
+    fn negative_valid_for(&self, origin: Origin) -> Duration {
+        match self.owner.is_here() {
+            true => self.inner.negative_valid_for(origin),
+            false => Duration::ZERO,
+        }
+    }
+
+    fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
+        if self.owner.is_here() {
+            self.inner.attached(origin, notify);
+        }
+    }
+
+    fn detached(&self, origin: Origin) -> Result<()> {
+        if self.owner.is_here() { self.inner.detached(origin) } else { Ok(()) }
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        if self.owner.is_here() { self.inner.figures() } else { Vec::new() }
+    }
+
+    fn notes(&self) -> Vec<String> {
+        if self.owner.is_here() { self.inner.notes() } else { Vec::new() }
+    }
+
+    fn forget(&self, ino: Ino, lookups: u64) {
+        if self.owner.is_here() {
+            self.inner.forget(ino, lookups);
+        }
+    }
+
+    fn failure_domain(&self, ino: Ino, name: Option<Name<'_>>) -> Option<FailureDomain> {
+        if self.owner.is_here() { self.inner.failure_domain(ino, name) } else { None }
+    }
+
+    fn lifecycle(&self) -> Option<&dyn Lifecycle> {
+        if self.owner.is_here() { self.inner.lifecycle() } else { None }
+    }
+
+    fn submit(&self, io: Io) {
+        match self.here() {
+            Ok(()) => self.inner.submit(io),
+            Err(errno) => io.finish(Err(errno)),
+        }
+    }
+
+    fn setlkw(&self, wait: LockWait) {
+        match self.here() {
+            Ok(()) => self.inner.setlkw(wait),
+            Err(errno) => wait.finish(Err(errno)),
+        }
+    }
+
+    /// Nothing of the child is there to be written: its writes have failed.
+    fn flush(&self, cx: &Context<'_>, file: File, owner: LockOwner) -> Result<()> {
+        if self.owner.is_here() { self.inner.flush(cx, file, owner) } else { Ok(()) }
+    }
+
+    fn release(&self, cx: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
+        if self.owner.is_here() { self.inner.release(cx, file, args) } else { Ok(()) }
+    }
+
+    fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {
+        if self.owner.is_here() { self.inner.releasedir(cx, dir) } else { Ok(()) }
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        if !self.owner.is_here() {
+            // Its end would wait for threads of the parent.
+            std::mem::forget(self.inner.0.take());
+        }
+    }
+}
