@@ -7,7 +7,7 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use common::{PROGRAM, Place, eventually, said};
@@ -586,19 +586,62 @@ fn the_time_of_a_change_is_seen_after_stores_through_a_mapping() {
 /// other threads read the page all the time. Prints the number of reads that returned old data.
 const WRITES: &str = include_str!("mounts/async_writes.c");
 
-// A buffered read filled the page during an asynchronous direct write to it. The kernel drops pages
-// only before such a write, so that all later readers got the old data.
-#[test]
-fn buffered_reads_see_what_asynchronous_direct_writes_have_written() {
-    let Some(place) = Place::to_mount() else { return };
-    let (source, program) = (place.path("writes.c"), place.path("writes"));
-    fs::write(&source, WRITES).unwrap();
+/// Changes a range in every way, and reads it in every way after each change. Prints the pairs that do not agree.
+const MIXED: &str = include_str!("mounts/mixed_access.c");
+
+/// Compiles a program in C, and returns its path.
+fn compiled(place: &Place, name: &str, text: &str) -> PathBuf {
+    let (source, program) = (place.path(&format!("{name}.c")), place.path(name));
+    fs::write(&source, text).unwrap();
     let mut compiler = Command::new("cc");
     compiler.args(["-O2", "-pthread", "-o"]).args([&program, &source]);
     assert!(compiler.status().unwrap().success());
-    place.ok(&["mount", "memory:", "mnt"]);
-    let told = said(Command::new(program).arg(place.path("mnt/file")).output().unwrap());
-    assert_eq!((told.code, told.out.as_str()), (Some(0), "0\n"), "{}", told.err);
+    program
+}
+
+/// A buffered read filled the page during an asynchronous direct write to it. The kernel drops pages
+/// only before such a write, so that all later readers got the old data: 1562 of 10,000 times on uhs, where the mount of files in
+/// memory alone had been mended.
+#[test]
+fn buffered_reads_see_what_asynchronous_direct_writes_have_written() {
+    let Some(place) = Place::to_mount() else { return };
+    let program = compiled(&place, "writes", WRITES);
+    place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
+    for (source, options) in [
+        ("memory:", "rw"),
+        ("uhs:img", "rw"),
+        ("uhs:img", "writeback"),
+        ("passthrough:src", "no_passthrough"),
+    ] {
+        place.ok(&["mount", source, "mnt", "-o", options]);
+        let told = said(Command::new(&program).arg(place.path("mnt/file")).output().unwrap());
+        let found = (told.code, told.out.as_str());
+        assert_eq!(found, (Some(0), "0\n"), "{source} {options}: {}", told.err);
+        place.ok(&["umount", "mnt"]);
+    }
+}
+
+#[test]
+fn a_range_reads_the_same_in_every_way_after_each_way_to_change_it() {
+    let Some(place) = Place::to_mount() else { return };
+    let program = compiled(&place, "mixed", MIXED);
+    place.ok(&["mkfs", "uhs", "img", "--size", "64M"]);
+    for (source, options) in [
+        ("memory:", "rw"),
+        ("memory:", "writeback"),
+        ("uhs:img", "rw"),
+        ("uhs:img", "writeback"),
+        ("uhs:img", "direct_io"),
+        ("passthrough:src", "rw"),
+        ("passthrough:src", "no_passthrough"),
+        ("passthrough:src", "no_passthrough,writeback"),
+    ] {
+        place.ok(&["mount", source, "mnt", "-o", options]);
+        let told = said(Command::new(&program).arg(place.path("mnt/file")).output().unwrap());
+        let found = (told.code, told.out.as_str());
+        assert_eq!(found, (Some(0), "done\n"), "{source} {options}: {}", told.err);
+        place.ok(&["umount", "mnt"]);
+    }
 }
 
 /// The kernel asks for holes before it writes pages back, and the file system answered by what it had: copies of a live file were zeros.

@@ -228,7 +228,7 @@ fn wishes(caps: &Caps, options: &SessionOptions) -> Vec<(&'static str, u64, bool
         ("DO_READDIRPLUS", FUSE_DO_READDIRPLUS, caps.readdir_entries, "if the listings of the file system have attributes"),
         ("READDIRPLUS_AUTO", FUSE_READDIRPLUS_AUTO, caps.readdir_entries, "attributes are requested only if they are used"),
         // When such a write ends, the kernel does not drop the pages that a buffered read has filled
-        // meanwhile (fuse_direct_IO of fs/fuse/file.c), so it is asked for only where it pays.
+        // meanwhile, and the session does (dispatch/pages.rs): it is asked for only where it pays.
         ("ASYNC_DIO", FUSE_ASYNC_DIO, caps.blocking || caps.submits, "parallel parts of one direct I/O pay only if handlers sleep"),
         ("WRITEBACK_CACHE", FUSE_WRITEBACK_CACHE, options.writeback, "by option"),
         ("NO_OPEN_SUPPORT", FUSE_NO_OPEN_SUPPORT, false, "open has a meaning in the contract"),

@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, ROUNDS = 10000, READERS = 2 };
+enum { PAGE = 4096, ROUNDS = 3000, READERS = 2 };
 
 static atomic_int over;
 static const char *path;

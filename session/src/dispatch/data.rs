@@ -25,7 +25,11 @@ impl Dispatcher {
             return Err(Errno::EINVAL);
         }
         let file = File { ino: call.ino, fh: Fh(args.fh) };
+        // The kernel names the owner for a read that fills no pages (fuse_direct_io of fs/fuse/file.c).
         let owned = args.read_flags & abi::FUSE_READ_LOCKOWNER != 0;
+        if let Some(pages) = self.pages.as_ref().filter(|_| !owned) {
+            pages.fill(call.ino);
+        }
         let args = ReadArgs {
             offset: args.offset,
             flags: convert::open_flags(args.flags),
@@ -62,6 +66,10 @@ impl Dispatcher {
             kill_suidgid: has(abi::FUSE_WRITE_KILL_SUIDGID),
             from_cache: has(abi::FUSE_WRITE_CACHE),
         };
+        let is_direct = args.lock_owner.is_some() && !args.from_cache;
+        if let Some(pages) = self.pages.as_ref().filter(|_| !is_direct) {
+            pages.fill(call.ino);
+        }
         if !self.submits_call(call) {
             let count = match data {
                 Payload::Memory(bytes) => {
@@ -73,6 +81,11 @@ impl Dispatcher {
                 }
             };
             if !self.must_submit_data(call, &count) {
+                if is_direct && self.has_pages(call.ino) {
+                    let deferred = reply.defer(Deferred::Plain);
+                    self.answer_without_pages(call, (args.offset, data.len()), count, deferred);
+                    return Ok(Done::Deferred);
+                }
                 let count = count?;
                 pod(reply, &write_out(count))?;
                 return Ok(Done::Moved(count));

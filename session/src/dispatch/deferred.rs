@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use defuse_fs::{
-    Completion, Errno, File, Groups, InterruptToken, Io, IoOp, LockRequest, LockWait, ReadSink,
-    Result, WriteSource,
+    Completion, Errno, File, Groups, Ino, InterruptToken, Io, IoOp, LockRequest, LockWait, Notify,
+    ReadSink, Result, WriteSource,
 };
 use defuse_probe::clock::Moment;
 use zerocopy::IntoBytes;
@@ -147,9 +147,34 @@ impl Dispatcher {
         let interrupt = self.begin_deferred(call);
         let bytes = bytes_of(op);
         self.in_flight.add(bytes);
-        let completion = Box::new(self.completion(call, reply, (whole, bytes)));
+        let mut completion = Box::new(self.completion(call, reply, (whole, bytes)));
+        completion.direct = match op {
+            IoOp::Write { args, len, .. } if args.lock_owner.is_some() && !args.from_cache => {
+                Some((call.ino, args.offset, len))
+            }
+            _ => None,
+        };
         let io = Io::new(op, call.cx.caller, call.unique, interrupt, completion);
         self.fs.submit(io.with_groups(self.groups_of(call)).from_origin(self.origin));
+    }
+
+    /// True if the kernel may have pages of `ino` that a direct write did not drop.
+    pub(super) fn has_pages(&self, ino: Ino) -> bool {
+        self.pages.as_ref().is_some_and(|pages| pages.may_have(ino))
+    }
+
+    /// Answers a direct write that has been carried out, after the pages of its range were dropped.
+    pub(super) fn answer_without_pages(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        (offset, len): (u64, usize),
+        result: Result<usize>,
+        reply: Box<dyn DeferredReply>,
+    ) {
+        self.begin_deferred(call);
+        let mut completion = Box::new(self.completion(call, reply, (0, 0)));
+        completion.direct = Some((call.ino, offset, len));
+        completion.finish(result);
     }
 
     /// Waits for a lock.
@@ -189,6 +214,7 @@ impl Dispatcher {
             whole,
             in_flight,
             _queued: self.queued(in_flight),
+            direct: None,
             dispatcher: Arc::clone(self),
             reply,
             unique: call.unique,
@@ -207,6 +233,8 @@ struct KernelCompletion {
     in_flight: usize,
     /// The same, for the user of the client.
     _queued: Option<Taken>,
+    /// The range of a direct write, of which the kernel may have pages.
+    direct: Option<(Ino, u64, usize)>,
     dispatcher: Arc<Dispatcher>,
     reply: Box<dyn DeferredReply>,
     unique: u64,
@@ -223,7 +251,22 @@ impl Completion for KernelCompletion {
         self.reply.source()
     }
 
-    fn finish(self: Box<Self>, result: Result<usize>) {
+    fn finish(mut self: Box<Self>, result: Result<usize>) {
+        // A write that failed may have changed a part.
+        if let Some((ino, offset, len)) = self.direct.take()
+            && self.dispatcher.has_pages(ino)
+        {
+            let dispatcher = Arc::clone(&self.dispatcher);
+            let job = move || {
+                // The kernel may have forgotten the inode, and its pages with it.
+                let _ = self.dispatcher.notify.invalidate_inode(ino, Some((offset, len as u64)));
+                self.finish(result);
+            };
+            if let Some(pages) = &dispatcher.pages {
+                pages.run(Box::new(job));
+            }
+            return;
+        }
         // Out of the table first: once the answer is sent, the kernel may use the number again.
         self.dispatcher.deferred.remove(self.unique);
         self.dispatcher.in_flight.remove(self.in_flight);

@@ -9,6 +9,7 @@ pub(crate) mod data;
 mod deferred;
 mod files;
 mod names;
+mod pages;
 mod privileges;
 
 use std::os::fd::OwnedFd;
@@ -37,6 +38,7 @@ use deferred::{DeferredTable, InFlight};
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::convert::{self, Timeouts};
 use defuse_wire::request::{Body, Payload, Request};
+use pages::CachedPages;
 use privileges::Writers;
 
 /// All that handlers need to know of their session.
@@ -62,6 +64,8 @@ pub(crate) struct Dispatcher {
     backings: Option<Backings>,
     deferred: DeferredTable,
     in_flight: InFlight,
+    /// `None` where the kernel waits for each direct write, or has no pages.
+    pages: Option<CachedPages>,
     /// See [`ClientHooks::share`].
     pub(crate) share: Option<Arc<Share>>,
     writers: Writers,
@@ -204,6 +208,7 @@ impl Dispatcher {
             }
         };
         let is_kernel = device.is_some();
+        let is_async = is_kernel && negotiated.uses(abi::FUSE_ASYNC_DIO);
         let backings = device.filter(|_| negotiated.uses(abi::FUSE_PASSTHROUGH)).map(Backings::new);
         Dispatcher {
             fs,
@@ -228,6 +233,7 @@ impl Dispatcher {
             backings,
             deferred: DeferredTable::default(),
             in_flight: InFlight::default(),
+            pages: is_async.then(CachedPages::new),
             share,
             writers: Writers::default(),
             is_kernel,
