@@ -11,6 +11,8 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 use std::{fs, io};
 
+use rustix::process::{Signal, getpid, kill_process, set_parent_process_death_signal};
+
 use crate::error::{self, Failure, Result};
 use crate::inherited;
 
@@ -67,6 +69,9 @@ fn ended_early(child: &mut Child) -> Failure {
 
 /// Leaves the session, the directory and the terminal of the process that started this one. `notes` are for the user.
 pub fn detach(notes: Vec<String>) -> Result<Ready> {
+    // A process that gives up waiting, as by Ctrl-C while an image is loaded, wants no mount any more. If it has ended
+    // already, its end of the pipe tells that later.
+    let _ = set_parent_process_death_signal(Some(Signal::TERM));
     // Fails only for the leader of a process group. A new process is none.
     let _ = rustix::process::setsid();
     // A process that was started as /proc/self/exe is shown as `exe` in ps(1) and top(1).
@@ -98,8 +103,13 @@ impl Ready {
             Err(failure) => format!("{}{failure}", failure.code()),
         };
         let mut out = io::stdout();
-        // If the other process was killed, the mount stays.
-        let _ = out.write_all(said.as_bytes()).and_then(|()| out.flush());
+        let _ = set_parent_process_death_signal(None);
+        let told = out.write_all(said.as_bytes()).and_then(|()| out.flush());
+        if told.is_err() && outcome.is_ok() {
+            log::warn!("the process that waited has ended: so does this one");
+            // In order, as after any SIGTERM.
+            let _ = kill_process(getpid(), Signal::TERM);
+        }
         let null = fs::OpenOptions::new().write(true).open("/dev/null");
         if let Err(error) = null.and_then(|null| Ok(rustix::stdio::dup2_stdout(null)?)) {
             log::warn!("the standard output stays open: {error}");

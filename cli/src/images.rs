@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use defuse_fs::source::{Image, Watch, bytes};
 use indicatif::{ProgressBar, ProgressStyle};
-use signal_hook::consts::SIGINT;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use crate::error::{Failure, Result};
@@ -35,7 +35,7 @@ pub fn size(text: &str) -> std::result::Result<u64, String> {
     bytes(text).ok_or_else(|| "write bytes, or a number with K, M, G or T".to_owned())
 }
 
-/// Shows on a terminal how far work is, and ends it after Ctrl-C. A second Ctrl-C kills the program, as
+/// Shows on a terminal how far work is, and ends it after Ctrl-C, SIGTERM or SIGHUP. A second signal kills the program, as
 /// work looks for the first only at its next step.
 pub struct Progress {
     /// `None` without a terminal.
@@ -44,13 +44,15 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Catches SIGINT from now on.
+    /// Catches these signals from now on.
     pub fn new() -> Result<Progress> {
         let interrupted = Arc::new(AtomicBool::new(false));
-        // In this order, so that the first signal does not find the flag set.
-        flag::register_conditional_default(SIGINT, Arc::clone(&interrupted))
-            .and_then(|_| flag::register(SIGINT, Arc::clone(&interrupted)))
-            .map_err(|error| Failure::Failed(format!("cannot catch SIGINT: {error}")))?;
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            // In this order, so that the first signal does not find the flag set.
+            flag::register_conditional_default(signal, Arc::clone(&interrupted))
+                .and_then(|_| flag::register(signal, Arc::clone(&interrupted)))
+                .map_err(|error| Failure::Failed(format!("cannot catch signals: {error}")))?;
+        }
         let bar = || {
             let bar = ProgressBar::new(0);
             if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {pos}/{len}") {

@@ -3,12 +3,14 @@
 mod common;
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use common::{PROGRAM, Place, Said, eventually, said};
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// A place with a mounted image, whose changes take a moment to become durable.
@@ -211,5 +213,46 @@ fn a_copy_of_the_mount_that_goes_in_a_moment_is_waited_for() {
         assert_eq!((told.code, told.err.as_str()), (Some(0), ""), "round {round}");
         assert!(has_ended(pid), "the daemon goes on");
         copy.wait().unwrap();
+    }
+}
+
+/// A user who gave up waiting, by Ctrl-C or a kill, had the mount a while later.
+#[test]
+fn a_mount_or_server_is_not_made_if_the_process_that_waits_for_it_ends() {
+    let Some(place) = Place::to_mount() else { return };
+    let path = place.path("never");
+    let listener = SilentServer::never_answering(&path);
+    let source = format!("socket:{}", path.display());
+    for arguments in [["mount", &source, "mnt"], ["serve", &source, "sock"]] {
+        for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
+            let mut first = place.command(&arguments).stderr(Stdio::null()).spawn().unwrap();
+            // The daemon opens the source, and waits for its answer.
+            let (connection, daemon) = listener.accept();
+            assert_ne!(daemon, Pid::from_child(&first));
+            kill_process(Pid::from_child(&first), signal).unwrap();
+            assert!(!first.wait().unwrap().success());
+            eventually("the daemon has ended", || has_ended(daemon));
+            drop(connection);
+            assert!(!place.is_mounted() && !place.path("sock").exists());
+        }
+    }
+}
+
+/// A server that accepts connections and says nothing.
+struct SilentServer(OwnedFd);
+
+impl SilentServer {
+    fn never_answering(path: &Path) -> SilentServer {
+        let socket = net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        net::listen(&socket, 8).unwrap();
+        SilentServer(socket)
+    }
+
+    /// The next connection, and the process that made it.
+    fn accept(&self) -> (OwnedFd, Pid) {
+        let connection = net::accept(&self.0).unwrap();
+        let peer = net::sockopt::socket_peercred(&connection).unwrap();
+        (connection, peer.pid)
     }
 }

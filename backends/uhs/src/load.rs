@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use defuse_block::{Blocking, Device};
 use defuse_fs::source::Watch;
 
+use crate::Options;
 use crate::commit::{Recovered, Version};
 use crate::content::{INODE_MEMORY, Pool};
 use crate::format::inode::{Decoded, Inode, POINTERS_OF_BLOCK, Pointer, pointers_of};
@@ -13,7 +14,7 @@ use crate::format::snapshot::{Header, Segment};
 use crate::format::superblock::{COPIES, Chunk, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::names::{Loaded, Loading, Names, Problem, Told};
-use crate::space::{Run, Space};
+use crate::space::{Run, Space, UNIT_MEMORY};
 use crate::store::{StoreError, Survey, check_numbers, chunks_left, failed, slots, snapshot};
 
 /// Inodes after which somebody may end the loading.
@@ -38,6 +39,7 @@ pub(crate) fn load(
     problems.extend(found.lost_removals.first().map(|_| Problem::LostRemovals));
     let all = found.live.len() as u64;
     check_index(all, 0, limit)?;
+    check_space(superblock, limit)?;
     let pool = Arc::new(Pool::new(space(superblock)));
     let mut loading = Loading::begin(Arc::clone(&pool), found.next_ino);
     let mut at = 0;
@@ -81,6 +83,19 @@ pub(crate) fn check_index(inodes: u64, records: u64, limit: u64) -> Result<(), S
     }
 }
 
+/// The map of the space takes at most `limit` bytes, or without a limit the part of the memory that an index may take by default: a
+/// sparse file can have any size, and its owner is not always the one who looks at it.
+///
+/// # Errors
+///
+/// [`StoreError::Space`].
+pub(crate) fn check_space(superblock: &Superblock, limit: u64) -> Result<(), StoreError> {
+    let limit = if limit == u64::MAX { Options::default().index } else { limit };
+    let units = superblock.blocks / UNIT_BLOCKS;
+    let bytes = units * UNIT_MEMORY;
+    if bytes <= limit { Ok(()) } else { Err(StoreError::Space { units, bytes, limit }) }
+}
+
 /// As [`check_index`], for `inodes` of which a part is in memory already.
 fn check_records(pool: &Pool, inodes: u64, limit: u64) -> Result<(), StoreError> {
     let loaded = pool.inodes().load(Ordering::Relaxed) * INODE_MEMORY;
@@ -100,6 +115,7 @@ pub(crate) fn restore(
     let Some(header) = snapshot::header(device, superblock) else { return Ok(None) };
     check_numbers(superblock, &[header.durable, header.next_stamp])?;
     check_index(header.inodes, 0, index)?;
+    check_space(superblock, index)?;
     Ok(restore_by(device, superblock, &header))
 }
 

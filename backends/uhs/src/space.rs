@@ -57,6 +57,9 @@ impl From<Extent> for Run {
     }
 }
 
+/// Bytes of [`Space`] for a unit without small blocks, and a part of those for one with some.
+pub(crate) const UNIT_MEMORY: u64 = 8;
+
 /// The blocks in use.
 #[derive(Clone, Debug)]
 pub(crate) struct Space {

@@ -287,7 +287,7 @@ fn unusable(image: &Path, device: &dyn Device, error: &StoreError) -> Error {
             )
         }
         StoreError::Interrupted => return interrupted(image, "nothing is half done"),
-        StoreError::Index { bytes, .. } => {
+        StoreError::Index { bytes, .. } | StoreError::Space { bytes, .. } => {
             format!(
                 "{shown}: {error}: use `-o index={bytes}` or more, on a machine that has so much"
             )

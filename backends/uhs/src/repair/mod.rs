@@ -21,7 +21,7 @@ use crate::format::inode::{Data, Decoded, HEAD, Inode, Pointer, spill};
 use crate::format::slot::{self, BODY, Found};
 use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
-use crate::load::records;
+use crate::load::{check_space, records};
 use crate::space::{Run, Space};
 use crate::store::{Need, Store, StoreError, Survey, failed, lost_copies, survey_and_see};
 use claims::Claims;
@@ -80,6 +80,7 @@ pub(crate) fn repair_watched(
     if repairs.is_empty() && mender.changed.is_empty() {
         return Ok(repairs);
     }
+    check_space(&survey.superblock, u64::MAX)?;
     let mut space = Space::new((survey.superblock.blocks / UNIT_BLOCKS) as u32);
     for (start, end) in mender.claims.runs() {
         for block in (start..end).step_by(UNIT_BLOCKS as usize) {

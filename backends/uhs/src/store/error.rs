@@ -42,6 +42,15 @@ pub enum StoreError {
         /// The most that they may take.
         limit: u64,
     },
+    /// The map of its space takes more memory than it may.
+    Space {
+        /// Units of the file system.
+        units: u64,
+        /// Memory for the map.
+        bytes: u64,
+        /// The most that it may take.
+        limit: u64,
+    },
     /// Numbers of inodes, slots or groups that leave no room for further ones.
     Numbers,
     /// The slot of an inode does not hold it any more.
@@ -76,6 +85,10 @@ impl fmt::Display for StoreError {
             StoreError::Index { inodes, bytes, limit } => write!(
                 f,
                 "names and attributes of its {inodes} files take {bytes} bytes of memory, and {limit} are allowed"
+            ),
+            StoreError::Space { units, bytes, limit } => write!(
+                f,
+                "the map of its {units} units of 2 MiB takes {bytes} bytes of memory, and {limit} are allowed"
             ),
             StoreError::Numbers => f.write_str(
                 "numbers of its inodes, slots or groups leave no room for further ones: no program \

@@ -105,3 +105,31 @@ fn an_index_that_is_too_large_is_refused_before_bodies_are_read_again() {
     let bytes = inodes * INODE_MEMORY;
     assert_eq!(refused, Err(StoreError::Index { inodes, bytes, limit }));
 }
+
+/// A sparse file has any size for nothing, and the map of its space was made before anybody asked for its size: gigabytes for a
+/// petabyte.
+#[test]
+fn a_map_of_space_takes_no_more_memory_than_it_may() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sparse");
+    std::fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
+    let open = || {
+        let file = defuse_block::OpenFile::open(&path, defuse_block::Access::ReadWrite).unwrap();
+        Arc::new(file.device().unwrap()) as Arc<dyn Device>
+    };
+    let units = (1 << 40) / (2 << 20);
+    Uhs::make(open(), (0o755, 0, 0), &mut random()).unwrap();
+    for (index, fits) in [(units * 8, true), (units * 8 - 1, false), (1 << 16, false)] {
+        let options = Options { index, ..OPTIONS };
+        let opened = Uhs::open(open(), options, random());
+        match opened {
+            Ok((fs, problems)) => {
+                assert!(fits && problems.is_empty() && fs.detached(defuse_fs::Origin::NONE).is_ok())
+            }
+            Err(error) => {
+                let expected = StoreError::Space { units, bytes: units * 8, limit: index };
+                assert_eq!((error, fits), (expected, false));
+            }
+        }
+    }
+}
