@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -32,10 +32,14 @@ type Place = (PathBuf, String);
 static LIVING: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
 /// Gives all devices back that this process has bound, before it ends: others use them no more, and the manager opens each when
-/// this process has ended. A program calls it whose file systems are not dropped at its end.
+/// this process has ended. A program calls it whose file systems are not dropped at its end. One that another thread drops at this
+/// moment is waited for.
 pub fn give_back_all() {
     let living: Vec<_> = lock(&LIVING).drain(..).collect();
-    living.iter().filter_map(Weak::upgrade).for_each(|one| one.part());
+    for one in living.iter().filter_map(Weak::upgrade) {
+        one.part();
+        one.await_close(RETURN_PATIENCE);
+    }
 }
 
 /// The threads beside a device that this process has.
@@ -49,6 +53,18 @@ struct Shared {
     /// The connection to the manager, if there is one.
     channel: Mutex<Option<Arc<Channel<OwnedFd>>>>,
     ending: AtomicBool,
+    close: Mutex<Close>,
+    closed: Condvar,
+}
+
+/// The end of the device in this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Close {
+    #[default]
+    NotBegun,
+    /// A thread closes it.
+    Begun,
+    Done,
 }
 
 /// The service of one manager.
@@ -72,6 +88,8 @@ impl Companion {
             fs: Mutex::new(Some(fs)),
             channel: Mutex::new(Some(Arc::clone(&channel))),
             ending: AtomicBool::new(false),
+            close: Mutex::default(),
+            closed: Condvar::new(),
         });
         let own = Arc::clone(&shared);
         let thread = Builder::new().name("defuse-bound".to_owned());
@@ -84,14 +102,17 @@ impl Companion {
         Ok(Companion(shared))
     }
 
-    /// Ends the service. Afterwards nobody else uses the file system.
+    /// Ends the service, and begins to close the device. Afterwards nobody else uses the file system.
     pub(crate) fn part(&self) {
+        *lock(&self.0.close) = Close::Begun;
         self.0.part();
     }
 
-    /// Ends the connection to the manager, which opens the device then.
+    /// Ends the connection to the manager, which opens the device then: it is closed.
     pub(crate) fn end(&self) {
         lock(&self.0.channel).take();
+        *lock(&self.0.close) = Close::Done;
+        self.0.closed.notify_all();
     }
 }
 
@@ -102,16 +123,29 @@ impl std::fmt::Debug for Companion {
 }
 
 impl Shared {
+    /// Ends the service. A second caller waits for the first.
     fn part(&self) {
-        self.ending.store(true, Ordering::SeqCst);
-        if let Some(channel) = &*lock(&self.channel) {
-            let _ = channel.ask(&Ask::Return);
+        let mut thread = lock(&self.thread);
+        if let Some(thread) = thread.take() {
+            self.ending.store(true, Ordering::SeqCst);
+            if let Some(channel) = &*lock(&self.channel) {
+                let _ = channel.ask(&Ask::Return);
+            }
+            if thread.join().is_err() {
+                log::error!("the thread of a bound device has panicked");
+            }
+            lock(&self.fs).take();
         }
-        let thread = lock(&self.thread).take();
-        if thread.is_some_and(|thread| thread.join().is_err()) {
-            log::error!("the thread of a bound device has panicked");
+    }
+
+    /// Waits until another thread that closes the device has done so.
+    fn await_close(&self, limit: Duration) {
+        let close = lock(&self.close);
+        let begun = |close: &mut Close| *close == Close::Begun;
+        let waited = self.closed.wait_timeout_while(close, limit, begun);
+        if waited.is_ok_and(|(_, waited)| waited.timed_out()) {
+            log::warn!("{}: a bound device is not closed yet", self.place.1);
         }
-        lock(&self.fs).take();
     }
 
     /// Stays with one manager after the other.
@@ -285,4 +319,61 @@ pub(crate) fn connect(path: &Path) -> std::result::Result<Channel<OwnedFd>, Erro
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// The end of a run gave a device back on one thread while another one did, found nothing to wait for, and ended the process: the calls of
+    /// others got EIO, and the manager reported a loss.
+    #[test]
+    fn a_second_thread_that_gives_a_device_back_waits_for_the_first() {
+        let shared = Arc::new(Shared {
+            thread: Mutex::default(),
+            place: Place::default(),
+            fs: Mutex::default(),
+            channel: Mutex::default(),
+            ending: AtomicBool::new(false),
+            close: Mutex::default(),
+            closed: Condvar::new(),
+        });
+        let (go, wait) = mpsc::channel::<()>();
+        let served = Arc::new(AtomicBool::new(true));
+        let ends = Arc::clone(&served);
+        *lock(&shared.thread) = Some(std::thread::spawn(move || {
+            let _ = wait.recv();
+            ends.store(false, Ordering::SeqCst);
+        }));
+        lock(&LIVING).push(Arc::downgrade(&shared));
+        let companion = Companion(Arc::clone(&shared));
+        let closed = Arc::new(AtomicBool::new(false));
+        let (parted, was_parted) = mpsc::channel();
+        let (ended, is_closed) = (Arc::clone(&served), Arc::clone(&closed));
+        let drops = std::thread::spawn(move || {
+            companion.part();
+            assert!(!ended.load(Ordering::SeqCst));
+            parted.send(()).unwrap();
+            is_closed.store(true, Ordering::SeqCst);
+            companion.end();
+        });
+        while *lock(&shared.close) != Close::Begun {
+            std::thread::yield_now();
+        }
+        let (returned, has_returned) = mpsc::channel();
+        let (ended, is_closed) = (Arc::clone(&served), Arc::clone(&closed));
+        let gives = std::thread::spawn(move || {
+            give_back_all();
+            assert!(!ended.load(Ordering::SeqCst) && is_closed.load(Ordering::SeqCst));
+            let _ = returned.send(());
+        });
+        // Time to return too early.
+        let early = has_returned.recv_timeout(Duration::from_millis(100));
+        assert!(early.is_err() && was_parted.try_recv().is_err());
+        go.send(()).unwrap();
+        drops.join().unwrap();
+        gives.join().unwrap();
+    }
 }
