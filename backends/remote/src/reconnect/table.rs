@@ -387,7 +387,7 @@ impl Table {
         let mut heard = Heard::default();
         if let Some(inode) = self.inodes.get_mut(&file.ino) {
             inode.users += 1;
-            heard = inode.unsynced.heard_at_open();
+            heard = inode.unsynced.heard_at_open(epoch);
         }
         let open = OpenFile {
             ino: file.ino,
@@ -501,13 +501,14 @@ impl Table {
 
     /// Before flush, which a program also makes by ending a child process: the open file on the present connection,
     /// if it is open there, and true if flush only ends locks: all changes are durable, so that nobody needs to know
-    /// that the server is still there. Fails with `EIO`, any number of times, if locks or changes may be lost of which the open
-    /// file was not told.
+    /// that the server is still there. Fails with `EIO`, any number of times, if locks may be lost, or changes since the file was
+    /// opened for writing, of which the open file was not told.
     pub(super) fn at_flush(&mut self, file: File, epoch: Epoch) -> Result<Option<(File, bool)>> {
         let open = self.files.get(&file.fh).ok_or(Errno::EBADF)?;
         let lost_locks = open.locked.is_some_and(|taken| taken < epoch);
         let Some(inode) = self.inodes.get_mut(&file.ino) else { return Ok(None) };
-        if lost_locks || inode.unsynced.is_news(open.heard, epoch) {
+        let writes = open.flags.writable();
+        if lost_locks || writes && inode.unsynced.is_news_at_close(open.heard, epoch) {
             return Err(Errno::EIO);
         }
         let is_open = open.epoch == epoch && inode.found.epoch == epoch;

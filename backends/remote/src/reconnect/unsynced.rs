@@ -17,9 +17,14 @@ pub(super) struct Unsynced {
     told: bool,
 }
 
-/// The losses of which an open file was told.
+/// The losses that an open file knows.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Heard(u64);
+pub(super) struct Heard {
+    /// It was told of these.
+    told: u64,
+    /// These came before it was opened.
+    earlier: u64,
+}
 
 impl Unsynced {
     pub(super) fn changed(&mut self, epoch: Epoch) {
@@ -32,8 +37,10 @@ impl Unsynced {
     }
 
     /// The losses that a new open file need not be told of: all, unless nobody was told of the last.
-    pub(super) fn heard_at_open(&self) -> Heard {
-        Heard(self.losses - u64::from(self.losses > 0 && !self.told))
+    pub(super) fn heard_at_open(&mut self, epoch: Epoch) -> Heard {
+        self.lose(epoch);
+        let told = self.losses - u64::from(self.losses > 0 && !self.told);
+        Heard { told, earlier: self.losses }
     }
 
     /// Counts changes of earlier connections as lost. True if there are some.
@@ -49,12 +56,18 @@ impl Unsynced {
 
     pub(super) fn is_news(&mut self, heard: Heard, epoch: Epoch) -> bool {
         self.lose(epoch);
-        heard.0 < self.losses
+        heard.told < self.losses
+    }
+
+    /// True for a loss that came while the file was open, and of which it was not told: of an earlier one a sync tells, and a close
+    /// does not.
+    pub(super) fn is_news_at_close(&mut self, heard: Heard, epoch: Epoch) -> bool {
+        self.is_news(heard, epoch) && heard.earlier < self.losses
     }
 
     pub(super) fn before_sync(&mut self, heard: &mut Heard, epoch: Epoch) -> Result<u64> {
         if self.is_news(*heard, epoch) {
-            heard.0 = self.losses;
+            heard.told = self.losses;
             self.told = true;
             return Err(Errno::EIO);
         }
@@ -86,7 +99,7 @@ mod tests {
     #[test]
     fn each_open_file_is_told_once_of_changes_that_may_be_lost() {
         let mut inode = Unsynced::default();
-        let (mut one, mut two) = (inode.heard_at_open(), inode.heard_at_open());
+        let (mut one, mut two) = (inode.heard_at_open(1), inode.heard_at_open(1));
         inode.changed(1);
         let count = inode.before_sync(&mut one, 1).unwrap();
         // This change comes while the first one becomes durable.
@@ -96,14 +109,14 @@ mod tests {
         assert!(inode.before_sync(&mut one, 2).is_ok());
         assert!(inode.is_news(two, 2));
         assert_eq!(inode.before_sync(&mut two, 2), Err(Errno::EIO));
-        let mut later = inode.heard_at_open();
+        let mut later = inode.heard_at_open(2);
         assert!(inode.before_sync(&mut later, 2).is_ok());
     }
 
     #[test]
     fn durable_changes_are_not_lost() {
         let mut inode = Unsynced::default();
-        let mut open = inode.heard_at_open();
+        let mut open = inode.heard_at_open(1);
         inode.changed(1);
         let count = inode.before_sync(&mut open, 1).unwrap();
         inode.synced(count);
@@ -117,7 +130,7 @@ mod tests {
     #[test]
     fn what_was_lost_stays_lost_when_everything_else_becomes_durable() {
         let mut inode = Unsynced::default();
-        let mut open = inode.heard_at_open();
+        let mut open = inode.heard_at_open(1);
         inode.changed(1);
         inode.lose(2);
         inode.changed(2);
@@ -131,7 +144,21 @@ mod tests {
         let mut inode = Unsynced::default();
         inode.changed(1);
         assert!(inode.lose(2));
-        let mut open = inode.heard_at_open();
+        let mut open = inode.heard_at_open(2);
         assert_eq!(inode.before_sync(&mut open, 2), Err(Errno::EIO));
+    }
+
+    /// Every later open of the file, by anybody, failed at close until somebody synced it.
+    #[test]
+    fn a_close_tells_of_a_loss_that_came_while_the_file_was_open_and_of_no_earlier_one() {
+        let mut inode = Unsynced::default();
+        let before = inode.heard_at_open(1);
+        inode.changed(1);
+        // The loss is counted when somebody looks.
+        let after = inode.heard_at_open(2);
+        assert!(inode.is_news_at_close(before, 2) && inode.is_news_at_close(before, 2));
+        assert!(!inode.is_news_at_close(after, 2) && inode.is_news(after, 2));
+        inode.changed(2);
+        assert!(inode.is_news_at_close(after, 3));
     }
 }
