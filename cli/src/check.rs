@@ -42,11 +42,11 @@ struct Object {
     path: PathBuf,
     /// Number of `syscall` instructions.
     calls: usize,
-    /// Number of those that concern files and are replaced.
+    /// Number of those that are replaced: they concern files, or their number is known only at run time.
     replaced: usize,
     /// Instructions that concern files and cannot be replaced, with their addresses.
     missed: Vec<String>,
-    /// Number of those whose system call is only known at run time. They are not replaced.
+    /// Number of those whose system call is only known at run time, and that are not replaced.
     unknown: usize,
 }
 
@@ -168,9 +168,10 @@ fn object(path: &Path, binary: &Binary) -> Object {
     Object {
         path: path.to_owned(),
         calls: binary.raw_calls.len(),
-        replaced: binary.sites.len(),
+        replaced: binary.replaced(),
         missed: missed.collect(),
-        unknown: binary.raw_calls.iter().filter(|number| number.is_none()).count(),
+        unknown: binary.raw_calls.iter().filter(|number| number.is_none()).count()
+            - (binary.replaced() - binary.sites.len()),
     }
 }
 
@@ -190,7 +191,7 @@ fn text(findings: &Findings) -> String {
             continue;
         }
         text += &format!(
-            "  {path}: {calls} system calls, {replaced} concern files and {how} replaced, {unknown} \
+            "  {path}: {calls} system calls, {replaced} may concern files and {how} replaced, {unknown} \
              have a number that is not told\n"
         );
         if findings.dispatchable && unknown + missed.len() > 0 {

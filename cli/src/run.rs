@@ -15,7 +15,9 @@ use defuse_direct::Protected;
 use defuse_preload_plan::analysis::{self, Binary};
 use defuse_preload_plan::cache::Cache;
 use defuse_preload_plan::reach::Exports;
-use defuse_preload_plan::{ForkPolicy, Inherited, LIBRARY, ObjectSites, RunPlan, VARIABLE, layout};
+use defuse_preload_plan::{
+    ForkPolicy, Inherited, LIBRARY, MARK, MountPlan, ObjectSites, RunPlan, VARIABLE, layout,
+};
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::pipe::PipeFlags;
 
@@ -82,6 +84,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     let program = &args.command[0];
     refuse(program, args.dispatch)?;
     let library = library()?;
+    check_library(&library)?;
     let mounts = args.mount.iter().map(|text| mounts::parse(text, args.fork));
     let mut mounts = mounts.collect::<Result<Vec<_>>>()?;
     mounts::refuse_twice(&mounts)?;
@@ -93,6 +96,9 @@ pub fn run(args: &RunArgs) -> Result<u8> {
     }
     let all = args.dispatch;
     let binaries = if args.symbols_only { Vec::new() } else { objects(&args.command[0]) };
+    if !all {
+        warn_of_left_calls(&binaries, &mounts);
+    }
     let (objects, images) = images(&binaries, all);
     let paths: Vec<PathBuf> = binaries.into_iter().map(|binary| binary.path).collect();
     let plan = RunPlan {
@@ -132,13 +138,44 @@ pub fn run(args: &RunArgs) -> Result<u8> {
         Err(error) => return not_executed(program, &error),
     };
     let ended = servers.end();
+    let is_served = has_begun(&memory);
     remove_nodes(&memory, plan.token);
     if args.report {
         report(&memory, &plan, &paths);
     }
     ended?;
+    if !is_served && status.code() != Some(BEGIN_FAILED) {
+        return Err(Failure::Failed(format!(
+            "{}: the library was not loaded into it, so that it has used the files of the kernel in place of mounts: \
+             use `defuse mount` for its files",
+            program.display()
+        )));
+    }
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     Ok(u8::try_from(code.unwrap_or(1)).unwrap_or(u8::MAX))
+}
+
+/// The exit code of a program in which the library could not begin. It has said why.
+const BEGIN_FAILED: i32 = 125;
+
+/// True if the library has begun in a program of the run.
+fn has_begun(memory: &OwnedFd) -> bool {
+    let mut taken = [0; 4];
+    rustix::io::pread(memory, &mut taken, layout::HIGH_WATER as u64).is_ok() && taken != [0; 4]
+}
+
+/// Warns of system calls of the program and its libraries that cannot be replaced. Of files without a build id the library
+/// warns.
+fn warn_of_left_calls(binaries: &[Binary], mounts: &[MountPlan]) {
+    let targets = mounts.iter().map(|mount| String::from_utf8_lossy(&mount.target));
+    let targets = targets.collect::<Vec<_>>().join(", ");
+    for binary in binaries.iter().filter(|binary| binary.left > 0 && !binary.build_id.is_empty()) {
+        warn(&format!(
+            "{}: makes system calls without the C library that are not served: they see the files of the kernel in \
+             place of {targets}. --dispatch serves them",
+            binary.path.display()
+        ));
+    }
 }
 
 /// Reports that a program was not executed, and returns the exit code of a shell.
@@ -176,8 +213,7 @@ fn refuse(program: &OsStr, dispatch: bool) -> Result {
     }
     let Some(path) = find_program(program).filter(|path| path.is_file()) else { return Ok(()) };
     let path = check::executed(&path)?;
-    // The kernel refuses any file that is no ELF file of this machine.
-    let Ok(binary) = Binary::read_outline(&path) else { return Ok(()) };
+    let Ok(binary) = Binary::read_outline(&path) else { return refuse_foreign(shown, &path) };
     let obstacles = check::obstacles(&path, &binary);
     if dispatch && check::is_dispatchable(&binary, &obstacles) {
         return Ok(());
@@ -188,6 +224,20 @@ fn refuse(program: &OsStr, dispatch: bool) -> Result {
             Err(Failure::Failed(format!("{shown}: {why}: use `defuse mount` for its files")))
         }
     }
+}
+
+/// Refuses an ELF file that is none for this machine. The kernel can execute it: one of 32 bits, and with binfmt_misc
+/// any other.
+fn refuse_foreign(shown: std::ffi::os_str::Display<'_>, path: &Path) -> Result {
+    let mut head = [0; 4];
+    let is_elf = File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok();
+    if !is_elf || head != *b"\x7fELF" {
+        return Ok(());
+    }
+    Err(Failure::Failed(format!(
+        "{shown}: a program of 32 bits or of another machine, into which the library cannot be loaded: use `defuse \
+         mount` for its files"
+    )))
 }
 
 /// The variable with the path of the library.
@@ -230,6 +280,21 @@ fn find_library(program: &Path, named: Option<&OsStr>) -> Result<PathBuf> {
     Ok(library)
 }
 
+/// Refuses another library: a program into which the loader does not load ours uses the files of the kernel.
+fn check_library(library: &Path) -> Result {
+    match analysis::exports(library, MARK) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(Failure::Failed(format!(
+            "{}: not the library for programs of a run: install it with `cargo xtask install`, or set its path in \
+             {LIBRARY_VARIABLE}",
+            library.display()
+        ))),
+        Err(error) => Err(Failure::Failed(format!(
+            "{error}: set the path of the library for programs in {LIBRARY_VARIABLE}"
+        ))),
+    }
+}
+
 /// The C library of this machine, the program, and its other libraries: they can have `syscall`
 /// instructions, too.
 fn objects(program: &OsStr) -> Vec<Binary> {
@@ -246,7 +311,7 @@ fn objects(program: &OsStr) -> Vec<Binary> {
         if let Ok(binary) = Binary::read_for_run(&path, cache.as_ref()) {
             let find = |name: &String| analysis::find_library(name, &binary.run_path);
             next.extend(binary.needed.iter().filter_map(find));
-            if binary.has_sites() && !is_loader(&path) {
+            if !is_loader(&path) {
                 objects.push(binary);
             }
         }

@@ -6,23 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-use common::{Place, said};
-
-/// Compiles a C program. Prints the reason and returns `None` if there is no compiler, or if
-/// linking fails.
-fn compile(place: &Place, name: &str, source: &str, options: &[&str]) -> Option<PathBuf> {
-    let (code, program) = (place.path(&format!("{name}.c")), place.path(name));
-    fs::write(&code, source).unwrap();
-    let mut cc = Command::new("cc");
-    cc.arg("-o").arg(&program).arg(&code).args(options);
-    match cc.output() {
-        Ok(output) if output.status.success() => Some(program),
-        _ => {
-            println!("skipped: cc {} is not there or does not link", options.join(" "));
-            None
-        }
-    }
-}
+use common::{Place, compile, said};
 
 /// A C library in another namespace of dlmopen(3) is an unpatched copy. It wrote to the kernel's
 /// directory of the same name.
@@ -74,50 +58,6 @@ fn a_static_program_that_is_executed_later_causes_one_warning() {
     let with = ["--dispatch", "--", "sh", "-c", &script];
     let seen = said(place.command(&run).args(with).output().unwrap());
     assert_eq!((seen.code, seen.err.as_str()), (Some(0), ""));
-}
-
-/// A program that calls access(2) by an instruction of its own. An analysis cannot determine the
-/// number of the call if it is an argument.
-const OWN_CALLS: &str = r#"
-#include <stdio.h>
-static long raw(long number, const char *path) {
-    long value;
-#ifdef ARGUMENT
-    __asm__ volatile("syscall" : "=a"(value) : "a"(number), "D"(path), "S"(0L)
-                     : "rcx", "r11", "memory");
-#else
-    __asm__ volatile("mov $21, %%eax; syscall" : "=&a"(value) : "D"(path), "S"(0L)
-                     : "rcx", "r11", "memory");
-#endif
-    return value;
-}
-int main(int argc, char **argv) { printf("%ld\n", raw(21, argv[1])); }
-"#;
-
-/// A program with system calls of its own that another program executes saw the kernel's files, and
-/// no warning was printed.
-#[test]
-fn a_program_with_own_system_calls_that_is_executed_later_causes_one_warning() {
-    let place = Place::new();
-    let Some(program) = compile(&place, "own", OWN_CALLS, &[]) else { return };
-    let Some(other) = compile(&place, "other", OWN_CALLS, &["-DARGUMENT"]) else { return };
-    let (program, other) = (program.display().to_string(), other.display().to_string());
-    let script = format!("{program} m:/; {program} m:/; sh -c '{program} m:/; true'; {other} m:/");
-    let run = ["run", "--mount", "m:=memory:"];
-    let seen = said(place.command(&run).args(["--", "sh", "-c", &script]).output().unwrap());
-    assert_eq!((seen.code, seen.out.as_str()), (Some(0), "-2\n-2\n-2\n-2\n"));
-    assert_eq!(seen.err.lines().count(), 2, "once for each program: {}", seen.err);
-    for (line, program) in seen.err.lines().zip([&program, &other]) {
-        assert!(line.contains(&format!("{program}: makes system calls")), "{line}");
-        assert!(line.contains("--dispatch"), "{line}");
-    }
-    // Its instructions are replaced if the run begins with the program, and dispatched with
-    // --dispatch.
-    let seen = said(place.command(&run).args(["--", &program, "m:/"]).output().unwrap());
-    assert_eq!((seen.code, seen.out.as_str(), seen.err.as_str()), (Some(0), "0\n", ""));
-    let with = ["--dispatch", "--", "sh", "-c", &script];
-    let seen = said(place.command(&run).args(with).output().unwrap());
-    assert_eq!((seen.code, seen.out.as_str(), seen.err.as_str()), (Some(0), "0\n0\n0\n0\n", ""));
 }
 
 /// Go makes all its calls by itself, from functions without unwind tables.

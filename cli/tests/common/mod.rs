@@ -20,6 +20,22 @@ pub const PROGRAM: &str =
         (None, None) => panic!("cargo names no program"),
     };
 
+/// Compiles a C program. Prints the reason and returns `None` if there is no compiler, or if
+/// linking fails.
+pub fn compile(place: &Place, name: &str, source: &str, options: &[&str]) -> Option<PathBuf> {
+    let (code, program) = (place.path(&format!("{name}.c")), place.path(name));
+    fs::write(&code, source).unwrap();
+    let mut cc = Command::new("cc");
+    cc.arg("-o").arg(&program).arg(&code).args(options);
+    match cc.output() {
+        Ok(output) if output.status.success() => Some(program),
+        _ => {
+            println!("skipped: cc {} is not there or does not link", options.join(" "));
+            None
+        }
+    }
+}
+
 /// A directory with a mount point `mnt`, a source `src` and a registry of its own.
 pub struct Place {
     dir: tempfile::TempDir,

@@ -7,9 +7,9 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use object::elf::{self, FileHeader64};
-use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader};
+use object::read::elf::{Dyn, ElfFile64, ElfSymbol64, FileHeader, ProgramHeader};
 use object::read::{ReadCache, ReadRef};
-use object::{LittleEndian, Object, ObjectSection, ObjectSymbol};
+use object::{LittleEndian, Object, ObjectSection, ObjectSymbol, SymbolKind};
 
 use crate::cache::{Cache, Stamp};
 use crate::calls;
@@ -76,6 +76,11 @@ pub struct Binary {
     pub unreachable: Vec<(u64, u16)>,
     /// Addresses of those whose number cannot be told.
     pub unknown: Vec<u64>,
+    /// Those of functions whose number is known only when they are executed, and that can be replaced. The C library's are
+    /// not replaced: its functions with such an instruction are served by their names.
+    pub variable_sites: Vec<Site>,
+    /// How many instructions may concern files, and can neither be replaced nor are in the C library.
+    pub left: usize,
 }
 
 impl Binary {
@@ -92,7 +97,9 @@ impl Binary {
         let bytes = fs::read(path).map_err(|error| Error::Io(path.to_owned(), error))?;
         let foreign = || Error::Foreign(path.to_owned());
         let file = ElfFile64::<LittleEndian>::parse(&*bytes).map_err(|_| foreign())?;
-        Self::parse_sites(&file, &bytes).ok_or_else(foreign)
+        let mut binary = Self::parse_sites(&file, &bytes).ok_or_else(foreign)?;
+        binary.path = path.to_owned();
+        Ok(binary)
     }
 
     /// The kind of a file and the libraries that it needs, without its calls.
@@ -117,19 +124,47 @@ impl Binary {
         let file = ElfFile64::<LittleEndian, _>::parse(&data).map_err(|_| foreign())?;
         let mut binary = Self::parse_outline(&file, &data).ok_or_else(foreign)?;
         binary.path = path.to_owned();
-        match cache.and_then(|cache| cache.sites(&binary.build_id, stamp)) {
-            Some(sites) => {
-                let is_looked_at = |site: &Site| site.number.is_some_and(is_looked_at);
-                (binary.sites, binary.other_sites) = sites.into_iter().partition(is_looked_at);
-            }
-            None => {
-                binary.find_calls(&file);
-                if let Some(cache) = cache {
-                    cache.keep(&binary.build_id, stamp, &binary.sites(true));
-                }
-            }
-        }
+        binary.find_calls_once(&file, stamp, cache);
         Ok(binary)
+    }
+
+    /// As [`read_for_run`](Self::read_for_run), of a file with this name and stamp that is in memory. `None` if it is no ELF
+    /// file for x86-64.
+    pub fn of_bytes(
+        path: &Path,
+        bytes: &[u8],
+        stamp: Stamp,
+        cache: Option<&Cache>,
+    ) -> Option<Self> {
+        let file = ElfFile64::<LittleEndian>::parse(bytes).ok()?;
+        let mut binary = Self::parse_outline(&file, bytes)?;
+        binary.path = path.to_owned();
+        binary.find_calls_once(&file, stamp, cache);
+        Some(binary)
+    }
+
+    fn find_calls_once<'d, R: ReadRef<'d>>(
+        &mut self,
+        file: &ElfFile64<'d, LittleEndian, R>,
+        stamp: Stamp,
+        cache: Option<&Cache>,
+    ) {
+        if let Some(sites) = cache.and_then(|cache| cache.sites(&self.build_id, stamp)) {
+            for site in sites {
+                let sites = match site.number {
+                    None => &mut self.variable_sites,
+                    Some(number) if is_looked_at(number) => &mut self.sites,
+                    Some(_) => &mut self.other_sites,
+                };
+                sites.push(site);
+            }
+            return;
+        }
+        self.find_calls(file);
+        // One of which something is left is looked at again, so that people are told again.
+        if let Some(cache) = cache.filter(|_| self.left == 0) {
+            cache.keep(&self.build_id, stamp, &self.all_sites());
+        }
     }
 
     fn parse(bytes: &[u8]) -> Option<Self> {
@@ -168,6 +203,11 @@ impl Binary {
     fn find_calls<'d, R: ReadRef<'d>>(&mut self, file: &ElfFile64<'d, LittleEndian, R>) {
         for found in calls_of(file) {
             self.add(found);
+        }
+        // Functions of a Go program have no unwind tables.
+        self.left += usize::from(file.section_by_name(".note.go.buildid").is_some());
+        if self.is_c_library() {
+            self.left = 0;
         }
     }
 
@@ -224,17 +264,29 @@ impl Binary {
 
     fn add(&mut self, found: Found) {
         self.raw_calls.push(found.number);
-        if found.number.is_none() {
+        let is_left = found.site.is_none() && found.is_code;
+        let Some(number) = found.number else {
             self.unknown.push(found.address);
-        }
-        let Some(number) = found.number else { return };
+            self.variable_sites.extend(found.site.filter(|_| found.is_code));
+            self.left += usize::from(is_left);
+            return;
+        };
         match found.site {
             Some(site) if is_looked_at(number) => self.sites.push(site),
             Some(site) if !RETURNS_ELSEWHERE.contains(&number) => self.other_sites.push(site),
             _ if !is_looked_at(number) => {}
             Some(_) => {}
-            None => self.unreachable.push((found.address, number)),
+            None => {
+                self.unreachable.push((found.address, number));
+                self.left += usize::from(is_left);
+            }
         }
+    }
+
+    /// True for the C library, and the part of it that older ones had for threads.
+    fn is_c_library(&self) -> bool {
+        let name = self.path.file_name().unwrap_or_default().as_encoded_bytes();
+        [&b"libc.so"[..], b"libc-2", b"libpthread"].iter().any(|start| name.starts_with(start))
     }
 
     /// The object file at `path`, to look at in another way.
@@ -252,11 +304,6 @@ impl Binary {
         ObjectSites { build_id: self.build_id.clone(), sites: self.sites(all), image: None }
     }
 
-    /// True if there is a site to be patched.
-    pub fn has_sites(&self) -> bool {
-        !self.sites.is_empty() || !self.other_sites.is_empty()
-    }
-
     /// Its code with all of these sites patched, to be put at `place` of the images of a run; `None`
     /// where it cannot have an image.
     pub fn image(&self, all: bool, place: u64) -> Option<(PatchedImage, Vec<u8>)> {
@@ -267,12 +314,19 @@ impl Binary {
     }
 
     fn sites(&self, all: bool) -> Vec<Site> {
-        if !all {
-            return self.sites.clone();
-        }
-        let mut sites = [&self.sites[..], &self.other_sites].concat();
-        sites.sort_unstable_by_key(|site| site.address);
-        sites
+        let variable = if self.is_c_library() { &[] } else { &self.variable_sites[..] };
+        let other = if all { &self.other_sites[..] } else { &[] };
+        sorted(&[&self.sites, other, variable])
+    }
+
+    /// How many instructions are replaced in a run.
+    pub fn replaced(&self) -> usize {
+        self.sites(false).len()
+    }
+
+    /// All that could be replaced.
+    fn all_sites(&self) -> Vec<Site> {
+        sorted(&[&self.sites, &self.other_sites, &self.variable_sites])
     }
 
     /// `syscall` instructions that may concern files: those with a number that is looked at, or an
@@ -283,8 +337,29 @@ impl Binary {
     }
 }
 
-/// Programs with more bytes are not scanned while they are executed.
-const MOST_SCANNED: u64 = 2 << 20;
+/// Sites in the order of their addresses.
+fn sorted(parts: &[&[Site]]) -> Vec<Site> {
+    let mut sites = parts.concat();
+    sites.sort_unstable_by_key(|site| site.address);
+    sites
+}
+
+/// True if the file exports this symbol.
+///
+/// # Errors
+///
+/// Where the file cannot be read or is no ELF file for x86-64.
+pub fn exports(path: &Path, name: &str) -> Result<bool, Error> {
+    let file = File::open(path).map_err(|error| Error::Io(path.to_owned(), error))?;
+    let data = ReadCache::new(file);
+    let file = ElfFile64::<LittleEndian, _>::parse(&data);
+    let file = file.map_err(|_| Error::Foreign(path.to_owned()))?;
+    let is_it = |symbol: &ElfSymbol64<'_, '_, LittleEndian, _>| {
+        symbol.is_definition() && symbol.name_bytes() == Ok(name.as_bytes())
+    };
+    Ok(file.elf_header().e_machine(LittleEndian) == elf::EM_X86_64
+        && file.dynamic_symbols().any(|symbol| is_it(&symbol)))
+}
 
 fn is_looked_at(number: u16) -> bool {
     calls::name(number).is_some()
@@ -309,37 +384,11 @@ pub fn find_library(name: &str, run_path: &[String]) -> Option<PathBuf> {
     places.filter_map(|place| fs::canonicalize(place).ok()).find(|place| place.is_file())
 }
 
-/// True if the program in `file` makes system calls on files without the C library: it is a Go
-/// program, or one of its functions has such a `syscall` instruction, or one whose number cannot be
-/// told. Instructions that the run replaces, because they are `planned`, do not count. Instructions of
-/// programs with more than 2 MiB are not looked for: that takes milliseconds for each MiB.
-pub fn has_own_file_calls(file: &File, planned: &[ObjectSites]) -> bool {
-    let data = ReadCache::new(file);
-    let Ok(file) = ElfFile64::<LittleEndian, _>::parse(&data) else { return false };
-    let build_id = file.build_id().ok().flatten().unwrap_or_default();
-    let is_it = |object: &&ObjectSites| !build_id.is_empty() && object.build_id == build_id;
-    let planned = planned.iter().find(is_it);
-    // The functions of such a program have no unwind tables.
-    if planned.is_none() && file.section_by_name(".note.go.buildid").is_some() {
-        return true;
-    }
-    if file.data().len().is_ok_and(|len| len > MOST_SCANNED) {
-        return false;
-    }
-    let is_replaced = |found: &Found| {
-        let sites = planned.iter().flat_map(|object| &object.sites);
-        found.site.is_some_and(|own| sites.into_iter().any(|site| site.address == own.address))
-    };
-    calls_of(&file)
-        .iter()
-        .any(|found| found.is_code && found.number.is_none_or(is_looked_at) && !is_replaced(found))
-}
-
-/// All `syscall` instructions, function by function as the unwind tables delimit them. Bytes between
-/// functions that look like the instruction are calls without a number.
+/// All `syscall` instructions, function by function as the unwind tables delimit them, or else as symbols do. Other bytes
+/// that look like the instruction are calls without a number, unless the number is loaded right before.
 fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Found> {
     // The tables are read if there is anything to look up.
-    let known = OnceCell::new();
+    let (known, named) = (OnceCell::new(), OnceCell::new());
     let mut found = Vec::new();
     let mut decoded_to = 0;
     for section in file.sections() {
@@ -349,43 +398,78 @@ fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Fo
         }
         let Ok(code) = section.data() else { continue };
         let start = section.address();
-        for at in code.windows(2).enumerate().filter(|(_, w)| *w == [0x0f, 0x05]).map(|(at, _)| at)
-        {
+        for at in memchr::memmem::find_iter(code, &scan::SYSCALL) {
             let address = start + at as u64;
             if address < decoded_to {
                 continue;
             }
-            let functions = known.get_or_init(|| functions(file));
-            let place = functions.partition_point(|&(from, _)| from <= address);
-            let range = place.checked_sub(1).map(|place| functions[place]);
-            let range = range.filter(|&(from, end)| from >= start && address < end);
-            match range {
-                Some((from, end)) => {
+            let within = |ranges: &[Function]| {
+                let place = ranges.partition_point(|function| function.from <= address);
+                let range = place.checked_sub(1).map(|place| ranges[place]);
+                range.filter(|range| range.from >= start && address < range.end)
+            };
+            let range = within(known.get_or_init(|| described(file)));
+            match range.or_else(|| within(named.get_or_init(|| symbols(file)))) {
+                Some(Function { from, own_end, end }) => {
                     let end = usize::try_from(end - start).unwrap_or(code.len()).min(code.len());
                     let part = &code[(from - start) as usize..end];
-                    found.extend(scan::function(part, from));
+                    found.extend(scan::function(part, from, own_end));
                     decoded_to = from + part.len() as u64;
                 }
-                None => found.push(Found::between_functions(address)),
+                None => found.push(scan::between_functions(code, at, address)),
             }
         }
     }
     found
 }
 
+/// The addresses of a function.
+#[derive(Clone, Copy)]
+struct Function {
+    from: u64,
+    /// Behind the part that its description names.
+    own_end: u64,
+    /// Behind the last byte that may belong to it.
+    end: u64,
+}
+
+/// Functions by symbols, in their order; none of a Go program, whose stacks have no room for the jump.
+fn symbols<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Function> {
+    if file.section_by_name(".note.go.buildid").is_some() {
+        return Vec::new();
+    }
+    let all = file.symbols().chain(file.dynamic_symbols());
+    let functions = all.filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.size() > 0);
+    let range = |symbol: ElfSymbol64<'d, '_, LittleEndian, R>| {
+        let (from, size) = (symbol.address(), symbol.size());
+        let end = from.checked_add(size)?;
+        Some(Function { from, own_end: end, end })
+    };
+    let mut all: Vec<Function> = functions.filter_map(range).collect();
+    all.sort_unstable_by_key(|function| (function.from, function.end));
+    all
+}
+
 /// First and last address (exclusive) of every function, in their order, from `.eh_frame`.
 pub(crate) fn functions<'d, R: ReadRef<'d>>(
     file: &ElfFile64<'d, LittleEndian, R>,
 ) -> Vec<(u64, u64)> {
+    described(file).into_iter().map(|function| (function.from, function.end)).collect()
+}
+
+/// Functions by their unwind tables, in their order.
+fn described<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Function> {
     let Some(section) = file.section_by_name(".eh_frame") else { return Vec::new() };
     let Ok(bytes) = section.data() else { return Vec::new() };
     let mut all = crate::unwind::ranges(bytes, section.address());
     all.sort_unstable();
     // What is written in assembly ends its description before the call (clone(2) does, because the
     // stack changes there): a function goes on to the next one.
-    let starts: Vec<u64> = all.iter().skip(1).map(|&(from, _)| from).collect();
-    for ((_, end), next) in all.iter_mut().zip(starts) {
-        *end = (*end).max(next);
-    }
-    all
+    let starts = all.iter().skip(1).map(|&(from, _)| from).chain([0]);
+    let function = |(&(from, own_end), next): (&(u64, u64), u64)| Function {
+        from,
+        own_end,
+        end: own_end.max(next),
+    };
+    all.iter().zip(starts).map(function).collect()
 }

@@ -27,8 +27,8 @@ pub const PATH_CHANGES: usize = 12;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Once {
-    /// A program was executed that is not served.
-    NotServed = 1,
+    /// A program of a mount cannot be executed from memory.
+    NoMemory = 1,
     /// A program filters its system calls.
     Filter = 2,
     /// A process would share memory and not descriptors.

@@ -34,11 +34,15 @@ pub const VARIABLE: &str = "DEFUSE_PRELOAD";
 /// The variable with the directory that the first program of a run begins in.
 pub const DIRECTORY: &str = "DEFUSE_PRELOAD_DIRECTORY";
 
-/// The variable with the path that a static program was executed by.
+/// The variable with the path that a program was executed by which the kernel executes by a descriptor: a static one, and
+/// one of a mount.
 pub const NAME: &str = "DEFUSE_PRELOAD_NAME";
 
-/// The variable with the absolute path of a static program.
+/// The variable with the absolute path of such a program.
 pub const EXECUTABLE: &str = "DEFUSE_PRELOAD_EXECUTABLE";
+
+/// The symbol that the library exports, and no other: by it `defuse run` knows it.
+pub const MARK: &str = "defuse_preload_library";
 
 /// The file name of the library.
 pub const LIBRARY: &str = "libdefuse_preload.so";

@@ -104,7 +104,7 @@ fn all(file: &ElfFile64<'_, LittleEndian>, ranges: &[(u64, u64)]) -> Vec<Functio
             .filter(leaves)
             .filter_map(|target| containing(ranges, target));
         let next = BTreeSet::from_iter(next).into_iter().collect();
-        let calls = scan::function(code, from).iter().map(|found| found.number).collect();
+        let calls = scan::function(code, from, end).iter().map(|found| found.number).collect();
         Function { next, calls }
     };
     ranges.iter().map(function).collect()

@@ -26,24 +26,36 @@ pub(crate) struct Found {
     pub is_code: bool,
 }
 
-impl Found {
-    /// Bytes between functions that look like the instruction.
-    pub fn between_functions(address: u64) -> Self {
-        Found { address, number: None, site: None, is_code: false }
-    }
+/// The bytes of the instruction.
+pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
+
+/// Bytes of `code` at `at` between functions that look like the instruction. They are one if `mov eax, NUMBER` comes
+/// right before.
+pub(crate) fn between_functions(code: &[u8], at: usize, address: u64) -> Found {
+    /// Numbers of system calls are less.
+    const MOST: u32 = 512;
+    let before = at.checked_sub(5).and_then(|from| code.get(from..at));
+    let number = before.filter(|bytes| bytes[0] == 0xb8).and_then(|bytes| {
+        let number = u32::from_le_bytes(bytes[1..].try_into().ok()?);
+        u16::try_from(number).ok().filter(|_| number < MOST)
+    });
+    Found { address, number, site: None, is_code: number.is_some() }
 }
 
-/// The `syscall` instructions of the function with this `code` at `address`.
+/// The `syscall` instructions of the function with this `code` at `address`, whose description ends at `own_end`.
 ///
 /// The code is decoded from its first byte on, so that instructions are what the processor sees.
 /// Where a branch leads into a place that would be replaced, that place is not offered; the targets
 /// of jump tables are no branches, but compilers let them begin blocks, and the `syscall` of a
 /// block and its neighbours are never split by one (the number is loaded in the same block).
-pub(crate) fn function(code: &[u8], address: u64) -> Vec<Found> {
+pub(crate) fn function(code: &[u8], address: u64, own_end: u64) -> Vec<Found> {
     let decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
     let all: Vec<Instruction> = decoder.into_iter().collect();
     let targets: BTreeSet<u64> = all.iter().filter_map(target).collect();
-    let is_code = !all.iter().any(Instruction::is_invalid);
+    // Behind the description there may be data, and data is not to be changed.
+    let own = all.iter().take_while(|instruction| instruction.ip() < own_end);
+    let is_own_code = !own.clone().any(Instruction::is_invalid);
+    let is_all_code = is_own_code && !all.iter().any(Instruction::is_invalid);
     let mut numbers = Numbers::default();
     let mut found = Vec::new();
     for (place, instruction) in all.iter().enumerate() {
@@ -51,6 +63,8 @@ pub(crate) fn function(code: &[u8], address: u64) -> Vec<Found> {
             let number = numbers.eax();
             let site = site(&all, place, &targets, code, address);
             let site = site.map(|site| Site { number, ..site });
+            let is_own = instruction.ip() < own_end;
+            let is_code = if is_own { is_own_code } else { is_all_code && number.is_some() };
             found.push(Found { address: instruction.ip(), number, site, is_code });
         }
         numbers.see(instruction);
@@ -171,7 +185,7 @@ mod tests {
     fn a_number_before_the_call_makes_room() {
         // mov $0x101,%eax; syscall; ret
         let code = [0xb8, 1, 1, 0, 0, 0x0f, 0x05, 0xc3];
-        let found = function(&code, 0x1000);
+        let found = function(&code, 0x1000, u64::MAX);
         assert_eq!((found.len(), found[0].number), (1, Some(257)));
         let site = found[0].site.unwrap();
         assert_eq!((site.address, site.len, site.syscall_at), (0x1000, 7, 5));
@@ -182,7 +196,7 @@ mod tests {
     fn what_follows_makes_room_where_the_number_is_short() {
         // xor %eax,%eax; syscall; cmp $-4096,%rax; ja +2; ret
         let code = [0x31, 0xc0, 0x0f, 0x05, 0x48, 0x3d, 0, 0xf0, 0xff, 0xff, 0x77, 1, 0xc3, 0xc3];
-        let found = function(&code, 0x1000);
+        let found = function(&code, 0x1000, u64::MAX);
         let site = found[0].site.unwrap();
         assert_eq!(
             (found[0].number, site.address, site.len, site.syscall_at),
@@ -194,27 +208,37 @@ mod tests {
     fn a_branch_into_the_middle_forbids_the_place() {
         // mov $1,%eax; syscall; jmp to the syscall
         let code = [0xb8, 1, 0, 0, 0, 0x0f, 0x05, 0xeb, 0xfc];
-        assert_eq!(function(&code, 0x1000)[0].site, None);
+        assert_eq!(function(&code, 0x1000, u64::MAX)[0].site, None);
     }
 
     #[test]
     fn what_depends_on_its_address_is_not_moved() {
         // lea 0x10(%rip),%rsi; syscall; jmp +0
         let code = [0x48, 0x8d, 0x35, 0x10, 0, 0, 0, 0x0f, 0x05, 0xeb, 0];
-        assert_eq!(function(&code, 0x1000)[0].site, None);
+        assert_eq!(function(&code, 0x1000, u64::MAX)[0].site, None);
     }
 
     #[test]
     fn a_table_among_the_functions_is_no_code() {
         // syscall; ret, and the same before bytes that are no instruction in 64-bit mode.
-        assert!(function(&[0x0f, 0x05, 0xc3], 0)[0].is_code);
-        assert!(!function(&[0x0f, 0x05, 0xc3, 0x06, 0x0e], 0)[0].is_code);
+        let is_code = |code: &[u8], own_end| function(code, 0, own_end)[0].is_code;
+        let (call, table) = ([0x0f, 0x05, 0xc3], [0x0f, 0x05, 0xc3, 0x06, 0x0e]);
+        assert!(is_code(&call, 3) && !is_code(&table, 5));
+        // Behind the function that its description names.
+        assert!(is_code(&table, 3) && !is_code(&call, 0));
+        let between = |code: &[u8], at| {
+            let found = between_functions(code, at, 0);
+            (found.number, found.is_code)
+        };
+        assert_eq!(between(&call, 0), (None, false));
+        assert_eq!(between(&[0xb8, 1, 1, 0, 0, 0x0f, 0x05], 5), (Some(257), true));
+        assert_eq!(between(&[0xb8, 1, 1, 0, 9, 0x0f, 0x05], 5), (None, false));
     }
 
     #[test]
     fn a_number_is_followed_through_registers() {
         // mov $5,%r8d; mov %r8d,%eax; syscall; ret
         let code = [0x41, 0xb8, 5, 0, 0, 0, 0x44, 0x89, 0xc0, 0x0f, 0x05, 0xc3];
-        assert_eq!(function(&code, 0)[0].number, Some(5));
+        assert_eq!(function(&code, 0, u64::MAX)[0].number, Some(5));
     }
 }

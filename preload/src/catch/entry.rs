@@ -15,6 +15,7 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering};
 
+use defuse_preload_plan::calls::CALLS;
 use defuse_preload_plan::trampoline::TO_SYSCALL_END;
 
 use crate::catch::{patch, signal_state};
@@ -31,10 +32,10 @@ std::arch::global_asm!(
     // Most calls move data by descriptors that are not placeholders: these are the kernel's, and
     // cost no more than this look. rcx and r11 are free, as behind a `syscall`.
     "cmp rax, 20",
-    "ja 2f",
+    "ja 1f",
     "mov ecx, {moves_data}",
     "bt ecx, eax",
-    "jnc 2f",
+    "jnc 1f",
     "cmp edi, {kinds_len}",
     "jae 2f",
     "mov r11d, edi",
@@ -57,6 +58,19 @@ std::arch::global_asm!(
     "syscall",
     "test rax, rax",
     "jz defuse_begin_thread",
+    "ret",
+    // An instruction whose number is not constant makes calls that do not concern files, too.
+    "1:",
+    "cmp rax, {looked_at_len}",
+    "jae 2f",
+    "lea rcx, [rip + {looked_at}]",
+    "cmp byte ptr [rcx + rax], 0",
+    "jne 2f",
+    "cmp byte ptr [rip + {counting}], 0",
+    "jne 2f",
+    "cmp byte ptr [rip + {armed}], 0",
+    "jne 2f",
+    "stc",
     "ret",
     "2:",
     "push rbp",
@@ -180,6 +194,8 @@ std::arch::global_asm!(
     ".size defuse_entry, .-defuse_entry",
     serve = sym serve_site,
     moves_data = const MOVES_DATA,
+    looked_at = sym LOOKED_AT,
+    looked_at_len = const LOOKED_AT.len(),
     kinds = sym table::KINDS,
     kinds_len = const table::KINDS_LEN,
     placeholder = const table::PLACEHOLDER,
@@ -203,12 +219,22 @@ unsafe extern "C" {
 /// 17 to 20.
 const MOVES_DATA: u32 = 1 << 0 | 1 << 1 | 1 << 8 | 0b11111 << 16;
 
+/// Not 0 for the numbers of calls that are looked at.
+static LOOKED_AT: [u8; 512] = {
+    let (mut all, mut at) = ([0; 512], 0);
+    while at < CALLS.len() {
+        all[CALLS[at].0 as usize] = 1;
+        at += 1;
+    }
+    all
+};
+
 /// Where the trampoline goes on after the clone(2) that this thread makes; the child has a copy.
 static CLONED_AT: AtomicU64 = AtomicU64::new(0);
 /// The result of that clone(2).
 static CLONED: AtomicI64 = AtomicI64::new(0);
-/// The number by which the entry is entered after it: no call has it.
-const AFTER_CLONE: u64 = 0x7fff_ffff;
+/// The number by which the entry is entered after it: no call has it, because the kernel looks at 32 bits.
+const AFTER_CLONE: u64 = 1 << 40;
 
 /// Not 0 where every call is counted, so that none may be passed on unseen.
 static COUNTING: AtomicU8 = AtomicU8::new(0);
@@ -230,6 +256,10 @@ struct Answer {
     then: u64,
 }
 
+/// rt_sigreturn(2), fork(2) and vfork(2), from an instruction whose number is not constant: the trampoline makes them,
+/// with the stack of the program.
+const RETURNS_ELSEWHERE: [u64; 3] = [15, 57, 58];
+
 /// The call is served.
 const SERVED: u64 = 0;
 /// The kernel is to do it.
@@ -246,6 +276,10 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> Answer 
         let value = CLONED.load(Ordering::Relaxed);
         fork::after_clone(value);
         return Answer { value, then: SERVED };
+    }
+    let number = number & u64::from(u32::MAX);
+    if RETURNS_ELSEWHERE.contains(&number) {
+        return Answer { value: number as i64, then: PASS };
     }
     if number == libc::SYS_clone as u64 || number == libc::SYS_clone3 as u64 {
         return match fork::before_clone(number, args) {

@@ -17,6 +17,7 @@ mod environment;
 mod frame;
 #[allow(unsafe_code)]
 mod next;
+mod own_calls;
 #[allow(unsafe_code)]
 mod patch;
 #[allow(unsafe_code)]

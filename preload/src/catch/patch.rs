@@ -6,7 +6,7 @@
 //! (`defuse_preload_plan::image`): nothing is copied then. Otherwise every byte is compared, and the
 //! jumps are written here.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
 
 use defuse_preload_plan::image::{HEAD_PAGE, PatchedImage};
@@ -26,8 +26,10 @@ pub struct Patched {
     pub forks: bool,
 }
 
-/// A loaded library.
-struct Loaded {
+/// A loaded library, or the program.
+pub struct Loaded {
+    /// Its file; empty for the program.
+    pub path: Vec<u8>,
     base: u64,
     build_id: Vec<u8>,
     /// Executable parts, first and last (exclusive) address.
@@ -96,12 +98,43 @@ pub fn own_code(address: u64) -> Option<(u64, u64)> {
     Some((from & !0xfff, end.next_multiple_of(4096)))
 }
 
+/// The program and the libraries that are loaded and not among these. The loader and this library are left out: nothing
+/// of theirs is to be served.
+pub fn others(known: &[ObjectSites], entry: u64) -> Vec<Loaded> {
+    let is_known = |library: &Loaded| {
+        !library.build_id.is_empty()
+            && known.iter().any(|object| object.build_id == library.build_id)
+    };
+    let is_own = |library: &Loaded| library.code.iter().any(|&(a, b)| (a..b).contains(&entry));
+    let is_file = |library: &Loaded| {
+        let path = &library.path;
+        let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+        path.is_empty() || path.starts_with(b"/") && !name.starts_with(b"ld-")
+    };
+    let mut all = loaded();
+    all.retain(|library| is_file(library) && !is_own(library) && !is_known(library));
+    all
+}
+
+/// Patches these sites of a library that has no image; returns how many of them. No thread runs there.
+pub fn one(library: &Loaded, sites: &[Site], entry: u64) -> usize {
+    if sites.is_empty() {
+        0
+    } else {
+        patch(library, sites, entry).map_or(0, |(_, done)| done.len())
+    }
+}
+
 fn loaded() -> Vec<Loaded> {
     // SAFETY: called by dl_iterate_phdr alone, with what it promises.
     unsafe extern "C" fn add(info: *mut libc::dl_phdr_info, _: usize, all: *mut c_void) -> c_int {
         // SAFETY: dl_iterate_phdr passes a valid record, and the pointer that `loaded` gave it.
         let (info, all) = unsafe { (&*info, &mut *all.cast::<Vec<Loaded>>()) };
-        let mut library = Loaded { base: info.dlpi_addr, build_id: Vec::new(), code: Vec::new() };
+        // SAFETY: the name is a string of the loader, or null.
+        let path = unsafe { info.dlpi_name.as_ref() }.map(|name| unsafe { CStr::from_ptr(name) });
+        let path = path.unwrap_or_default().to_bytes().to_vec();
+        let mut library =
+            Loaded { path, base: info.dlpi_addr, build_id: Vec::new(), code: Vec::new() };
         // SAFETY: the record says how many program headers there are.
         let headers =
             unsafe { std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)) };

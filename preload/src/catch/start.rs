@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use defuse_preload_plan::{DIRECTORY, Inherited, VARIABLE};
 
 use crate::catch::{
-    arm, delivery, entry, environment, next, patch, signals, statics, symbols, tls_block,
+    arm, delivery, entry, environment, next, own_calls, patch, signals, statics, symbols, tls_block,
 };
 use crate::machine::descriptors::{close, keep_above, owned};
 use crate::machine::inside::{self, Inside};
@@ -64,6 +64,9 @@ pub fn begin() {
     let process = state::install(process);
     register();
     next::set_patched(patched.wanted > 0 && patched.done == patched.wanted);
+    if next::is_patched() && !process.plan.dispatch {
+        own_calls::replace(process);
+    }
     if !next::is_patched() && process.plan.report {
         say(
             "this C library is not the one that was analysed: only calls of its functions are seen",
@@ -85,6 +88,9 @@ pub fn begin() {
     }
     if process.plan.dispatch {
         dispatch_calls();
+    }
+    if carried.is_none() {
+        statics::name_program();
     }
     let carried = carried.map(|fd| carry(fd).unwrap_or_else(|why| fail(&why)));
     drop(inside);

@@ -50,6 +50,27 @@ pub unsafe fn note_arguments(count: usize, arguments: *mut u64, mut variables: *
     }
 }
 
+/// Tells this program its name and its path, if it is one of a mount, which the kernel has executed by a descriptor.
+pub fn name_program() {
+    let (Some(name), Some(path)) = (environment::take(NAME), environment::take(EXECUTABLE)) else {
+        return;
+    };
+    path::set_executable(path.into_bytes());
+    set_name(name.as_bytes());
+    let mut entry = AUXILIARY.load(Ordering::Relaxed);
+    // SAFETY: `note_arguments` found the vector, which ends with AT_NULL. The program keeps the name for as long as it
+    // runs.
+    unsafe {
+        while (*entry)[0] != libc::AT_NULL {
+            if (*entry)[0] == libc::AT_EXECFN {
+                (*entry)[1] = name.into_raw() as u64;
+                return;
+            }
+            entry = entry.add(1);
+        }
+    }
+}
+
 /// A program to be begun.
 pub struct LoadedProgram {
     /// Where it begins.

@@ -251,6 +251,11 @@ exports! {
     execv(a b c d e f) = SYS_execve[a, b, environment::variables()];
 }
 
+/// By this symbol `defuse run` knows the library ([`defuse_preload_plan::MARK`]).
+// SAFETY: no other library has a symbol of this name.
+#[unsafe(no_mangle)]
+pub static defuse_preload_library: u8 = 0;
+
 /// The names that are exported for what is more than a system call.
 #[cfg(test)]
 pub const OTHERS: &[&str] = &[

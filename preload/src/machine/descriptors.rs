@@ -25,6 +25,18 @@ pub fn memory(name: &CStr) -> Result<OwnedFd, Errno> {
     Ok(owned(fd as i32))
 }
 
+/// A memfd that can be executed, also where the system makes no other one executable (`vm.memfd_noexec`, Linux 6.3).
+/// `EACCES` if it makes none executable.
+pub fn executable_memory(name: &CStr) -> Result<OwnedFd, Errno> {
+    const EXECUTABLE: u64 = 0x10;
+    let flags = u64::from(libc::MFD_CLOEXEC) | EXECUTABLE;
+    match sys::plain(libc::SYS_memfd_create, name.as_ptr() as u64, flags, 0) {
+        // An older kernel, which makes all of them executable.
+        Err(Errno::EINVAL) => memory(name),
+        made => Ok(owned(made? as i32)),
+    }
+}
+
 /// A descriptor that is nobody else's.
 pub fn owned(fd: i32) -> OwnedFd {
     // SAFETY: the kernel gave the number just now, and nobody else has it.

@@ -23,10 +23,10 @@ use defuse_remote::{Heir, Legacy, OpenLegacy, Remote};
 use crate::machine::descriptors::{keep_above, owned};
 use crate::machine::{state_pipe, sys};
 use crate::process::compose::{InheritedConnection, Relay};
-use crate::process::holders;
 use crate::process::opened_by::OpenedBy;
 use crate::process::state::Process;
 use crate::process::table::Entry;
+use crate::process::{holders, nowhere};
 
 /// The execution state for the next program.
 pub struct OutgoingState {
@@ -311,6 +311,9 @@ impl IncomingState {
     }
 
     fn go_to_cwd(&self, process: &'static Process) {
+        if !self.cwd.is_empty() {
+            nowhere::note_inherited();
+        }
         if let Some((mount, ino)) = self.cwd.split_once(':') {
             let mount = mount.parse().ok().and_then(|at: usize| process.mounts.get(at));
             if let (Some(mount), Ok(ino)) = (mount, ino.parse()) {

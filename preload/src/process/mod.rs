@@ -13,6 +13,7 @@ pub mod exec_state;
 pub mod fork;
 pub mod holders;
 pub mod leash;
+pub mod nowhere;
 pub mod opened_by;
 #[allow(unsafe_code)]
 pub mod run_memory;

@@ -149,11 +149,7 @@ impl RunMemory {
     /// Notes the program with this mark, which is not 0. True if nobody in this run has noted it yet, and
     /// there is room for one more.
     pub fn is_new_program(&self, mark: u64) -> bool {
-        // SAFETY: as in `words`; the table is aligned to 8.
-        let marks = unsafe {
-            let at = self.base.add(layout::PROGRAMS).cast::<AtomicU64>();
-            std::slice::from_raw_parts(at, layout::PROGRAM_MARKS)
-        };
+        let marks = self.marks();
         let from = mark as usize % marks.len();
         for word in marks[from..].iter().chain(&marks[..from]) {
             match word.compare_exchange(0, mark, Ordering::Relaxed, Ordering::Relaxed) {
@@ -163,6 +159,24 @@ impl RunMemory {
             }
         }
         false
+    }
+
+    /// True if the program with this mark is noted.
+    pub fn is_known_program(&self, mark: u64) -> bool {
+        let marks = self.marks();
+        let from = mark as usize % marks.len();
+        let words = marks[from..].iter().chain(&marks[..from]);
+        let mut noted =
+            words.map(|word| word.load(Ordering::Relaxed)).take_while(|word| *word != 0);
+        noted.any(|noted| noted == mark)
+    }
+
+    fn marks(&self) -> &'static [AtomicU64] {
+        // SAFETY: as in `words`; the table is aligned to 8.
+        unsafe {
+            let at = self.base.add(layout::PROGRAMS).cast::<AtomicU64>();
+            std::slice::from_raw_parts(at, layout::PROGRAM_MARKS)
+        }
     }
 
     /// Not 0 once a process of the run has made a directory of nodes.

@@ -3,8 +3,8 @@
 use defuse_fs::Errno;
 
 use crate::machine::sys;
-use crate::process::credentials;
 use crate::process::state::Process;
+use crate::process::{credentials, nowhere};
 use crate::serve::call::{Call, Fail, Served};
 use crate::serve::path;
 
@@ -18,7 +18,7 @@ pub fn chdir(call: &Call<'_>) -> Served {
         Err(_) => return out(call, call.kernel()),
     };
     match done.map_err(Fail::from) {
-        Ok(()) => Ok(0),
+        Ok(()) => inside(),
         Err(Fail::Outside(outside)) => {
             let value = path::kernel(call, outside).unwrap_or_else(|| call.kernel());
             out(call, value)
@@ -31,15 +31,22 @@ pub fn fchdir(call: &Call<'_>) -> Served {
     match call.entry(0) {
         Some(entry) => {
             call.client().fchdir(call.task(), entry.file())?;
-            Ok(0)
+            inside()
         }
         None => out(call, call.kernel()),
     }
 }
 
+/// After the process went to a directory of a mount.
+fn inside() -> Served {
+    nowhere::enter();
+    Ok(0)
+}
+
 /// After the kernel went to another directory.
 fn out(call: &Call<'_>, value: i64) -> Served {
     if value == 0 {
+        nowhere::leave();
         call.process.outside();
     }
     Ok(value)
@@ -86,7 +93,10 @@ pub fn credentials(call: &Call<'_>) -> Served {
 /// Goes to `path` before the program begins.
 pub fn go_to(call: &Call<'_>, path: &[u8]) -> Result<(), Errno> {
     match call.client().chdir(call.task(), path) {
-        Ok(()) => Ok(()),
+        Ok(()) => {
+            nowhere::enter();
+            Ok(())
+        }
         Err(defuse_direct::Stop::Errno(errno)) => Err(errno),
         Err(defuse_direct::Stop::Outside(_)) => {
             sys::check(call.kernel())?;

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 
 use defuse_fs::Errno;
 
-use crate::machine::descriptors::memory;
+use crate::machine::descriptors::executable_memory;
 
 pub const EXEC: u16 = 2;
 const DYN: u16 = 3;
@@ -104,6 +104,27 @@ pub fn is_program(head: &[u8]) -> bool {
     ElfHead::parse(head).is_some()
 }
 
+/// True if a file that begins with `head` is a program of another kind: of 32 bits, or for another machine.
+pub fn is_foreign(head: &[u8]) -> bool {
+    head.starts_with(b"\x7fELF") && !is_program(head)
+}
+
+/// Interpreters of interpreters, as the kernel has it.
+pub const MAX_SCRIPTS: usize = 5;
+/// How much of a script the kernel looks at for `#!`.
+const SCRIPT_HEAD: usize = 256;
+
+/// The interpreter of the script that begins with `head`, and its one argument, execve(2).
+pub fn script(head: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
+    let rest = head[..head.len().min(SCRIPT_HEAD)].strip_prefix(b"#!")?;
+    let end = rest.iter().position(|&byte| byte == b'\n').unwrap_or(rest.len());
+    let line = rest[..end].trim_ascii();
+    let end = line.iter().position(|byte| b" \t\0".contains(byte)).unwrap_or(line.len());
+    let (interpreter, argument) = line.split_at(end);
+    let argument = argument.trim_ascii();
+    (!interpreter.is_empty()).then_some((interpreter, (!argument.is_empty()).then_some(argument)))
+}
+
 /// True if the file that begins with `head` is a program whose loader cannot load this library: it is
 /// linked statically, or for another C library. `read` reads more of it.
 pub fn is_static(head: &[u8], read: impl Fn(&mut [u8], u64) -> usize) -> bool {
@@ -185,7 +206,7 @@ fn carrier() -> Vec<u8> {
 
 /// The carrier, to be executed.
 pub fn make_carrier() -> Result<OwnedFd, Errno> {
-    let mut file = File::from(memory(c"defuse-static")?);
+    let mut file = File::from(executable_memory(c"defuse-static")?);
     file.write_all(&carrier()).map_err(Errno::from)?;
     Ok(file.into())
 }
@@ -223,6 +244,18 @@ mod tests {
     }
 
     #[test]
+    fn a_script_has_an_interpreter_and_at_most_one_argument() {
+        let one = |head: &'static [u8]| script(head);
+        assert_eq!(one(b"#!/bin/sh\nx"), Some((&b"/bin/sh"[..], None)));
+        assert_eq!(
+            one(b"#! /usr/bin/env  a b \n"),
+            Some((&b"/usr/bin/env"[..], Some(&b"a b"[..])))
+        );
+        assert_eq!(one(b"#!\n"), None);
+        assert_eq!(one(b"\x7fELF"), None);
+    }
+
+    #[test]
     fn programs_are_told_apart() {
         let kind = |path: &str| {
             let file = File::open(path).unwrap();
@@ -235,5 +268,10 @@ mod tests {
         assert!(!kind("/lib64/ld-linux-x86-64.so.2"));
         assert!(!kind("/etc/passwd"));
         assert!(!is_static(b"\x7fELF", |_, _| 0));
+        let mut own = carrier();
+        assert!(!is_foreign(&own) && !is_foreign(b"#!/bin/sh"));
+        // 32 bits.
+        own[4] = 1;
+        assert!(is_foreign(&own));
     }
 }

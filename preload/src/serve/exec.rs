@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 
 use defuse_direct::{Access, How, Stop};
@@ -10,20 +10,16 @@ use defuse_fs::{Errno, FileKind};
 use defuse_preload_plan::layout::Once;
 use defuse_preload_plan::{EXECUTABLE, NAME};
 
-use crate::machine::descriptors::{keep_above, owned};
+use crate::machine::descriptors::{executable_memory, keep_above, owned};
 use crate::machine::message::say;
 use crate::machine::{pending, sys};
 use crate::process::compose::Relay;
 use crate::process::holders;
 use crate::serve::call::{Call, Fail, Served};
+use crate::serve::elf::{MAX_SCRIPTS, script};
 use crate::serve::exec_environment::ExecEnvironment;
 use crate::serve::path::{Start, Target};
 use crate::serve::{elf, leaving, mappings, open, path};
-
-/// Interpreters of interpreters, as the kernel has it.
-const MAX_SCRIPTS: usize = 5;
-/// How much of a script the kernel looks at for `#!`.
-const HEAD: usize = 256;
 
 pub fn exec(call: &Call<'_>) -> Served {
     let at = call.number as i64 == libc::SYS_execveat;
@@ -148,7 +144,7 @@ impl Execution<'_> {
         let file = leaving::open_program(at, flags).filter(keeps_user)?;
         let mut head = [0; elf::HEAD];
         let len = file.read_at(&mut head, 0).ok()?;
-        if let Some((interpreter, argument)) = script(&head[..len.min(HEAD)]) {
+        if let Some((interpreter, argument)) = script(&head[..len]) {
             return Some(self.interpret(name, interpreter, argument, MAX_SCRIPTS));
         }
         let more = |bytes: &mut [u8], at| file.read_at(bytes, at).unwrap_or(0);
@@ -159,23 +155,34 @@ impl Execution<'_> {
         Some(self.carry(file.as_raw_fd(), name, &path))
     }
 
+    /// Memory to be executed. A message says so if the system permits none.
+    fn executable(&self, memory: Result<OwnedFd, Errno>) -> Result<OwnedFd, Errno> {
+        if matches!(memory, Err(Errno::EACCES)) && self.call.process.shared.is_news(Once::NoMemory)
+        {
+            say("programs of mounts are executed from memory, which this system does not permit: \
+                 `sysctl vm.memfd_noexec=1` does, and so does a mount by `defuse mount`");
+        }
+        memory
+    }
+
     /// Executes the static program in `fd`, which has this path and was called by `name`.
     fn carry(&self, fd: i32, name: &[u8], path: &[u8]) -> Served {
-        let carrier = elf::make_carrier()?;
+        let carrier = self.executable(elf::make_carrier())?;
         let floor = self.call.process.floor;
         let kept = owned(keep_above(fd, floor, false)?);
+        self.by_descriptor(carrier.as_raw_fd(), (name, path), Some(kept.as_raw_fd()))
+    }
+
+    /// Executes what `fd` has open, which is to load the static program `carried`. The kernel does not know that the
+    /// program was called by `name`, and has this path.
+    fn by_descriptor(&self, fd: i32, (name, path): (&[u8], &[u8]), carried: Option<i32>) -> Served {
         let text = |name: &str, value: &[u8]| {
             CString::new([name.as_bytes(), b"=", value].concat()).unwrap_or_default()
         };
         let mut envp = self.envp.clone();
         envp.extend([text(NAME, name), text(EXECUTABLE, path)]);
-        self.by_descriptor(carrier.as_raw_fd(), &envp, Some(kept.as_raw_fd()))
-    }
-
-    /// Executes what `fd` has open, which is to load the static program `carried`.
-    fn by_descriptor(&self, fd: i32, envp: &[CString], carried: Option<i32>) -> Served {
         let variable = self.environment.variable(carried);
-        let (argv, envp) = (pointers(&self.argv), pointers_with(envp, &variable));
+        let (argv, envp) = (pointers(&self.argv), pointers_with(&envp, &variable));
         let empty = c"".as_ptr() as u64;
         let flags = libc::AT_EMPTY_PATH as u64;
         let args = [fd as u64, empty, argv.as_ptr() as u64, envp.as_ptr() as u64, flags, 0];
@@ -217,28 +224,30 @@ impl Execution<'_> {
         }
         let mut head = [0; elf::HEAD];
         let len = client.pread(task, &file, &mut head, 0)?;
-        if let Some((interpreter, argument)) = script(&head[..len.min(HEAD)]) {
+        if let Some((interpreter, argument)) = script(&head[..len]) {
             return self.interpret(&name, interpreter, argument, scripts);
         }
         let copy;
         let fd = match file.backing() {
             Some(fd) => fd.as_raw_fd(),
             None => {
-                copy = open::copy_to_memory(self.call, &file)?;
+                let memory = self.executable(executable_memory(c"defuse"))?;
+                copy = open::copy_to(memory, self.call, &file)?;
                 copy.as_raw_fd()
             }
         };
         let more = |bytes: &mut [u8], at| client.pread(task, &file, bytes, at).unwrap_or(0);
         let is_static = elf::is_static(&head[..len], more);
         leaving::look_at_mounted(self.call, &file, fd, &name);
+        let full = match target.whole() {
+            Some(entry) => entry.opened_by.path(client, task),
+            None => open::full_path(self.call, target),
+        };
+        let full = client.real_path(task, &full).unwrap_or_else(|_| plain(&full));
         if is_static && self.call.process.plan.dispatch {
-            let full = match target.whole() {
-                Some(entry) => entry.opened_by.path(client, task),
-                None => open::full_path(self.call, target),
-            };
-            return self.carry(fd, &name, &plain(&full));
+            return self.carry(fd, &name, &full);
         }
-        self.by_descriptor(fd, &self.envp, None)
+        self.by_descriptor(fd, (&name, &full), None)
     }
 
     /// Runs the interpreter of a script, with the script's path as an argument.
@@ -287,17 +296,6 @@ fn is_cwd(target: &Target<'_>) -> bool {
     matches!(target.start, Start::Cwd)
 }
 
-/// The interpreter of a script and its one argument, execve(2).
-fn script(head: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
-    let rest = head.strip_prefix(b"#!")?;
-    let end = rest.iter().position(|&byte| byte == b'\n').unwrap_or(rest.len());
-    let line = rest[..end].trim_ascii();
-    let end = line.iter().position(|byte| b" \t\0".contains(byte)).unwrap_or(line.len());
-    let (interpreter, argument) = line.split_at(end);
-    let argument = argument.trim_ascii();
-    (!interpreter.is_empty()).then_some((interpreter, (!argument.is_empty()).then_some(argument)))
-}
-
 /// A program that filters its system calls: the kernel does not see those that are served here, and no
 /// filter tells what it would do with them.
 pub fn filter(call: &Call<'_>) -> Served {
@@ -340,18 +338,6 @@ fn leave(call: &Call<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_script_has_an_interpreter_and_at_most_one_argument() {
-        let one = |head: &'static [u8]| script(head);
-        assert_eq!(one(b"#!/bin/sh\nx"), Some((&b"/bin/sh"[..], None)));
-        assert_eq!(
-            one(b"#! /usr/bin/env  a b \n"),
-            Some((&b"/usr/bin/env"[..], Some(&b"a b"[..])))
-        );
-        assert_eq!(one(b"#!\n"), None);
-        assert_eq!(one(b"\x7fELF"), None);
-    }
 
     #[test]
     fn the_path_of_a_program_is_absolute_and_plain() {

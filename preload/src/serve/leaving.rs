@@ -1,7 +1,8 @@
 //! Programs that the run does not serve once they are executed: people are told.
 //!
 //! Nothing here decides how a program is executed. A program is looked at once in a run for each user,
-//! because a scan takes time; the shared memory notes which programs were.
+//! because that takes time; the shared memory notes which programs were. Calls that a program makes without
+//! the C library are looked for when it begins (`catch/own_calls.rs`).
 
 use std::ffi::CString;
 use std::fs::File;
@@ -9,8 +10,6 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use defuse_direct::Description;
-use defuse_preload_plan::analysis;
-use defuse_preload_plan::layout::Once;
 
 use crate::machine::descriptors::owned;
 use crate::machine::message::say;
@@ -21,9 +20,13 @@ use crate::serve::elf;
 /// Looks at a program of the kernel's name space that is about to be executed by `name`.
 pub fn look_at(call: &Call<'_>, at: (i32, &[u8]), flags: i32, name: &[u8]) {
     if let Some(stat) = stat(at, flags) {
-        let file = [stat.st_dev, stat.st_ino, stat.st_ctime as u64, stat.st_ctime_nsec as u64];
-        look_at_new(call, &file, &stat, (at, flags), name);
+        look_at_new(call, &file_of(&stat), &stat, (at, flags), (name, elf::MAX_SCRIPTS));
     }
+}
+
+/// The numbers that tell this file apart.
+fn file_of(stat: &libc::stat) -> [u64; 4] {
+    [stat.st_dev, stat.st_ino, stat.st_ctime as u64, stat.st_ctime_nsec as u64]
 }
 
 /// Looks at the program `file` of a mount, which the kernel executes by the descriptor `fd`.
@@ -33,7 +36,8 @@ pub fn look_at_mounted(call: &Call<'_>, file: &Description, fd: i32, name: &[u8]
     if let (Ok(known), Some(stat)) = (known, stat(at, libc::AT_EMPTY_PATH)) {
         let ctime = known.attr.ctime;
         let file = [known.dev, known.attr.st_ino, ctime.secs as u64, ctime.nanos.into()];
-        look_at_new(call, &file, &stat, (at, libc::AT_EMPTY_PATH), name);
+        let at = (at, libc::AT_EMPTY_PATH);
+        look_at_new(call, &file, &stat, at, (name, elf::MAX_SCRIPTS));
     }
 }
 
@@ -43,7 +47,7 @@ fn look_at_new(
     file: &[u64; 4],
     stat: &libc::stat,
     (at, flags): ((i32, &[u8]), i32),
-    name: &[u8],
+    (name, scripts): (&[u8], usize),
 ) {
     const EXECUTABLE: u32 = 0o111;
     let is_program = stat.st_mode & libc::S_IFMT == libc::S_IFREG && stat.st_mode & EXECUTABLE != 0;
@@ -54,13 +58,23 @@ fn look_at_new(
     let program = open_program(at, flags);
     let len = program.as_ref().and_then(|file| file.read_at(&mut head, 0).ok());
     let head = &head[..len.unwrap_or(0)];
-    if head.starts_with(b"#!") {
-        return;
-    }
-    if changes_user(call, stat, (at, flags)) {
+    if let Some((interpreter, _)) = elf::script(head) {
+        // The kernel executes it, unless it finds too many.
+        if scripts > 0
+            && let Some(stat) = self::stat((libc::AT_FDCWD, interpreter), 0)
+        {
+            let at = ((libc::AT_FDCWD, interpreter), 0);
+            look_at_new(call, &file_of(&stat), &stat, at, (interpreter, scripts - 1));
+        }
+    } else if changes_user(call, stat, (at, flags)) {
         tell_of_another_user(name);
+    } else if elf::is_foreign(head) {
+        tell(name, "a program of 32 bits or of another machine", "`defuse mount` serves it");
     } else if let (Some(program), false) = (program, call.process.plan.dispatch) {
-        look_at_code(call, &program, head, name);
+        let more = |bytes: &mut [u8], at| program.read_at(bytes, at).unwrap_or(0);
+        if elf::is_static(head, more) {
+            tell(name, "a static program, or one of another C library", "--dispatch serves it");
+        }
     }
 }
 
@@ -73,30 +87,12 @@ fn mark(call: &Call<'_>, file: &[u64; 4]) -> u64 {
     file.iter().chain(&user).fold(0xcbf2_9ce4_8422_2325, step).max(1)
 }
 
-/// Says so if the program of this code is not served.
-fn look_at_code(call: &Call<'_>, program: &File, head: &[u8], name: &[u8]) {
-    let more = |bytes: &mut [u8], at| program.read_at(bytes, at).unwrap_or(0);
-    if elf::is_static(head, more) {
-        tell_of_static(call, name);
-    } else if elf::is_program(head)
-        && analysis::has_own_file_calls(program, &call.process.plan.objects)
-    {
-        say(&format!(
-            "{}: makes system calls without the C library, which are not served: they see the files \
-             of the kernel in place of mounts. --dispatch serves them",
-            String::from_utf8_lossy(name)
-        ));
-    }
-}
-
-fn tell_of_static(call: &Call<'_>, name: &[u8]) {
-    if call.process.shared.is_news(Once::NotServed) {
-        say(&format!(
-            "{}: a static program, or one of another C library, which is not served: it sees the \
-             files of the kernel in place of mounts. --dispatch serves it",
-            String::from_utf8_lossy(name)
-        ));
-    }
+/// Tells of a program of this `kind`, and of the next step.
+fn tell(name: &[u8], kind: &str, next: &str) {
+    say(&format!(
+        "{}: {kind}, which is not served: it sees the files of the kernel in place of mounts. {next}",
+        String::from_utf8_lossy(name)
+    ));
 }
 
 fn tell_of_another_user(name: &[u8]) {

@@ -202,14 +202,13 @@ pub fn kernel_path(call: &Call<'_>, path: &[u8]) -> Option<CString> {
         let number = std::os::fd::AsRawFd::as_raw_fd(&**fd);
         return CString::new(path::path_of_descriptor(number)?).ok();
     }
-    let copy = copy_to_memory(call, &file).ok()?;
+    let copy = copy_to(memory(c"defuse").ok()?, call, &file).ok()?;
     let kept = keep_above(std::os::fd::AsRawFd::as_raw_fd(&copy), call.process.floor, true);
     CString::new(format!("/proc/self/fd/{}", kept.ok()?)).ok()
 }
 
-/// A copy of a file in memory that can be executed or loaded.
-pub fn copy_to_memory(call: &Call<'_>, file: &Description) -> Result<OwnedFd, Fail> {
-    let fd = memory(c"defuse")?;
+/// A copy of a file in the new memory `fd`.
+pub fn copy_to(fd: OwnedFd, call: &Call<'_>, file: &Description) -> Result<OwnedFd, Fail> {
     let mut out = File::from(fd);
     let mut piece = vec![0; 256 << 10];
     let mut at = 0;

@@ -69,7 +69,8 @@ impl<'a> Call<'a> {
     }
 }
 
-/// The path of the program, if it is a static one: the kernel believes that the carrier is executed.
+/// The path of the program, if that is a static one or lies in a mount: the kernel believes that it executes the carrier,
+/// or memory.
 static EXECUTABLE: OnceLock<Vec<u8>> = OnceLock::new();
 
 /// Sets the path that `/proc/self/exe` leads to.

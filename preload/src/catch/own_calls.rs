@@ -1,0 +1,89 @@
+//! Programs and libraries with system calls of their own that the plan does not know: all but those of the first program.
+//!
+//! Each is looked at when it is loaded, and its instructions are replaced then. A run notes the files that have none, so
+//! that a file is looked at once; of larger ones the user's cache knows the rest.
+
+use std::ffi::{CString, OsStr};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use defuse_preload_plan::Site;
+use defuse_preload_plan::analysis::Binary;
+use defuse_preload_plan::cache::{Cache, Stamp};
+
+use crate::catch::{entry, patch};
+use crate::machine::descriptors::owned;
+use crate::machine::message::say;
+use crate::machine::sys;
+use crate::process::state::Process;
+
+/// Replaces the instructions of the program and of its libraries. No other thread runs.
+pub fn replace(process: &'static Process) {
+    for object in patch::others(&process.plan.objects, entry::address()) {
+        let path = match object.path.as_slice() {
+            b"" => b"/proc/self/exe",
+            path => path,
+        };
+        let Some(mark) = mark(path).filter(|mark| !process.shared.is_known_program(*mark)) else {
+            continue;
+        };
+        let Some((sites, left)) = find(process, path) else { continue };
+        if sites.is_empty() && left == 0 {
+            process.shared.is_new_program(mark);
+            continue;
+        }
+        let is_missing = left + sites.len() > patch::one(&object, &sites, entry::address());
+        if is_missing && process.shared.is_new_program(mark ^ TOLD) {
+            tell(process, &object.path);
+        }
+    }
+}
+
+/// The difference between the mark of a file without calls of its own and that of one that people were told of.
+const TOLD: u64 = 1 << 63;
+
+/// A number for the file at this path.
+fn mark(path: &[u8]) -> Option<u64> {
+    let path = CString::new(path).ok()?;
+    let mut stat: libc::stat = sys::zeroed();
+    let at = libc::AT_FDCWD as u64;
+    let args = [at, path.as_ptr() as u64, &raw mut stat as u64, 0, 0, 0];
+    sys::check(sys::pass(libc::SYS_newfstatat as u64, &args)).ok()?;
+    let words = [stat.st_dev, stat.st_ino, stat.st_ctime as u64, stat.st_ctime_nsec as u64];
+    // FNV-1a, a word at a time. Users differ in nothing here, in contrast to the marks of `leaving`.
+    let step = |hash: u64, word: &u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3).rotate_left(29);
+    Some((words.iter().fold(0x6c62_272e_07bb_0142, step) & !TOLD).max(1))
+}
+
+/// The sites of the file at `path`, and the number of instructions that cannot be replaced.
+fn find(process: &'static Process, path: &[u8]) -> Option<(Vec<Site>, usize)> {
+    let text = CString::new(path).ok()?;
+    let how = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
+    let args = [libc::AT_FDCWD as u64, text.as_ptr() as u64, how, 0, 0, 0];
+    let fd = sys::check(sys::pass(libc::SYS_openat as u64, &args)).ok()?;
+    let file = File::from(owned(fd as i32));
+    let meta = file.metadata().ok()?;
+    let mapped = sys::MappedFile::new(file.as_raw_fd(), meta.len()).ok()?;
+    // To write to it could be the end of a program with a limit of file sizes.
+    let is_limited = process.task().file_size_limit().is_some();
+    let cache = if is_limited { None } else { Cache::of_user() };
+    let path = Path::new(OsStr::from_bytes(path));
+    let binary = Binary::of_bytes(path, mapped.bytes(), Stamp::of(&meta), cache.as_ref())?;
+    Some((binary.to_sites(false).sites, binary.left))
+}
+
+fn tell(process: &'static Process, path: &[u8]) {
+    let name = match path {
+        b"" => std::env::args_os().next().unwrap_or_default().into_encoded_bytes(),
+        path => path.to_vec(),
+    };
+    let targets = process.mounts.iter().map(|mount| String::from_utf8_lossy(&mount.target));
+    say(&format!(
+        "{}: makes system calls without the C library that are not served: they see the files of the kernel \
+         in place of {}. --dispatch serves them",
+        String::from_utf8_lossy(&name),
+        targets.collect::<Vec<_>>().join(", ")
+    ));
+}
