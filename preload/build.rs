@@ -9,6 +9,8 @@ use std::process::Command;
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-env-changed=CC");
+    // Calls of our own lead to the functions of this library, also where a program has some of these names.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");
     match unwinder() {
         // `-bundle`: as a library of its own it comes before the one that the standard library names,
         // which is then not needed.

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use defuse_direct::Protected;
+use defuse_fuse::process;
 use defuse_preload_plan::analysis::{self, Binary};
 use defuse_preload_plan::cache::Cache;
 use defuse_preload_plan::reach::Exports;
@@ -144,7 +145,7 @@ pub fn run(args: &RunArgs) -> Result<u8> {
         report(&memory, &plan, &paths);
     }
     ended?;
-    if !is_served && status.code() != Some(BEGIN_FAILED) {
+    if !is_served && status.code().is_some_and(|code| code != BEGIN_FAILED) {
         return Err(Failure::Failed(format!(
             "{}: the library was not loaded into it, so that it has used the files of the kernel in place of mounts: \
              use `defuse mount` for its files",
@@ -229,9 +230,10 @@ fn refuse(program: &OsStr, dispatch: bool) -> Result {
 /// Refuses an ELF file that is none for this machine. The kernel can execute it: one of 32 bits, and with binfmt_misc
 /// any other.
 fn refuse_foreign(shown: std::ffi::os_str::Display<'_>, path: &Path) -> Result {
-    let mut head = [0; 4];
-    let is_elf = File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok();
-    if !is_elf || head != *b"\x7fELF" {
+    let mut head = [0; 7];
+    let is_read = File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok();
+    // Class, order of bytes and version: the kernel refuses others.
+    if !is_read || !matches!(head, [0x7f, b'E', b'L', b'F', 1 | 2, 1 | 2, 1]) {
         return Ok(());
     }
     Err(Failure::Failed(format!(
@@ -472,6 +474,7 @@ pub struct InsideArgs {
 /// Executes the program. Returns only on failure.
 pub fn inside(args: &InsideArgs) -> Result<u8> {
     let program = &args.command[0];
+    process::keep_closed();
     let error = Command::new(program).args(&args.command[1..]).exec();
     not_executed(program, &error)
 }

@@ -619,6 +619,19 @@ fn processes_are_created_while_threads_work() {
     same_c("spawns", include_str!("run/spawns.c"), everywhere);
 }
 
+/// posix_spawn(3) returned 0 where its child could not begin, and what a child of vfork(2) leaves in a variable of its
+/// parent, as busybox does, was lost.
+#[test]
+fn failures_of_children_are_told_as_natively() {
+    same_c("failures", include_str!("run/failures.c"), everywhere);
+    same_c("failures", include_str!("run/failures.c"), |name, needs, script| {
+        same_with(&["--dispatch"], name, needs, "memory:", script);
+    });
+    same_static("failures, static", include_str!("run/failures.c"), |name, needs, script| {
+        same_with(&["--dispatch"], name, needs, "memory:", script);
+    });
+}
+
 #[test]
 fn killed_children_do_not_affect_their_parent() {
     same_c("kills", include_str!("run/kills.c"), everywhere);

@@ -137,9 +137,53 @@ fn programs_of_a_killed_run_get_the_reason_for_missing_files() {
     kill_process(Pid::from_child(&run), Signal::KILL).unwrap();
     run.wait().unwrap();
     input.write_all(b"on\n").unwrap();
-    assert_eq!((line(&mut out), line(&mut out)), ("no file".to_owned(), "125".to_owned()));
+    assert_eq!((line(&mut out), line(&mut out)), ("no file".to_owned(), "1".to_owned()));
     let mut said = String::new();
     errors.read_to_string(&mut said).unwrap();
-    assert!(said.contains("mem:: the process that served it has ended"), "{said}");
-    assert!(said.contains("cannot mount mem:: the run that serves it has ended"), "{said}");
+    // The shell, and the program that it has started since.
+    assert_eq!(said.matches("mem:: the process that served it has ended").count(), 2, "{said}");
+}
+
+/// Each program that was started after the end of the run ended with 125, also one that used no file of a mount.
+#[test]
+fn programs_of_a_killed_run_start_others() {
+    let place = Place::new();
+    let kept = place.path("src").display().to_string();
+    let (gone, directory) = ("mem:=memory:", format!("/defuse-test=passthrough:{kept}"));
+    for working_directory in ["/", "mem:/", "/defuse-test"] {
+        let script = "echo up; read line; /bin/true; echo $?; sh -c 'echo in a shell; exit 3'; echo $?; \
+            cat mem:/f 2> /dev/null; echo $?; mkdir mem:/d 2> /dev/null; echo $?; ls mem:/ 2> /dev/null; echo $?; \
+            echo text > /defuse-test/f; cat /defuse-test/f";
+        let run = ["run", "--mount", gone, "--mount", &directory, "-C", working_directory];
+        let mut command = place.command(&run);
+        let (mut run, mut out) = start(command.args(["--", "sh", "-c", script]));
+        assert_eq!(line(&mut out), "up");
+        kill_process(Pid::from_child(&run), Signal::KILL).unwrap();
+        let mut input = run.stdin.take().unwrap();
+        run.wait().unwrap();
+        input.write_all(b"on\n").unwrap();
+        let mut said = String::new();
+        out.read_to_string(&mut said).unwrap();
+        assert_eq!(said, "0\nin a shell\n3\n1\n1\n2\ntext\n", "in {working_directory}");
+    }
+}
+
+/// The standard library opens /dev/null in place of a closed descriptor, and programs got that: `echo` succeeded.
+#[test]
+fn a_closed_descriptor_stays_closed_in_the_program() {
+    let place = Place::new();
+    fs::copy("/bin/ls", place.path("src/ls")).unwrap();
+    let source = format!("/defuse-test=passthrough:{}", place.path("src").display());
+    for program in ["/bin/ls", "/defuse-test/ls"] {
+        for closed in [">&-", "<&-", "2>&-", ">&- <&- 2>&-", ">/dev/null"] {
+            let see = |start: &str| {
+                let script = format!("{start} -d / /proc/self/fd/0 {closed}; echo $?");
+                let mut shell = std::process::Command::new("sh");
+                let output = shell.args(["-c", &script]).stdin(Stdio::null()).output().unwrap();
+                (String::from_utf8_lossy(&output.stdout).into_owned(), output.stderr.is_empty())
+            };
+            let run = format!("{} run --mount {source} -- {program}", common::PROGRAM);
+            assert_eq!(see(&run), see("/bin/ls"), "{program} {closed}");
+        }
+    }
 }

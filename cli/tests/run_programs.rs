@@ -108,3 +108,62 @@ fn a_program_of_a_mount_is_executed_where_memory_is_not_executable_by_default() 
         assert!(seen.err.contains("vm.memfd_noexec=1"), "{}", seen.err);
     }
 }
+
+/// A library that replaces functions and, as libsocket_wrapper does, holds a lock over fork(2) that they take, and that
+/// rejects the names of objects that it has not seen, as libfakechroot does.
+const WRAPPER: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/types.h>
+#include <unistd.h>
+static pthread_mutex_t lock = PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
+static void take(void) { if (pthread_mutex_lock(&lock)) { write(2, "deadlock\n", 9); abort(); } }
+static void give(void) { pthread_mutex_unlock(&lock); }
+static void renew(void) { lock = (pthread_mutex_t)PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP; }
+__attribute__((constructor)) static void begin(void) { pthread_atfork(take, give, renew); }
+#define WRAP(type, name, parameters, arguments) \
+    type name parameters { \
+        type (*next) parameters = (type (*) parameters)dlsym(RTLD_NEXT, #name); \
+        take(); \
+        type result = next arguments; \
+        give(); \
+        return result; \
+    }
+WRAP(int, close, (int fd), (fd))
+WRAP(ssize_t, read, (int fd, void *at, size_t len), (fd, at, len))
+WRAP(int, dup, (int fd), (fd))
+WRAP(int, getsockopt, (int fd, int level, int name, void *at, socklen_t *len), (fd, level, name, at, len))
+WRAP(ssize_t, sendmsg, (int fd, const struct msghdr *message, int flags), (fd, message, flags))
+WRAP(ssize_t, recvmsg, (int fd, struct msghdr *message, int flags), (fd, message, flags))
+int dl_iterate_phdr(int (*callback)(struct dl_phdr_info *, size_t, void *), void *data) {
+    write(2, "objects\n", 8);
+    abort();
+}
+"#;
+
+/// Calls of the library went through the functions of other preloaded libraries: with libsocket_wrapper, the first fork was
+/// the end of a program, and with libfakechroot its start.
+#[test]
+fn other_preloaded_libraries_do_not_see_calls_of_the_library() {
+    let place = Place::new();
+    let options = ["-shared", "-fPIC", "-pthread", "-ldl"];
+    let Some(library) = compile(&place, "libwrapper.so", WRAPPER, &options) else { return };
+    let library = library.display();
+    let script = format!(
+        "echo x > f; LD_PRELOAD={library} sh -c 'cat f & wait; (cat f); cat < f | cat; echo y >> f; sh -c \"cat f\"'"
+    );
+    let source = place.path("src").display().to_string();
+    for source in
+        ["memory:", &format!("passthrough:{source}"), &format!("passthrough:{source},backing=off")]
+    {
+        let mount = format!("/defuse-test={source}");
+        let run = ["run", "-C", "/defuse-test", "--mount", &mount, "--", "sh", "-c", &script];
+        let seen = said(place.command(&run).output().unwrap());
+        assert_eq!((seen.out.as_str(), seen.err.as_str()), ("x\nx\nx\nx\ny\n", ""), "{mount}");
+    }
+}

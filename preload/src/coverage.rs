@@ -62,7 +62,6 @@ const NOT_LOOKED_AT: &[(&str, &[u16])] = &[
 /// Exported functions of the C library with a `syscall` whose number cannot be told from the code.
 const NUMBER_IS_TOLD_LATER: &[(&str, &str)] = &[
     ("syscall", "its number is an argument: it is exported"),
-    ("_Exit", "exit(2) of the thread, where exit_group(2) has failed"),
     ("tcsetattr", "ioctl(2) of a terminal that has answered one already"),
 ];
 

@@ -5,6 +5,7 @@ use std::fs;
 use std::os::fd::RawFd;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
@@ -27,6 +28,33 @@ pub fn close_on_exec(kept: &[RawFd]) {
     let descriptors: Vec<RawFd> = names.filter(|fd| *fd > 2 && !kept.contains(fd)).collect();
     for fd in descriptors {
         // SAFETY: fcntl takes three numbers. The flag closes nothing here, and a number that is closed meanwhile gives EBADF.
+        unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
+    }
+}
+
+/// The bits of the descriptors 0 to 2 that were closed when this process began.
+static CLOSED: AtomicU8 = AtomicU8::new(0);
+
+/// Runs before `main`: the standard library opens /dev/null in place of closed descriptors.
+#[used]
+// SAFETY: the loader calls functions of initialization, with arguments that are not needed.
+#[unsafe(link_section = ".init_array")]
+static NOTE_CLOSED: extern "C" fn() = note_closed;
+
+extern "C" fn note_closed() {
+    for fd in 0..3 {
+        // SAFETY: fcntl takes three numbers, and changes nothing by this command.
+        if unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+            CLOSED.fetch_or(1 << fd, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Leaves the descriptors 0 to 2 that were closed when this process began closed in programs that it starts.
+pub fn keep_closed() {
+    let closed = CLOSED.load(Ordering::Relaxed);
+    for fd in (0..3).filter(|fd| closed & 1 << fd != 0) {
+        // SAFETY: as in `close_on_exec`.
         unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
     }
 }

@@ -117,6 +117,7 @@ const UNSAFE_FILES: &[&str] = &[
     // Thread-local variables of ours in static programs, and the bases of FS and GS.
     "preload/src/catch/tls_block.rs",
     // Exported functions that make a program another user.
+    "preload/src/catch/unwrapped.rs",
     "preload/src/catch/users.rs",
     // Descriptors that are inherited by their numbers.
     "preload/src/machine/descriptors.rs",

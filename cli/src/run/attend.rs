@@ -26,6 +26,7 @@ pub fn to_the_end(mut command: Command, limits: &OwnLimits) -> io::Result<ExitSt
     let heard = FORWARDED.into_iter().filter(|signal| ignored & 1 << (signal - 1) == 0);
     let mut signals = SignalsInfo::<WithRawSiginfo>::new(heard)?;
     limits.give(&mut command);
+    process::keep_closed();
     let mut child = command.spawn()?;
     // The program has the mask of the starter. A blocked SIGCHLD would never tell of its end.
     process::unblock_signals();

@@ -129,13 +129,14 @@ impl Numbers {
     }
 
     fn see(&mut self, instruction: &Instruction) {
+        if instruction.code() == Code::Syscall {
+            // The kernel keeps all registers but rax, rcx and r11.
+            [0, 1, 11].iter().for_each(|&at| self.known[at] = None);
+            return;
+        }
         if matches!(instruction.flow_control(), FlowControl::Call | FlowControl::IndirectCall) {
             // rax, rcx, rdx, rsi, rdi and r8 to r11 belong to the called function.
             [0, 1, 2, 6, 7, 8, 9, 10, 11].iter().for_each(|&at| self.known[at] = None);
-            return;
-        }
-        if instruction.code() == Code::Syscall {
-            self.known[0] = None;
             return;
         }
         if instruction.op_count() == 0 || instruction.op0_kind() != OpKind::Register {
@@ -233,6 +234,15 @@ mod tests {
         assert_eq!(between(&call, 0), (None, false));
         assert_eq!(between(&[0xb8, 1, 1, 0, 0, 0x0f, 0x05], 5), (Some(257), true));
         assert_eq!(between(&[0xb8, 1, 1, 0, 9, 0x0f, 0x05], 5), (None, false));
+    }
+
+    /// Processes ended without a word to us: `_exit` of the C library has two calls in a row.
+    #[test]
+    fn a_number_is_kept_by_the_kernel() {
+        // mov $231,%esi; mov $60,%eax; syscall; mov %esi,%eax; syscall; ret
+        let code = [0xbe, 231, 0, 0, 0, 0xb8, 60, 0, 0, 0, 0x0f, 5, 0x89, 0xf0, 0x0f, 5, 0xc3];
+        let numbers: Vec<_> = function(&code, 0, u64::MAX).iter().map(|f| f.number).collect();
+        assert_eq!(numbers, [Some(60), Some(231)]);
     }
 
     #[test]

@@ -250,7 +250,7 @@ fn make(context: &mut Context, leave: &mut Leave, (number, args): (u64, [u64; 6]
     if !is_thread && fork::is_refused() {
         return context.set_result(sys::failure(Errno::EPERM));
     }
-    match fork::before_clone(number, &mut own) {
+    match fork::before_clone(number, &mut own, context.sp()) {
         Err(errno) => context.set_result(sys::failure(errno)),
         Ok(true) => {
             // Each of both goes on by its copy of this stack.

@@ -282,7 +282,7 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> Answer 
         return Answer { value: number as i64, then: PASS };
     }
     if number == libc::SYS_clone as u64 || number == libc::SYS_clone3 as u64 {
-        return match fork::before_clone(number, args) {
+        return match fork::before_clone(number, args, std::ptr::from_ref(args) as u64 + FRAME) {
             Ok(true) => Answer { value: number as i64, then: CLONE },
             Ok(false) if mode::is_dispatched() => share(number, args, from),
             Ok(false) => Answer { value: number as i64, then: PASS },
@@ -309,6 +309,10 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> Answer 
         None => Answer { value: number as i64, then: passed(number, args) },
     }
 }
+
+/// How far the frame of the program begins above the registers that the entry saves: these, the two words that are
+/// pushed, the red zone, and as much as the stack is aligned by.
+const FRAME: u64 = 256 + 64 + 16 + 128 + 16;
 
 /// Where a call that is not ours is made.
 fn passed(number: u64, args: &[u64; 6]) -> u64 {

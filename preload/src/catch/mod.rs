@@ -33,6 +33,8 @@ pub mod symbols;
 #[allow(unsafe_code)]
 mod tls_block;
 #[allow(unsafe_code)]
+mod unwrapped;
+#[allow(unsafe_code)]
 mod users;
 #[allow(unsafe_code)]
 mod wanted;

@@ -7,23 +7,27 @@
 //! the 32 bits of an `int` is not looked at.
 
 use std::ffi::{CStr, c_char, c_int};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::catch::next::{Next, is_patched, result};
-use crate::catch::{dispatch, environment, users};
-use crate::machine::{mode, sys};
+use crate::catch::next::{self as next_function, Next, is_patched, result};
+use crate::catch::{dispatch, environment, patch, users};
+use crate::machine::{inside, mode, sys};
 use crate::process::{fork as process_fork, state};
 use crate::serve;
 use crate::serve::open::library;
-use crate::serve::spawn;
 
 /// Finds all functions that ours go on with, while the program has not begun: to ask the loader later
 /// would take the message away that dlerror(3) has for the program, and wait for the loader's lock
 /// where a handler of a signal may not.
 pub fn find_next() {
-    let others = [&SYSCALL, &FORK, &FORK_ALONE, &SPAWN, &SPAWN_SEARCHED, &DLOPEN];
+    let others = [&SYSCALL, &FORK, &FORK_ALONE, &DLOPEN];
     for next in next::ALL.iter().chain(&others).chain(users::ALL) {
         next.address();
     }
+    let of_c_library = patch::own_code(next_function::find_in_c_library(c"getppid"));
+    let is_its = |address: u64| of_c_library.is_some_and(|(a, b)| (a..b).contains(&address));
+    let wrapped = |next: &&Next| next.address() != 0 && !is_its(next.address());
+    IS_WRAPPED.store(next::ALL.iter().any(wrapped), Ordering::Relaxed);
     // What was not found is no news for the program: told once, and then forgotten.
     for _ in 0..2 {
         // SAFETY: dlerror(3) takes nothing.
@@ -34,16 +38,20 @@ pub fn find_next() {
 static SYSCALL: Next = Next::new(c"syscall");
 static FORK: Next = Next::new(c"fork");
 static FORK_ALONE: Next = Next::new(c"_Fork");
-static SPAWN: Next = Next::new(c"posix_spawn");
-static SPAWN_SEARCHED: Next = Next::new(c"posix_spawnp");
 /// Where dlopen(3) goes on.
 static DLOPEN: Next = Next::new(c"dlopen");
 /// Where dlmopen(3) goes on.
 static DLMOPEN: Next = Next::new(c"dlmopen");
 
-/// Serves the call if it is ours; otherwise calls the next function.
+/// True if another library has functions between ours and those of the C library.
+static IS_WRAPPED: AtomicBool = AtomicBool::new(false);
+
+/// Serves the call if it is ours; otherwise calls the next function. Our own calls are not for other libraries.
 #[inline]
 fn serve(next: &Next, original: &[u64; 6], number: i64, args: [u64; 6]) -> i64 {
+    if IS_WRAPPED.load(Ordering::Relaxed) && inside::is_inside() {
+        return result(sys::pass(number as u64, &args));
+    }
     if is_patched() {
         return next.call(original);
     }
@@ -296,22 +304,27 @@ pub unsafe extern "C" fn syscall(
 
 /// # Safety
 ///
-/// vfork(2), with a child that has memory of its own, as POSIX allows: one that shares ours would change our table.
+/// vfork(2), with a child that has memory of its own: one that shares ours would change our table.
 #[unsafe(no_mangle)]
-// SAFETY: as fork.
+#[unsafe(naked)]
+// SAFETY: the frame of the caller begins behind the address to return to.
 pub unsafe extern "C" fn vfork() -> c_int {
+    std::arch::naked_asm!("lea rdi, [rsp + 8]", "jmp {vfork}", vfork = sym vfork_from)
+}
+
+extern "C" fn vfork_from(frame: u64) -> c_int {
     // SAFETY: fork has no preconditions that vfork does not have.
-    process_fork::as_vfork(|| unsafe { fork() })
+    process_fork::as_vfork(frame, || unsafe { fork() })
 }
 
 /// # Safety
 ///
 /// vfork(2) by its inner name.
 #[unsafe(no_mangle)]
-// SAFETY: as fork.
+#[unsafe(naked)]
+// SAFETY: as vfork.
 pub unsafe extern "C" fn __vfork() -> c_int {
-    // SAFETY: the same function.
-    unsafe { vfork() }
+    std::arch::naked_asm!("lea rdi, [rsp + 8]", "jmp {vfork}", vfork = sym vfork_from)
 }
 
 /// # Safety
@@ -368,36 +381,6 @@ pub unsafe extern "C" fn _exit(code: c_int) -> ! {
 pub unsafe extern "C" fn _Exit(code: c_int) -> ! {
     // SAFETY: the same function.
     unsafe { _exit(code) }
-}
-
-/// # Safety
-///
-/// posix_spawn(3).
-#[unsafe(no_mangle)]
-// SAFETY: as the function of this name.
-pub unsafe extern "C" fn posix_spawn(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> i64 {
-    let refused = || spawn::refusal(sys::string(b).ok()?, c != 0);
-    match state::get().and_then(|_| refused()) {
-        Some(errno) => i64::from(errno.raw()),
-        None => SPAWN.call(&[a, b, c, d, e, f]),
-    }
-}
-
-/// # Safety
-///
-/// posix_spawnp(3).
-#[unsafe(no_mangle)]
-// SAFETY: as the function of this name.
-pub unsafe extern "C" fn posix_spawnp(a: u64, b: u64, c: u64, d: u64, e: u64, f: u64) -> i64 {
-    let refused = || {
-        // Where it is not set, the C library has directories of its own.
-        let dirs = std::env::var_os("PATH")?;
-        spawn::search_refusal(sys::string(b).ok()?, &dirs, c != 0)
-    };
-    match state::get().and_then(|_| refused()) {
-        Some(errno) => i64::from(errno.raw()),
-        None => SPAWN_SEARCHED.call(&[a, b, c, d, e, f]),
-    }
 }
 
 /// # Safety
@@ -539,7 +522,6 @@ mod tests {
             "openat2",
             "fchmodat2",
             "seccomp",
-            "exit_group",
         ];
         for (number, name) in calls::CALLS {
             assert!(numbers.contains(number) || other.contains(name), "{name} has no site");

@@ -13,11 +13,11 @@ use defuse_compose::{IN_PROCESS, Opened, Registry, Settings};
 use defuse_direct::MountArgs;
 use defuse_fs::source::{Frontend, Locks, Sharing, Threads};
 use defuse_fs::{
-    Caller, Caps, Context, Errno, File, FileSystem, Ino, NormalPath, OpenArgs,
+    Absent, Caller, Caps, Context, Errno, File, FileSystem, Ino, NormalPath, OpenArgs,
     Opened as OpenedFile, Resolved, delegate,
 };
 use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
-use defuse_remote::{Heir, Inheritance, LaneUse, Legacy, Remote, RemoteOptions};
+use defuse_remote::{Heir, Inheritance, LaneUse, Legacy, Remote, RemoteError, RemoteOptions};
 
 use crate::machine::descriptors::{close, owned};
 use crate::machine::lock::Lock;
@@ -39,6 +39,8 @@ pub struct Composed {
     pub fork: ForkPolicy,
     /// The connection to the process that serves the file system, if another one does.
     pub relay: Option<Arc<Relay>>,
+    /// The run that served the file system has ended.
+    pub is_gone: bool,
 }
 
 /// A connection that the program before has made.
@@ -167,7 +169,7 @@ impl Relay {
         path: &OsStr,
         floor: u32,
         own: Option<InheritedConnection>,
-    ) -> Result<Arc<Self>, String> {
+    ) -> Result<Arc<Self>, RemoteError> {
         let floor = u16::try_from(floor).unwrap_or(u16::MAX);
         let lanes = LaneUse::IfOffered;
         let options = RemoteOptions { descriptors_from: floor, lanes, ..RemoteOptions::default() };
@@ -176,7 +178,7 @@ impl Relay {
             own.and_then(|own| Remote::from_text(own.fd, own.lanes, &own.known, path, options));
         let client = match own {
             Some(client) => client,
-            None => Remote::connect(path, options).map_err(|error| error.to_string())?,
+            None => Remote::connect(path, options)?,
         };
         Ok(Arc::new(Relay { inner: Current::new(Own::of(client)), next: Lock::new(Next::Unknown) }))
     }
@@ -289,17 +291,26 @@ pub fn open(
         }
     };
     if let Some(server) = server {
-        let relay = Relay::connect(&server, floor, own);
-        let relay = relay.map_err(|why| match plan.served_by {
-            ServedBy::Run(_) => format!("the run that serves it has ended ({why})"),
-            _ => why,
-        })?;
+        let is_of_run = matches!(plan.served_by, ServedBy::Run(_));
+        let relay = match Relay::connect(&server, floor, own) {
+            Ok(relay) => Some(relay),
+            // A program that outlives its run goes on, and starts others.
+            Err(RemoteError::Connect { errno: Errno::ECONNREFUSED, .. }) if is_of_run => None,
+            Err(why) if is_of_run => {
+                return Err(format!("the run that serves it has ended ({why})"));
+            }
+            Err(why) => return Err(why.to_string()),
+        };
         let source = text.display().to_string();
         let parsed = SOURCES.parse_with_options(text, Settings::default());
         let read_only = parsed.is_ok_and(|(_, settings)| settings.read_only);
         let args = MountArgs { read_only, source, ..MountArgs::default() };
-        let fs = Arc::clone(&relay) as Arc<dyn FileSystem>;
-        return Ok(Composed { fs, args, fork: ForkPolicy::Server, relay: Some(relay) });
+        let is_gone = relay.is_none();
+        let fs: Arc<dyn FileSystem> = match &relay {
+            Some(relay) => Arc::clone(relay) as _,
+            None => Arc::new(Absent(Errno::ENOTCONN)),
+        };
+        return Ok(Composed { fs, args, fork: ForkPolicy::Server, relay, is_gone });
     }
     let frontend = Frontend {
         threads: Threads::Callers,
@@ -326,7 +337,7 @@ pub fn open(
         ..MountArgs::default()
     };
     let fork = if plan.fork == ForkPolicy::Auto { own } else { plan.fork };
-    Ok(Composed { fs, args, fork, relay: None })
+    Ok(Composed { fs, args, fork, relay: None, is_gone: false })
 }
 
 /// The directory of the kernel that has the files of `plan`; `None` for other sources. It does not depend on

@@ -3,10 +3,8 @@
 //! posix_spawn(3), popen(3) and system(3) make a child that shares its parent's memory until it
 //! executes a program (`CLONE_VM`). What such a child opened would be noted in the tables of both, so
 //! the flag is taken out: the child gets a copy, as by fork(2), and its parent waits as before, by a
-//! pipe that closes at exec where other threads would have to wait with it. One thing is different
-//! then: an execve(2) that fails is seen by the child alone, so that
-//! posix_spawn(3) succeeds and the child ends with code 127. Its commonest reason, a program that is
-//! not there, is looked for beforehand (`spawn.rs`).
+//! pipe that closes at exec where other threads would have to wait with it. What the child leaves on the
+//! stack for its parent goes through that pipe ([`spawned`]).
 //!
 //! Before a process is made, all other threads leave our code, and they wait until it is there: the
 //! child gets our locks and our heap unused. That is done around the very `syscall` instruction,
@@ -25,13 +23,12 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use defuse_fs::Errno;
 use defuse_preload_plan::layout::Once;
 
-use crate::machine::descriptors::{close, keep_above};
 use crate::machine::inside::{self, Inside};
 use crate::machine::message::say;
 use crate::machine::{heap, sys};
 use crate::process::compose::Relay;
 use crate::process::state::{self, Process};
-use crate::process::{credentials, holders};
+use crate::process::{credentials, holders, spawned};
 
 static MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -66,23 +63,16 @@ fn note_child() {
     }
 }
 
-/// No descriptor.
-const NONE: i32 = -1;
-
 thread_local! {
-    /// The ends of the pipe by which this thread waits for the child that it makes now, instead of by
-    /// `CLONE_VFORK`. The child has a copy.
-    static EXEC_PIPE: Cell<[i32; 2]> = const { Cell::new([NONE; 2]) };
-    /// The process that this thread makes next is made by vfork(2).
-    static IS_VFORK: Cell<bool> = const { Cell::new(false) };
+    /// The process that this thread makes next is made by vfork(2), whose caller has its frame here; 0 for others.
+    static VFORK: Cell<u64> = const { Cell::new(0) };
 }
 
-/// vfork(2), by `fork`, which makes a child with memory of its own. A process with one thread waits for it where that spares a copy
-/// of its connection, and goes on elsewhere, as POSIX allows.
-pub fn as_vfork(fork: impl FnOnce() -> i32) -> i32 {
-    IS_VFORK.set(true);
+/// vfork(2), by `fork`, which makes a child with memory of its own. `frame` is where the frame of the caller begins.
+pub fn as_vfork(frame: u64, fork: impl FnOnce() -> i32) -> i32 {
+    VFORK.set(frame);
     let child = fork();
-    IS_VFORK.set(false);
+    VFORK.set(0);
     child
 }
 
@@ -150,8 +140,8 @@ pub fn is_refused() -> bool {
 
 /// Before a clone(2) or clone3(2): true if it makes a process, and is to be followed by
 /// [`after_clone`]; false for other calls, which make threads. `EAGAIN` if a
-/// thread does not leave our code.
-pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
+/// thread does not leave our code. `frame` is an address in the frame of the caller, or behind it.
+pub fn before_clone(number: u64, args: &mut [u64; 6], frame: u64) -> Result<bool, Errno> {
     const THREAD: u64 = libc::CLONE_THREAD as u64;
     const MEMORY: u64 = libc::CLONE_VM as u64;
     const WAITS: u64 = libc::CLONE_VFORK as u64;
@@ -174,11 +164,15 @@ pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
     let waits = {
         let _inside = Inside::enter();
         let has_others = inside::has_others();
-        if asked & WAITS != 0 && has_others && open_pipe(process) {
-            flags.take(libc::CLONE_VFORK);
-        }
-        if IS_VFORK.take() && !has_others && process.relays().next().is_some() {
-            flags.give(libc::CLONE_VFORK);
+        let vfork = VFORK.take();
+        let frame = if vfork == 0 { frame } else { vfork };
+        if asked & WAITS != 0 || vfork != 0 {
+            let has_pipe = spawned::begin(process, frame, has_others);
+            if has_pipe && has_others {
+                flags.take(libc::CLONE_VFORK);
+            } else {
+                flags.give(libc::CLONE_VFORK);
+            }
         }
         // By a pipe, only this thread waits.
         flags.get().is_some_and(|flags| flags & WAITS != 0)
@@ -189,12 +183,12 @@ pub fn before_clone(number: u64, args: &mut [u64; 6]) -> Result<bool, Errno> {
         }
         inside::let_others_go_on();
         let _inside = Inside::enter();
-        close_pipe();
+        spawned::end();
         say("fork: the run has as many processes as it can have");
         return Err(Errno::EAGAIN);
     }
     let _inside = Inside::enter();
-    close_pipe();
+    spawned::end();
     say("fork: a file system has not answered another thread for ten seconds");
     Err(Errno::EAGAIN)
 }
@@ -227,9 +221,10 @@ pub fn after_clone(value: i64) {
     shared(process, value > 0);
     inside::let_others_go_on();
     if value > 0 {
-        wait_for_exec();
+        spawned::wait();
     } else {
-        close_pipe();
+        let _inside = Inside::enter();
+        spawned::end();
     }
 }
 
@@ -281,47 +276,8 @@ fn in_child_of(process: &'static Process) {
     }
     begin_alone();
     let _inside = Inside::enter();
-    // The other end closes when this process executes a program, or ends.
-    close(EXEC_PIPE.replace([NONE; 2])[0]);
+    spawned::in_child();
     process.adopt();
-}
-
-fn open_pipe(process: &Process) -> bool {
-    let mut ends = [0i32; 2];
-    let args = [&raw mut ends as u64, libc::O_CLOEXEC as u64, 0, 0, 0, 0];
-    // SAFETY: the kernel writes two numbers.
-    if sys::check(unsafe { sys::syscall(libc::SYS_pipe2 as u64, &args) }).is_err() {
-        return false;
-    }
-    // The program's numbers stay its own.
-    let kept = ends.map(|fd| keep_above(fd, process.floor, true).unwrap_or(NONE));
-    ends.into_iter().for_each(close);
-    let is_open = !kept.contains(&NONE);
-    if is_open {
-        EXEC_PIPE.set(kept);
-    } else {
-        kept.into_iter().for_each(close);
-    }
-    is_open
-}
-
-/// Closes the pipe: there is no child to wait for.
-fn close_pipe() {
-    EXEC_PIPE.replace([NONE; 2]).into_iter().for_each(close);
-}
-
-/// Waits until the child executes a program or ends, as `CLONE_VFORK` does.
-fn wait_for_exec() {
-    let ends = EXEC_PIPE.replace([NONE; 2]);
-    if ends.contains(&NONE) {
-        return;
-    }
-    close(ends[1]);
-    let mut byte = 0u8;
-    let args = [ends[0] as u64, &raw mut byte as u64, 1, 0, 0, 0];
-    // SAFETY: the kernel writes one byte at most; nobody writes to the pipe.
-    while sys::check(unsafe { sys::syscall(libc::SYS_read as u64, &args) }) == Err(Errno::EINTR) {}
-    close(ends[0]);
 }
 
 extern "C" fn prepare() {

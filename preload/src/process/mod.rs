@@ -17,6 +17,7 @@ pub mod nowhere;
 pub mod opened_by;
 #[allow(unsafe_code)]
 pub mod run_memory;
+pub mod spawned;
 #[allow(unsafe_code)]
 pub mod state;
 pub mod table;

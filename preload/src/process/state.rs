@@ -27,6 +27,8 @@ pub struct RunMount {
     pub mount: Arc<Mount>,
     /// The file system.
     pub fs: Arc<dyn FileSystem>,
+    /// True if the run that served it had ended when this program began.
+    pub is_gone: bool,
     /// True if its files have descriptors that the kernel can read and write.
     pub backs: bool,
 }
@@ -110,6 +112,7 @@ impl Process {
             let made = made.map_err(|errno| failed(errno.to_string()))?;
             mounts.push(RunMount {
                 relay: composed.relay,
+                is_gone: composed.is_gone,
                 backs,
                 fork: composed.fork,
                 target: mount.target.clone(),

@@ -106,7 +106,9 @@ pub fn is_program(head: &[u8]) -> bool {
 
 /// True if a file that begins with `head` is a program of another kind: of 32 bits, or for another machine.
 pub fn is_foreign(head: &[u8]) -> bool {
-    head.starts_with(b"\x7fELF") && !is_program(head)
+    // Class, order of bytes and version: the kernel refuses others.
+    let is_elf = matches!(head, [0x7f, b'E', b'L', b'F', 1 | 2, 1 | 2, 1, ..]);
+    is_elf && !is_program(head)
 }
 
 /// Interpreters of interpreters, as the kernel has it.

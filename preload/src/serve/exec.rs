@@ -14,7 +14,7 @@ use crate::machine::descriptors::{executable_memory, keep_above, owned};
 use crate::machine::message::say;
 use crate::machine::{pending, sys};
 use crate::process::compose::Relay;
-use crate::process::holders;
+use crate::process::{holders, spawned};
 use crate::serve::call::{Call, Fail, Served};
 use crate::serve::elf::{MAX_SCRIPTS, script};
 use crate::serve::exec_environment::ExecEnvironment;
@@ -314,6 +314,7 @@ pub fn filter(call: &Call<'_>) -> Served {
 
 /// exit_group(2): releases the open files of the process.
 pub fn exit(call: &Call<'_>) -> Served {
+    spawned::tell_parent();
     leave(call);
     Err(Fail::Pass)
 }

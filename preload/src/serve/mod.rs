@@ -19,7 +19,6 @@ pub mod path;
 mod poll;
 mod rings;
 mod sockets;
-pub mod spawn;
 mod watch;
 mod xattrs;
 
@@ -141,7 +140,9 @@ fn by_descriptor(
 #[cold]
 fn tell_of_the_dead(process: &'static Process) {
     static TOLD: AtomicBool = AtomicBool::new(false);
-    let is_dead = |mount: &&RunMount| mount.relay.as_ref().is_some_and(|r| r.is_dead());
+    let is_dead = |mount: &&RunMount| {
+        mount.is_gone || mount.relay.as_ref().is_some_and(|relay| relay.is_dead())
+    };
     let Some(mount) = process.mounts.iter().find(is_dead) else { return };
     if !TOLD.swap(true, Ordering::Relaxed) {
         say(&format!(
