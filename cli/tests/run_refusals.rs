@@ -178,18 +178,18 @@ fn a_run_of_another_version_is_refused_with_both_versions() {
         (seen.code, seen.err)
     };
     let (right, own) = (memory(layout::VERSION), file(&plan));
-    assert_eq!(begin(&right, &own, "2"), (Some(0), String::new()));
+    assert_eq!(begin(&right, &own, "3"), (Some(0), String::new()));
     for (seen, what) in [
         (
             begin(&right, &own, "7"),
-            "the execution state of this run has version 7, and the library reads version 2",
+            "the execution state of this run has version 7, and the library reads version 3",
         ),
         (
-            begin(&right, &file(&other_plan), "2"),
+            begin(&right, &file(&other_plan), "3"),
             "the plan of this run has version 99, and the library reads version 5",
         ),
         (
-            begin(&memory(3), &own, "2"),
+            begin(&memory(3), &own, "3"),
             "the shared memory of this run has version 3, and the library reads version 1",
         ),
     ] {

@@ -7,7 +7,7 @@ use crate::codec::{Malformed, Unreadable};
 
 /// The version of the execution state: of the text of [`Inherited`], and of the text that a program
 /// leaves to the next one ([`ExecState::text`]). SPEC.md describes both.
-pub const EXEC_STATE_VERSION: u64 = 2;
+pub const EXEC_STATE_VERSION: u64 = 3;
 
 /// The descriptors that a program of a run inherits, by their numbers.
 ///
@@ -105,7 +105,7 @@ mod tests {
         let state = ExecState { program: Some(77), ..state };
         let (sockets, leash, state) = (vec![5, 6], Some(8), Some(state));
         let third = Inherited { sockets, leash, state, ..first.clone() };
-        let texts = ["2:3:4::", "2:3:4:5::9:1024", "2:3:4:5,6:8:9:1024:77"];
+        let texts = ["3:3:4::", "3:3:4:5::9:1024", "3:3:4:5,6:8:9:1024:77"];
         for (all, text) in [first, second, third].into_iter().zip(texts) {
             assert_eq!(all.to_string(), text);
             assert_eq!(text.parse(), Ok(all));
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn a_text_that_is_none_is_refused() {
         for text in ["", "3", "3:4:", "3:x::", "3:4:5::6", "3:4:-5:", "3:4:::6:7:8:9", "-3:4::"] {
-            let text = format!("2:{text}");
+            let text = format!("3:{text}");
             assert_eq!(text.parse::<Inherited>(), Err(Unreadable::Malformed), "{text}");
         }
         assert_eq!("x:3:4::".parse::<Inherited>(), Err(Unreadable::Malformed));

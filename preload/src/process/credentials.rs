@@ -8,6 +8,7 @@ use defuse_direct::{Credentials, Task, WorkDir};
 
 use crate::machine::inside::{self, Inside};
 use crate::machine::{pid, sys, thread_exit};
+use crate::process::user_namespace;
 
 /// How often a thread of this process has changed its credentials: each looks at its own when it
 /// sees another number than before.
@@ -131,7 +132,7 @@ fn credentials() -> Option<Credentials> {
     let args = [header.as_ptr() as u64, caps.as_mut_ptr() as u64, 0, 0, 0, 0];
     // SAFETY: the kernel reads a version and a process (0: this thread), and writes two records.
     sys::check(unsafe { sys::syscall(libc::SYS_capget as u64, &args) }).ok()?;
-    Some(Credentials {
+    let own = Credentials {
         uid: present(libc::SYS_setfsuid)?,
         gid: present(libc::SYS_setfsgid)?,
         real_uid: uids[0],
@@ -139,5 +140,13 @@ fn credentials() -> Option<Credentials> {
         groups: groups.into(),
         caps: u64::from(caps[0][0]) | u64::from(caps[1][0]) << 32,
         pid: pid::ask() as u32,
-    })
+    };
+    if !user_namespace::is_entered() {
+        return Some(own);
+    }
+    if !user_namespace::is_mapped() {
+        // Its maps may be written at any time.
+        changed();
+    }
+    Some(user_namespace::credentials(own))
 }

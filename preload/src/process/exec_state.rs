@@ -1,7 +1,7 @@
 //! The execution state as text: the state of a program, for the next one.
 //!
 //! The first line has the limit of descriptors, the next id of an open file, the slot of the process with
-//! the descriptor of its lock, and the working directory. Then come connections (`@`), each with the number
+//! the descriptor of its lock, user and group if they are in another user namespace, and the working directory. Then come connections (`@`), each with the number
 //! of its mount, its descriptors and what is known of it, and the descriptors that are ours. Paths are
 //! written in hexadecimal, so that any byte may be in them.
 //!
@@ -26,7 +26,7 @@ use crate::process::compose::{InheritedConnection, Relay};
 use crate::process::opened_by::OpenedBy;
 use crate::process::state::Process;
 use crate::process::table::Entry;
-use crate::process::{holders, nowhere};
+use crate::process::{holders, nowhere, user_namespace};
 
 /// The execution state for the next program.
 pub struct OutgoingState {
@@ -51,7 +51,14 @@ impl OutgoingState {
         let limit = process.limit.load(Ordering::Relaxed);
         let (slot, slot_fd) = holders::own();
         let (next_id, cwd) = (process.client.next_file_id(), writer.cwd());
-        let mut text = format!("{limit} {next_id} {slot} {slot_fd} {cwd}\n");
+        let users = match user_namespace::is_entered() {
+            true => {
+                let own = process.task().credentials();
+                format!("{}:{}", own.uid, own.gid)
+            }
+            false => "-".to_owned(),
+        };
+        let mut text = format!("{limit} {next_id} {slot} {slot_fd} {users} {cwd}\n");
         let lines = writer.lines(&kept);
         let mut descriptors = writer.lower;
         for NextConnection { mount, client, fd, lanes, .. } in writer.heirs {
@@ -250,6 +257,9 @@ pub fn read(fd: i32) -> Option<IncomingState> {
     let mut words = first.split(' ');
     let (limit, next_id) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     let holder = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+    if let Some((user, group)) = words.next()?.split_once(':') {
+        user_namespace::enter(user.parse().ok()?, group.parse().ok()?);
+    }
     let cwd = words.next()?.to_owned();
     let (connections, lines): (Vec<_>, Vec<_>) =
         rest.lines().partition(|line| line.starts_with('@'));

@@ -66,6 +66,8 @@ fn note_child() {
 thread_local! {
     /// The process that this thread makes next is made by vfork(2), whose caller has its frame here; 0 for others.
     static VFORK: Cell<u64> = const { Cell::new(0) };
+    /// The process that this thread makes next begins in a new user namespace.
+    static NEW_USERS: Cell<bool> = const { Cell::new(false) };
 }
 
 /// vfork(2), by `fork`, which makes a child with memory of its own. `frame` is where the frame of the caller begins.
@@ -157,10 +159,7 @@ pub fn before_clone(number: u64, args: &mut [u64; 6], frame: u64) -> Result<bool
     if asked & MEMORY != 0 {
         flags.take(libc::CLONE_VM);
     }
-    if asked & libc::CLONE_NEWUSER as u64 != 0 {
-        // The child has all capabilities, of its own name space.
-        credentials::changed();
-    }
+    NEW_USERS.set(asked & libc::CLONE_NEWUSER as u64 != 0);
     let waits = {
         let _inside = Inside::enter();
         let has_others = inside::has_others();
@@ -278,6 +277,9 @@ fn in_child_of(process: &'static Process) {
     let _inside = Inside::enter();
     spawned::in_child();
     process.adopt();
+    if NEW_USERS.take() {
+        process.enter_user_namespace();
+    }
 }
 
 extern "C" fn prepare() {

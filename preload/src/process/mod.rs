@@ -21,5 +21,6 @@ pub mod spawned;
 #[allow(unsafe_code)]
 pub mod state;
 pub mod table;
+pub mod user_namespace;
 #[allow(unsafe_code)]
 pub mod zone;

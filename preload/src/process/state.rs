@@ -13,7 +13,7 @@ use crate::machine::{pid, sys};
 use crate::process::compose::{InheritedConnection, Relay};
 use crate::process::run_memory::RunMemory;
 use crate::process::table::{Entry, Table};
-use crate::process::{compose, credentials, holders, leash, zone};
+use crate::process::{compose, credentials, holders, leash, user_namespace, zone};
 
 /// A mount of the plan.
 pub struct RunMount {
@@ -200,6 +200,16 @@ impl Process {
     #[inline]
     pub fn task(&'static self) -> &'static Task {
         credentials::task_of_thread(&self.view.task)
+    }
+
+    /// This process has entered another user namespace. In a run with a mount that this process serves itself, ids stay as
+    /// they are.
+    pub fn enter_user_namespace(&'static self) {
+        if self.mounts.iter().all(|mount| mount.relay.is_some()) {
+            let before = self.task().credentials();
+            user_namespace::enter(before.uid, before.gid);
+        }
+        credentials::changed();
     }
 
     /// The kernel's working directory becomes the program's.

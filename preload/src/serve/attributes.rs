@@ -5,6 +5,8 @@ use defuse_fs::{Errno, StatFs, Timestamp};
 
 use crate::machine::sys;
 use crate::process::table::Entry;
+use crate::process::user_namespace::Kind::{Groups, Users};
+use crate::process::user_namespace::{to_program, to_server};
 use crate::serve::call::{Call, Fail, Served};
 use crate::serve::path::{Start, Target};
 
@@ -15,8 +17,8 @@ fn put_stat(address: u64, stat: &Stat) -> Served {
     raw.st_ino = attr.st_ino;
     raw.st_nlink = u64::from(attr.nlink);
     raw.st_mode = attr.kind.mode_bits() | attr.perm;
-    raw.st_uid = attr.uid;
-    raw.st_gid = attr.gid;
+    raw.st_uid = to_program(Users, attr.uid);
+    raw.st_gid = to_program(Groups, attr.gid);
     raw.st_rdev = attr.rdev;
     raw.st_size = attr.size as i64;
     raw.st_blksize = i64::from(attr.blksize);
@@ -74,8 +76,8 @@ pub fn statx(call: &Call<'_>) -> Served {
     raw.stx_mask = libc::STATX_BASIC_STATS | libc::STATX_MNT_ID;
     raw.stx_blksize = attr.blksize;
     raw.stx_nlink = attr.nlink;
-    raw.stx_uid = attr.uid;
-    raw.stx_gid = attr.gid;
+    raw.stx_uid = to_program(Users, attr.uid);
+    raw.stx_gid = to_program(Groups, attr.gid);
     raw.stx_mode = (attr.kind.mode_bits() | attr.perm) as u16;
     raw.stx_ino = attr.st_ino;
     raw.stx_size = attr.size;
@@ -171,9 +173,12 @@ pub fn fchmodat(call: &Call<'_>) -> Served {
     change_mode(call, &target, call.args[2], flags & libc::AT_SYMLINK_NOFOLLOW == 0)
 }
 
-fn owner(uid: u64, gid: u64) -> Owner {
-    let id = |id: u64| Some(id as u32).filter(|&id| id != u32::MAX);
-    Owner { uid: id(uid), gid: id(gid) }
+fn owner(uid: u64, gid: u64) -> Result<Owner, Errno> {
+    let id = |kind, id: u64| {
+        let id = Some(id as u32).filter(|&id| id != u32::MAX);
+        id.map(|id| to_server(kind, id)).transpose()
+    };
+    Ok(Owner { uid: id(Users, uid)?, gid: id(Groups, gid)? })
 }
 
 fn change_owner(call: &Call<'_>, target: &Target<'_>, owner: Owner, follow: bool) -> Served {
@@ -184,11 +189,11 @@ fn change_owner(call: &Call<'_>, target: &Target<'_>, owner: Owner, follow: bool
 pub fn chown(call: &Call<'_>) -> Served {
     let follow = call.number as i64 == libc::SYS_chown;
     let target = call.target(None, 0, false)?;
-    change_owner(call, &target, owner(call.args[1], call.args[2]), follow)
+    change_owner(call, &target, owner(call.args[1], call.args[2])?, follow)
 }
 
 pub fn fchown(call: &Call<'_>, entry: &Entry) -> Served {
-    let owner = owner(call.args[1], call.args[2]);
+    let owner = owner(call.args[1], call.args[2])?;
     if entry.is_inode() {
         call.client().chown(call.task(), At::Itself(entry.file()), b"", owner, true)?;
     } else {
@@ -200,7 +205,7 @@ pub fn fchown(call: &Call<'_>, entry: &Entry) -> Served {
 pub fn fchownat(call: &Call<'_>) -> Served {
     let flags = call.int(4);
     let target = call.target(Some(0), 1, flags & libc::AT_EMPTY_PATH != 0)?;
-    let owner = owner(call.args[2], call.args[3]);
+    let owner = owner(call.args[2], call.args[3])?;
     change_owner(call, &target, owner, flags & libc::AT_SYMLINK_NOFOLLOW == 0)
 }
 

@@ -90,6 +90,22 @@ pub fn credentials(call: &Call<'_>) -> Served {
     Ok(value)
 }
 
+/// unshare(2) and setns(2), by which a process may enter another user namespace.
+pub fn namespaces(call: &Call<'_>) -> Served {
+    let is_setns = call.number as i64 == libc::SYS_setns;
+    let users = || std::fs::read_link("/proc/self/ns/user").ok();
+    let before = is_setns.then(users);
+    let value = call.kernel();
+    let entered = match before {
+        Some(before) => before != users(),
+        None => call.args[0] & libc::CLONE_NEWUSER as u64 != 0,
+    };
+    if value == 0 && entered {
+        call.process.enter_user_namespace();
+    }
+    Ok(value)
+}
+
 /// Goes to `path` before the program begins.
 pub fn go_to(call: &Call<'_>, path: &[u8]) -> Result<(), Errno> {
     match call.client().chdir(call.task(), path) {

@@ -145,6 +145,7 @@ pub fn handler(number: u64) -> Option<Handler> {
         | libc::SYS_setfsuid
         | libc::SYS_setfsgid
         | libc::SYS_capset => Any(cwd::credentials),
+        libc::SYS_unshare | libc::SYS_setns => Any(cwd::namespaces),
 
         libc::SYS_setxattr..=libc::SYS_fremovexattr => Any(xattrs::any),
 

@@ -14,6 +14,7 @@ use defuse_direct::Description;
 use crate::machine::descriptors::owned;
 use crate::machine::message::say;
 use crate::machine::sys;
+use crate::process::user_namespace::{Kind, to_server};
 use crate::serve::call::Call;
 use crate::serve::elf;
 
@@ -109,8 +110,10 @@ fn tell_of_another_user(name: &[u8]) {
 fn changes_user(call: &Call<'_>, stat: &libc::stat, at: ((i32, &[u8]), i32)) -> bool {
     let who = call.task().credentials();
     let is_set = |bits: u32| stat.st_mode & bits == bits && !are_bits_ignored(at);
-    let user = if is_set(libc::S_ISUID) { stat.st_uid } else { who.uid };
-    let group = if is_set(libc::S_ISGID | libc::S_IXGRP) { stat.st_gid } else { who.gid };
+    let other = |kind, id| to_server(kind, id).unwrap_or(u32::MAX);
+    let user = if is_set(libc::S_ISUID) { other(Kind::Users, stat.st_uid) } else { who.uid };
+    let is_group_set = is_set(libc::S_ISGID | libc::S_IXGRP);
+    let group = if is_group_set { other(Kind::Groups, stat.st_gid) } else { who.gid };
     let gains = || who.real_uid != 0 && has_capabilities(at) && !are_bits_ignored(at);
     user != who.real_uid || group != who.real_gid || gains()
 }
