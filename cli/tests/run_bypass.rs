@@ -125,6 +125,100 @@ fn calls_that_cannot_be_replaced_are_told_of_and_reach_no_directory() {
     assert!(!place.path("made").exists() && !place.path("renamed").exists());
 }
 
+/// A call that was not served took the descriptor of a directory in a mount for the root directory, and made its files there.
+#[test]
+fn calls_that_cannot_be_replaced_reach_no_directory_by_a_descriptor() {
+    let place = Place::new();
+    let main = r#"
+int main(int argc, char **argv) {
+    int dir = open(".", O_RDONLY | O_DIRECTORY);
+    char text[16] = "";
+    printf("%d %d %d %d\n", dir >= 0, raw(257, dir, (long)argv[1], O_CREAT | O_WRONLY) >= 0,
+           raw(258, dir, (long)argv[1], 0700) == 0, raw(267, dir, (long)argv[1], (long)text) >= 0);
+    chdir("/");
+    printf("%d\n", raw(81, dir, 0, 0) == 0 && raw(83, (long)argv[1], 0700, 0) == 0);
+}"#;
+    let at = OWN_CALLS.find("#ifndef LIBRARY").unwrap();
+    let source = OWN_CALLS[..at].to_owned() + "#include <unistd.h>\n" + main;
+    let Some(program) = compile(&place, "at", &source, &["-DFIXED"]) else { return };
+    let name = format!("defuse-made-{}", std::process::id());
+    for mount in mounts(&place) {
+        let run = ["run", "-C", "/defuse-test", "--mount", &mount, "--"];
+        let seen = said(place.command(&run).arg(&program).arg(&name).output().unwrap());
+        assert_eq!(seen.out, "1 0 0 0\n0\n", "{mount}: {}", seen.err);
+    }
+    for made in [Path::new("/").join(&name), place.path(&name), place.path("src").join(&name)] {
+        assert!(!made.exists(), "{made:?}");
+    }
+}
+
+/// The kernel looked for the files of setxattrat(2) and its kin elsewhere.
+#[test]
+fn calls_that_are_newer_than_the_library_are_unknown_in_mounts() {
+    let place = Place::new();
+    let source = r#"
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+#include <sys/syscall.h>
+int main(int argc, char **argv) {
+    long numbers[] = {463, 464, 465, 466, 468, 469}, words[4] = {0};
+    close(open("f", O_CREAT | O_WRONLY, 0600));
+    int dir = open(".", O_RDONLY | O_DIRECTORY), unknown = 0;
+    for (int i = 0; i < 6; i++) {
+        const char *paths[] = {"f", "missing", argv[1], ""};
+        for (int j = 0; j < 4; j++) {
+            int at = j == 0 || j == 3 ? dir : AT_FDCWD;
+            long value = syscall(numbers[i], at, paths[j], j == 3 ? AT_EMPTY_PATH : 0, "user.x", words, 16);
+            unknown += value == -1 && errno == ENOSYS;
+        }
+    }
+    printf("%d\n", unknown);
+}"#;
+    let Some(program) = compile(&place, "newer", source, &[]) else { return };
+    let program = program.display().to_string();
+    for mount in mounts(&place) {
+        let run =
+            ["run", "-C", "/defuse-test", "--mount", &mount, "--", &program, "/defuse-test/f"];
+        assert_eq!(place.ok(&run), "24\n", "{mount}");
+    }
+}
+
+/// A library that a program loads with dlopen(3) made its files elsewhere, without a message.
+#[test]
+fn a_library_with_own_calls_that_is_loaded_later_is_told_of() {
+    let place = Place::new();
+    let library = ["-DLIBRARY", "-shared", "-fPIC"];
+    let Some(library) = compile(&place, "libown.so", OWN_CALLS, &library) else { return };
+    let options = ["-shared", "-fPIC"];
+    let Some(plain) = compile(&place, "libplain.so", "int nothing;", &options) else { return };
+    let main = OWN_CALLS.replace("#ifndef LIBRARY", "#if 1").replace("long raw(", "long unused(");
+    let main = main.replacen(
+        "int main(int argc, char **argv) {",
+        "#include <dlfcn.h>\nint main(int argc, char **argv) {\n\
+         dlopen(\"libm.so.6\", RTLD_NOW); dlopen(argv[2], RTLD_NOW);\n\
+         void *own = dlopen(argv[1], RTLD_NOW);\n\
+         long (*raw)(long, long, long, long) = (long (*)(long, long, long, long))dlsym(own, \"raw\");",
+        1,
+    );
+    let Some(program) = compile(&place, "loads", &main, &["-ldl"]) else { return };
+    let [program, library, plain] =
+        [program, library, plain].map(|path| path.display().to_string());
+    for mount in mounts(&place) {
+        let run = ["run", "-C", "/defuse-test", "--mount", &mount];
+        let words = ["--", &program, &library, &plain];
+        let seen = said(place.command(&run).args(words).output().unwrap());
+        assert_eq!(seen.code, Some(1), "{} {}", seen.out, seen.err);
+        assert_eq!(seen.err.lines().count(), 1, "{}", seen.err);
+        assert!(seen.err.contains(&format!("{library}: makes system calls")), "{}", seen.err);
+        let seen = said(place.command(&run).arg("--dispatch").args(words).output().unwrap());
+        assert_eq!((seen.out.as_str(), seen.err.as_str()), (SEEN, ""), "{mount}");
+    }
+    assert!(!place.path("made").exists());
+}
+
 /// A static program that a program executes in a mount made its files in the directory in which the run was started.
 #[test]
 fn a_program_that_is_not_served_reaches_no_directory_by_a_relative_path() {

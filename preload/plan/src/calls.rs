@@ -144,6 +144,12 @@ pub const CALLS: &[(u16, &str)] = &[
     (437, "openat2"),
     (439, "faccessat2"),
     (452, "fchmodat2"),
+    (463, "setxattrat"),
+    (464, "getxattrat"),
+    (465, "listxattrat"),
+    (466, "removexattrat"),
+    (468, "file_getattr"),
+    (469, "file_setattr"),
 ];
 
 /// The name of the call `number`, where it is looked at.

@@ -1,6 +1,6 @@
 //! Programs and libraries with system calls of their own that the plan does not know: all but those of the first program.
 //!
-//! Each is looked at when it is loaded, and its instructions are replaced then. A run notes the files that have none, so
+//! Each is looked at when it is loaded with its program, and its instructions are replaced then. A run notes the files that have none, so
 //! that a file is looked at once; of larger ones the user's cache knows the rest.
 
 use std::ffi::{CString, OsStr};
@@ -9,12 +9,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use defuse_preload_plan::Site;
-use defuse_preload_plan::analysis::Binary;
+use defuse_preload_plan::analysis::{self, Binary};
 use defuse_preload_plan::cache::{Cache, Stamp};
+use defuse_preload_plan::{ObjectSites, Site};
 
 use crate::catch::{entry, patch};
 use crate::machine::descriptors::owned;
+use crate::machine::lock::Lock;
 use crate::machine::message::say;
 use crate::machine::sys;
 use crate::process::state::Process;
@@ -29,17 +30,50 @@ pub fn replace(process: &'static Process) {
         let Some(mark) = mark(path).filter(|mark| !process.shared.is_known_program(*mark)) else {
             continue;
         };
-        let Some((sites, left)) = find(process, path) else { continue };
-        if sites.is_empty() && left == 0 {
+        let Some(own) = find(process, path) else { continue };
+        if own.is_clean() {
             process.shared.is_new_program(mark);
             continue;
         }
-        let is_missing = left + sites.len() > patch::one(&object, &sites, entry::address());
+        REPLACED.lock().push(mark);
+        let replaced = patch::one(&object, &own.sites, entry::address());
+        let is_missing = own.left + own.sites.len() > replaced;
         if is_missing && process.shared.is_new_program(mark ^ TOLD) {
             tell(process, &object.path);
         }
     }
 }
+
+/// Looks at a library that dlopen(3) is about to load by this path or name: its instructions cannot be replaced before it
+/// begins, so that people are told.
+pub fn look_at_library(process: &'static Process, name: &[u8]) {
+    let found = match name.contains(&b'/') {
+        true => Some(name.to_vec()),
+        false => std::str::from_utf8(name).ok().and_then(|name| {
+            let path = analysis::find_library(name, &[])?;
+            Some(path.into_os_string().into_encoded_bytes())
+        }),
+    };
+    let Some(path) = found else { return };
+    let Some(mark) = mark(&path).filter(|mark| !process.shared.is_known_program(*mark)) else {
+        return;
+    };
+    // What is loaded was replaced, and what people were told of needs no second look.
+    if REPLACED.lock().contains(&mark) || process.shared.is_known_program(mark ^ TOLD) {
+        return;
+    }
+    let Some(own) = find(process, &path) else { return };
+    let is_planned = !own.build_id.is_empty()
+        && process.plan.objects.iter().any(|object| object.build_id == own.build_id);
+    if own.is_clean() || is_planned {
+        process.shared.is_new_program(mark);
+    } else if process.shared.is_new_program(mark ^ TOLD) {
+        tell(process, &path);
+    }
+}
+
+/// The marks of files whose instructions this process has replaced.
+static REPLACED: Lock<Vec<u64>> = Lock::new(Vec::new());
 
 /// The difference between the mark of a file without calls of its own and that of one that people were told of.
 const TOLD: u64 = 1 << 63;
@@ -57,8 +91,22 @@ fn mark(path: &[u8]) -> Option<u64> {
     Some((words.iter().fold(0x6c62_272e_07bb_0142, step) & !TOLD).max(1))
 }
 
-/// The sites of the file at `path`, and the number of instructions that cannot be replaced.
-fn find(process: &'static Process, path: &[u8]) -> Option<(Vec<Site>, usize)> {
+/// The system calls that a file makes itself.
+struct OwnCalls {
+    build_id: Vec<u8>,
+    sites: Vec<Site>,
+    /// How many instructions cannot be replaced.
+    left: usize,
+}
+
+impl OwnCalls {
+    fn is_clean(&self) -> bool {
+        self.sites.is_empty() && self.left == 0
+    }
+}
+
+/// The calls of the file at `path`.
+fn find(process: &'static Process, path: &[u8]) -> Option<OwnCalls> {
     let text = CString::new(path).ok()?;
     let how = (libc::O_RDONLY | libc::O_CLOEXEC) as u64;
     let args = [libc::AT_FDCWD as u64, text.as_ptr() as u64, how, 0, 0, 0];
@@ -71,7 +119,8 @@ fn find(process: &'static Process, path: &[u8]) -> Option<(Vec<Site>, usize)> {
     let cache = if is_limited { None } else { Cache::of_user() };
     let path = Path::new(OsStr::from_bytes(path));
     let binary = Binary::of_bytes(path, mapped.bytes(), Stamp::of(&meta), cache.as_ref())?;
-    Some((binary.to_sites(false).sites, binary.left))
+    let ObjectSites { build_id, sites, .. } = binary.to_sites(false);
+    Some(OwnCalls { build_id, sites, left: binary.left })
 }
 
 fn tell(process: &'static Process, path: &[u8]) {

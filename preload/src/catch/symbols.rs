@@ -10,8 +10,9 @@ use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::catch::next::{self as next_function, Next, is_patched, result};
-use crate::catch::{dispatch, environment, patch, users};
-use crate::machine::{inside, mode, sys};
+use crate::catch::{dispatch, environment, own_calls, patch, users};
+use crate::machine::inside::{self, Inside};
+use crate::machine::{mode, sys};
 use crate::process::{fork as process_fork, state};
 use crate::serve;
 use crate::serve::open::library;
@@ -466,14 +467,16 @@ extern "C" fn decide_space(space: libc::c_long, path: *const c_char) -> Decision
 extern "C" fn decide_library(path: *const c_char) -> *const c_char {
     DLOPEN.address();
     let Ok(text) = sys::string(path as u64) else { return path };
-    if !text.contains(&b'/') {
-        return path;
+    let other = if text.contains(&b'/') { library(text) } else { None };
+    if let Some(process) = state::get()
+        && is_patched()
+        && !mode::is_dispatched()
+        && let Some(_inside) = Inside::enter()
+    {
+        own_calls::look_at_library(process, other.as_ref().map_or(text, |other| other.to_bytes()));
     }
-    match library(text) {
-        // The loader keeps the name for as long as the library is loaded, which has no end here.
-        Some(other) => other.into_raw(),
-        None => path,
-    }
+    // The loader keeps the name for as long as the library is loaded, which has no end here.
+    other.map_or(path, |other| other.into_raw().cast_const())
 }
 
 #[cfg(test)]
@@ -522,6 +525,12 @@ mod tests {
             "openat2",
             "fchmodat2",
             "seccomp",
+            "setxattrat",
+            "getxattrat",
+            "listxattrat",
+            "removexattrat",
+            "file_getattr",
+            "file_setattr",
         ];
         for (number, name) in calls::CALLS {
             assert!(numbers.contains(number) || other.contains(name), "{name} has no site");

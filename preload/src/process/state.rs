@@ -1,5 +1,6 @@
 //! The state of this process: its mounts, its open files, and who it is.
 
+use std::ffi::CStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 
@@ -220,11 +221,16 @@ impl Process {
     }
 }
 
+/// A call that goes past us may take a placeholder for a directory. Nothing can be made in this one, by root neither; the
+/// root is one where there is no /proc.
 fn placeholder(floor: i32) -> Result<i32, Errno> {
     let flags = (libc::O_PATH | libc::O_CLOEXEC | libc::O_DIRECTORY) as u64;
-    let args = [libc::AT_FDCWD as u64, c"/".as_ptr() as u64, flags, 0, 0, 0];
-    // SAFETY: the path is a string.
-    let fd = sys::check(unsafe { sys::syscall(libc::SYS_openat as u64, &args) })? as i32;
+    let open = |path: &CStr| {
+        let args = [libc::AT_FDCWD as u64, path.as_ptr() as u64, flags, 0, 0, 0];
+        // SAFETY: the path is a string.
+        sys::check(unsafe { sys::syscall(libc::SYS_openat as u64, &args) })
+    };
+    let fd = open(c"/proc/self/ns").or_else(|_| open(c"/"))? as i32;
     let kept = keep_above(fd, floor, true);
     close(fd);
     kept

@@ -149,6 +149,9 @@ pub fn handler(number: u64) -> Option<Handler> {
 
         libc::SYS_setxattr..=libc::SYS_fremovexattr => Any(xattrs::any),
 
+        // setxattrat(2) and its kin, and file_getattr(2) and file_setattr(2).
+        463..=466 | 468 | 469 => Any(path::unknown),
+
         libc::SYS_poll | libc::SYS_ppoll => Any(poll::poll),
         libc::SYS_select | libc::SYS_pselect6 => Any(poll::select),
         libc::SYS_epoll_ctl => Any(poll::epoll_ctl),

@@ -210,6 +210,9 @@ fn places(number: u64) -> (usize, Option<usize>) {
         | libc::SYS_unlinkat
         | libc::SYS_readlinkat
         | libc::SYS_name_to_handle_at
+        | 463..=466
+        | 468
+        | 469
         | libc::SYS_inotify_add_watch => (1, None),
         _ => (0, None),
     }
@@ -232,6 +235,16 @@ pub fn kernel(call: &Call<'_>, outside: Outside) -> Option<i64> {
         args[at] = path.as_ptr() as u64;
     }
     Some(sys::pass(call.number, &args))
+}
+
+/// Calls at a directory and a path that are newer than this library: programs have other ways for files of mounts.
+pub fn unknown(call: &Call<'_>) -> Served {
+    let target = call.target(Some(0), 1, true)?;
+    match call.client().stat(call.task(), target.at(), target.path, true) {
+        Err(defuse_direct::Stop::Outside(outside)) => Err(Fail::Outside(outside)),
+        // Also where the file is missing: the kernel would look elsewhere.
+        _ => Err(Errno::ENOSYS.into()),
+    }
 }
 
 /// Calls that no file system of ours can serve: refused where they name one.
