@@ -219,6 +219,45 @@ fn a_library_with_own_calls_that_is_loaded_later_is_told_of() {
     assert!(!place.path("made").exists());
 }
 
+/// Their numbers are others: with `--dispatch`, open(2) was taken for fstat(2).
+#[test]
+fn calls_of_32_bits_are_told_of() {
+    let place = Place::new();
+    let source = r#"
+#include <stdio.h>
+int main(void) {
+    long pid;
+    __asm__ volatile("int $0x80" : "=a"(pid) : "a"(20L) : "memory");
+    puts(pid == -38 ? "unknown" : "made");
+}"#;
+    let Some(program) = compile(&place, "old", source, &[]) else { return };
+    let program = program.display().to_string();
+    if !std::process::Command::new(&program).output().unwrap().status.success() {
+        println!("not here: this kernel has no system calls of 32 bits");
+        return;
+    }
+    for shell in [false, true] {
+        let run = |more: &[&str]| {
+            let mut run = place.command(&["run", "--mount", "/defuse-test=memory:"]);
+            run.args(more).arg("--");
+            if shell {
+                run.args(["sh", "-c", &format!("{program}; {program}")]);
+            } else {
+                run.arg(&program);
+            }
+            let seen = said(run.output().unwrap());
+            assert_eq!(seen.code, Some(0), "{}", seen.err);
+            (seen.out, seen.err)
+        };
+        let (out, err) = run(&[]);
+        assert!(out.starts_with("made\n"), "{out}");
+        assert_eq!(err.matches("makes system calls without the C library").count(), 1, "{err}");
+        let (out, err) = run(&["--dispatch"]);
+        assert!(out.starts_with("unknown\n"), "{out}");
+        assert_eq!(err.matches("system calls of 32 bits").count(), 1, "{err}");
+    }
+}
+
 /// A static program that a program executes in a mount made its files in the directory in which the run was started.
 #[test]
 fn a_program_that_is_not_served_reaches_no_directory_by_a_relative_path() {

@@ -384,7 +384,7 @@ pub fn find_library(name: &str, run_path: &[String]) -> Option<PathBuf> {
     places.filter_map(|place| fs::canonicalize(place).ok()).find(|place| place.is_file())
 }
 
-/// All `syscall` instructions, function by function as the unwind tables delimit them, or else as symbols do. Other bytes
+/// All `syscall` and `int 0x80` instructions, function by function as the unwind tables delimit them, or else as symbols do. Other bytes
 /// that look like the instruction are calls without a number, unless the number is loaded right before.
 fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Found> {
     // The tables are read if there is anything to look up.
@@ -398,7 +398,10 @@ fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Fo
         }
         let Ok(code) = section.data() else { continue };
         let start = section.address();
-        for at in memchr::memmem::find_iter(code, &scan::SYSCALL) {
+        let mut places: Vec<usize> = memchr::memmem::find_iter(code, &scan::SYSCALL).collect();
+        places.extend(memchr::memmem::find_iter(code, &scan::SYSCALL_32));
+        places.sort_unstable();
+        for at in places {
             let address = start + at as u64;
             if address < decoded_to {
                 continue;
@@ -416,7 +419,11 @@ fn calls_of<'d, R: ReadRef<'d>>(file: &ElfFile64<'d, LittleEndian, R>) -> Vec<Fo
                     found.extend(scan::function(part, from, own_end));
                     decoded_to = from + part.len() as u64;
                 }
-                None => found.push(scan::between_functions(code, at, address)),
+                None if code[at..].starts_with(&scan::SYSCALL) => {
+                    found.push(scan::between_functions(code, at, address));
+                }
+                // Two bytes that mean nothing here.
+                None => {}
             }
         }
     }

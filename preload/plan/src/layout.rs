@@ -33,6 +33,8 @@ pub enum Once {
     Filter = 2,
     /// A process would share memory and not descriptors.
     SharedMemory = 4,
+    /// A program with `--dispatch` makes system calls of 32 bits.
+    Calls32 = 8,
 }
 /// Where the counters begin.
 pub const COUNTERS: usize = 4096;

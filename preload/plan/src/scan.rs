@@ -29,6 +29,9 @@ pub(crate) struct Found {
 /// The bytes of the instruction.
 pub(crate) const SYSCALL: [u8; 2] = [0x0f, 0x05];
 
+/// The bytes of the instruction for calls of 32 bits, `int 0x80`.
+pub(crate) const SYSCALL_32: [u8; 2] = [0xcd, 0x80];
+
 /// Bytes of `code` at `at` between functions that look like the instruction. They are one if `mov eax, NUMBER` comes
 /// right before.
 pub(crate) fn between_functions(code: &[u8], at: usize, address: u64) -> Found {
@@ -66,6 +69,10 @@ pub(crate) fn function(code: &[u8], address: u64, own_end: u64) -> Vec<Found> {
             let is_own = instruction.ip() < own_end;
             let is_code = if is_own { is_own_code } else { is_all_code && number.is_some() };
             found.push(Found { address: instruction.ip(), number, site, is_code });
+        }
+        if instruction.code() == Code::Int_imm8 && instruction.immediate8() == SYSCALL_32[1] {
+            let is_code = is_own_code && instruction.ip() < own_end;
+            found.push(Found { address: instruction.ip(), number: None, site: None, is_code });
         }
         numbers.see(instruction);
     }
@@ -243,6 +250,16 @@ mod tests {
         let code = [0xbe, 231, 0, 0, 0, 0xb8, 60, 0, 0, 0, 0x0f, 5, 0x89, 0xf0, 0x0f, 5, 0xc3];
         let numbers: Vec<_> = function(&code, 0, u64::MAX).iter().map(|f| f.number).collect();
         assert_eq!(numbers, [Some(60), Some(231)]);
+    }
+
+    #[test]
+    fn a_call_of_32_bits_is_found_and_stays() {
+        // mov $5,%eax; int $0x80; ret
+        let found = function(&[0xb8, 5, 0, 0, 0, 0xcd, 0x80, 0xc3], 0x1000, u64::MAX);
+        let found =
+            found.iter().map(|found| (found.address, found.number, found.site, found.is_code));
+        assert_eq!(found.collect::<Vec<_>>(), [(0x1005, None, None, true)]);
+        assert!(function(&[0xcd, 3, 0xc3], 0, u64::MAX).is_empty());
     }
 
     #[test]

@@ -129,7 +129,11 @@ extern "C" fn decide(number: i32, info: *mut u64, context: *mut u64, leave: &mut
     // SAFETY: the kernel's record begins with number, errno and code.
     let code = unsafe { info.cast::<i32>().add(2).read() };
     if dispatch::is_dispatched(number, code) {
-        dispatch::serve(&mut context, leave);
+        // SAFETY: the record of a dispatched call has the architecture, `si_arch`, as its eighth number.
+        match unsafe { info.cast::<u32>().add(7).read() } {
+            dispatch::X86_64 => dispatch::serve(&mut context, leave),
+            _ => dispatch::refuse(&mut context),
+        }
         pending::send_waiting();
         return RETURN;
     }

@@ -20,11 +20,14 @@
 //! All signals wait while the handler runs ([`crate::catch::delivery`]), but for calls that may take long.
 
 use defuse_fs::Errno;
+use defuse_preload_plan::layout::Once;
 
 use crate::catch::frame::{Context, Leave};
 use crate::catch::{arm, signal_state, tls_block};
-use crate::machine::{inside, mode, stack, sys};
-use crate::process::fork;
+use crate::machine::inside::{self, Inside};
+use crate::machine::message::say;
+use crate::machine::{mode, stack, sys};
+use crate::process::{fork, state};
 use crate::serve;
 
 /// `si_code` of a call that was dispatched.
@@ -114,6 +117,19 @@ extern "C" fn begin_thread() {
 /// True if a signal is a dispatched call.
 pub fn is_dispatched(number: i32, code: i32) -> bool {
     number == libc::SIGSYS && code == SYS_USER_DISPATCH
+}
+
+/// `AUDIT_ARCH_X86_64` of audit.h.
+pub const X86_64: u32 = 0xc000_003e;
+
+/// A call of 32 bits (`int 0x80`), whose numbers are others: it fails with `ENOSYS`.
+pub fn refuse(context: &mut Context) {
+    if let (Some(process), Some(_inside)) = (state::get(), Inside::enter())
+        && process.shared.is_news(Once::Calls32)
+    {
+        say("system calls of 32 bits (int 0x80) are not served: they fail with ENOSYS");
+    }
+    context.set_result(sys::failure(Errno::ENOSYS));
 }
 
 /// The number of fork(2) as clone(2) has it.

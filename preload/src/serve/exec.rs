@@ -12,7 +12,7 @@ use defuse_preload_plan::{EXECUTABLE, NAME};
 
 use crate::machine::descriptors::{executable_memory, keep_above, owned};
 use crate::machine::message::say;
-use crate::machine::{pending, sys};
+use crate::machine::{inside, pending, sys};
 use crate::process::compose::Relay;
 use crate::process::{holders, spawned};
 use crate::serve::call::{Call, Fail, Served};
@@ -319,9 +319,13 @@ pub fn exit(call: &Call<'_>) -> Served {
     Err(Fail::Pass)
 }
 
-/// The end of this process: its mappings are written back, and its open files given back.
+/// The end of this process: its mappings are written back, and its open files given back. Those that other threads may use
+/// until the very end are released as those of a killed process.
 fn leave(call: &Call<'_>) {
     mappings::write_back_all(call);
+    if inside::has_others() {
+        return call.process.relays().for_each(Relay::tell_of_reads);
+    }
     let view = call.process.view();
     for (fd, _) in view.table.all() {
         if let Some(entry) = view.table.remove(fd)
