@@ -100,6 +100,20 @@ fn calls_whose_number_is_known_at_run_time_are_served_in_every_program() {
     }
 }
 
+/// A program that its loader starts by name is another file than the one that the kernel executes.
+#[test]
+fn a_program_that_is_started_by_its_loader_is_looked_at() {
+    let place = Place::new();
+    let Some(program) = compile(&place, "small", OWN_CALLS, &[]) else { return };
+    let loader = "/lib64/ld-linux-x86-64.so.2";
+    let script = format!("{loader} {}; true", program.display());
+    for mount in mounts(&place) {
+        let run = ["run", "-C", "/defuse-test", "--mount", &mount, "--", "sh", "-c", &script];
+        let seen = said(place.command(&run).output().unwrap());
+        assert_eq!((seen.out.as_str(), seen.err.as_str()), (SEEN, ""), "{mount}");
+    }
+}
+
 /// A program whose calls cannot be replaced made its files in the directory in which the run was started.
 #[test]
 fn calls_that_cannot_be_replaced_are_told_of_and_reach_no_directory() {

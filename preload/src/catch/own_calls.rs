@@ -24,9 +24,10 @@ use crate::process::state::Process;
 pub fn replace(process: &'static Process) {
     for object in patch::others(&process.plan.objects, entry::address()) {
         let path = match object.path.as_slice() {
-            b"" => b"/proc/self/exe",
-            path => path,
+            b"" => path_of_program(&object),
+            path => path.to_vec(),
         };
+        let path = path.as_slice();
         let Some(mark) = mark(path).filter(|mark| !process.shared.is_known_program(*mark)) else {
             continue;
         };
@@ -42,6 +43,26 @@ pub fn replace(process: &'static Process) {
             tell(process, &object.path);
         }
     }
+}
+
+/// A path of the program, which may have been started by its loader: `ld.so PROGRAM`.
+fn path_of_program(program: &patch::Loaded) -> Vec<u8> {
+    const EXECUTED: &str = "/proc/self/exe";
+    let executed = std::fs::read_link(EXECUTED).unwrap_or_default();
+    let name = executed.file_name().unwrap_or_default().as_bytes();
+    let by_loader = || {
+        let maps = std::fs::read("/proc/self/maps").ok()?;
+        let mut lines = maps.split(|byte| *byte == b'\n');
+        lines.find_map(|line| {
+            let (range, rest) = line.split_at(line.iter().position(|byte| *byte == b' ')?);
+            let from = range.split(|byte| *byte == b'-').next()?;
+            let from = u64::from_str_radix(std::str::from_utf8(from).ok()?, 16).ok()?;
+            let path = rest.iter().position(|byte| *byte == b'/').map(|at| &rest[at..]);
+            path.filter(|_| program.has(from)).map(<[u8]>::to_vec)
+        })
+    };
+    let path = if name.starts_with(b"ld-") { by_loader() } else { None };
+    path.unwrap_or_else(|| EXECUTED.into())
 }
 
 /// Looks at a library that dlopen(3) is about to load by this path or name: its instructions cannot be replaced before it

@@ -36,6 +36,13 @@ pub struct Loaded {
     code: Vec<(u64, u64)>,
 }
 
+impl Loaded {
+    /// True if `address` lies in a page of its code.
+    pub fn has(&self, address: u64) -> bool {
+        self.code.iter().any(|&(from, end)| (from & !0xfff..end).contains(&address))
+    }
+}
+
 /// Where the images of a run are: a descriptor, and the first byte of them there.
 #[derive(Clone, Copy)]
 pub struct Images {
