@@ -312,6 +312,7 @@ int main(void) {
                 let seen = said(place.command(&run).output().unwrap());
                 assert_eq!(seen.out, "end\n", "{enter} on {mount}: {}", seen.err);
                 assert_eq!(seen.err.matches("is not served").count(), 1, "{}", seen.err);
+                assert!(seen.err.contains("in place of /defuse-test"), "{}", seen.err);
             }
         }
     }

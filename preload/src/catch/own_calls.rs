@@ -23,15 +23,17 @@ use crate::process::state::Process;
 /// Replaces the instructions of the program and of its libraries. No other thread runs.
 pub fn replace(process: &'static Process) {
     for object in patch::others(&process.plan.objects, entry::address()) {
-        let path = match object.path.as_slice() {
-            b"" => path_of_program(&object),
-            path => path.to_vec(),
-        };
+        let path = path_of(&object);
         let path = path.as_slice();
         let Some(mark) = mark(path).filter(|mark| !process.shared.is_known_program(*mark)) else {
             continue;
         };
-        let Some(own) = find(process, path) else { continue };
+        let Some(own) = find(process, path) else {
+            if process.shared.is_new_program(mark ^ TOLD) {
+                tell_of_unreadable(&object.path);
+            }
+            continue;
+        };
         if own.is_clean() {
             process.shared.is_new_program(mark);
             continue;
@@ -45,24 +47,32 @@ pub fn replace(process: &'static Process) {
     }
 }
 
-/// A path of the program, which may have been started by its loader: `ld.so PROGRAM`.
-fn path_of_program(program: &patch::Loaded) -> Vec<u8> {
-    const EXECUTED: &str = "/proc/self/exe";
-    let executed = std::fs::read_link(EXECUTED).unwrap_or_default();
+/// The path of an object. The program may have been started by its loader (`ld.so PROGRAM`), and a library have been
+/// loaded by a path that is relative to a directory of before.
+fn path_of(object: &patch::Loaded) -> Vec<u8> {
+    const EXECUTED: &[u8] = b"/proc/self/exe";
+    if object.path.starts_with(b"/") {
+        return object.path.clone();
+    }
+    let executed = std::fs::read_link(OsStr::from_bytes(EXECUTED)).unwrap_or_default();
     let name = executed.file_name().unwrap_or_default().as_bytes();
-    let by_loader = || {
-        let maps = std::fs::read("/proc/self/maps").ok()?;
-        let mut lines = maps.split(|byte| *byte == b'\n');
-        lines.find_map(|line| {
-            let (range, rest) = line.split_at(line.iter().position(|byte| *byte == b' ')?);
-            let from = range.split(|byte| *byte == b'-').next()?;
-            let from = u64::from_str_radix(std::str::from_utf8(from).ok()?, 16).ok()?;
-            let path = rest.iter().position(|byte| *byte == b'/').map(|at| &rest[at..]);
-            path.filter(|_| program.has(from)).map(<[u8]>::to_vec)
-        })
-    };
-    let path = if name.starts_with(b"ld-") { by_loader() } else { None };
-    path.unwrap_or_else(|| EXECUTED.into())
+    if object.path.is_empty() && !name.starts_with(b"ld-") {
+        return EXECUTED.to_vec();
+    }
+    mapped_from(object).unwrap_or_else(|| EXECUTED.to_vec())
+}
+
+/// The path from which the code of an object is mapped.
+fn mapped_from(object: &patch::Loaded) -> Option<Vec<u8>> {
+    let maps = std::fs::read("/proc/self/maps").ok()?;
+    let mut lines = maps.split(|byte| *byte == b'\n');
+    lines.find_map(|line| {
+        let (range, rest) = line.split_at(line.iter().position(|byte| *byte == b' ')?);
+        let from = range.split(|byte| *byte == b'-').next()?;
+        let from = u64::from_str_radix(std::str::from_utf8(from).ok()?, 16).ok()?;
+        let path = rest.iter().position(|byte| *byte == b'/').map(|at| &rest[at..]);
+        path.filter(|_| object.has(from)).map(<[u8]>::to_vec)
+    })
 }
 
 /// Looks at a library that dlopen(3) is about to load by this path or name: its instructions cannot be replaced before it
@@ -145,15 +155,28 @@ fn find(process: &'static Process, path: &[u8]) -> Option<OwnCalls> {
 }
 
 fn tell(process: &'static Process, path: &[u8]) {
+    say(&format!(
+        "{}: makes system calls without the C library that are not served: they see the files of the kernel \
+         in place of {}. --dispatch serves them",
+        shown(path),
+        process.targets()
+    ));
+}
+
+/// Tells of a file that this process loads and cannot read.
+fn tell_of_unreadable(path: &[u8]) {
+    say(&format!(
+        "{}: cannot be read: if it makes system calls without the C library, these are not served. --dispatch \
+         serves them",
+        shown(path)
+    ));
+}
+
+/// The name of an object, which is empty for the program.
+fn shown(path: &[u8]) -> String {
     let name = match path {
         b"" => std::env::args_os().next().unwrap_or_default().into_encoded_bytes(),
         path => path.to_vec(),
     };
-    let targets = process.mounts.iter().map(|mount| String::from_utf8_lossy(&mount.target));
-    say(&format!(
-        "{}: makes system calls without the C library that are not served: they see the files of the kernel \
-         in place of {}. --dispatch serves them",
-        String::from_utf8_lossy(&name),
-        targets.collect::<Vec<_>>().join(", ")
-    ));
+    String::from_utf8_lossy(&name).into_owned()
 }

@@ -116,7 +116,7 @@ pub fn others(known: &[ObjectSites], entry: u64) -> Vec<Loaded> {
     let is_file = |library: &Loaded| {
         let path = &library.path;
         let name = path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-        path.is_empty() || path.starts_with(b"/") && !name.starts_with(b"ld-")
+        path.is_empty() || path.contains(&b'/') && !name.starts_with(b"ld-")
     };
     let mut all = loaded();
     all.retain(|library| is_file(library) && !is_own(library) && !is_known(library));

@@ -185,6 +185,12 @@ impl Process {
         self.mounts.iter().find(|mount| mount.fork == ForkPolicy::Deny)
     }
 
+    /// The paths of all mounts, for a message.
+    pub fn targets(&self) -> String {
+        let targets = self.mounts.iter().map(|mount| String::from_utf8_lossy(&mount.target));
+        targets.collect::<Vec<_>>().join(", ")
+    }
+
     /// True if `fd` is one of our own.
     #[inline]
     pub fn is_reserved(&self, fd: i32) -> bool {

@@ -68,13 +68,18 @@ fn look_at_new(
             look_at_new(call, &file_of(&stat), &stat, at, (interpreter, scripts - 1));
         }
     } else if changes_user(call, stat, (at, flags)) {
-        tell_of_another_user(name);
+        tell_of_another_user(call, name);
     } else if elf::is_foreign(head) {
-        tell(name, "a program of 32 bits or of another machine", "`defuse mount` serves it");
+        tell(call, name, "a program of 32 bits or of another machine", "`defuse mount` serves it");
     } else if let (Some(program), false) = (program, call.process.plan.dispatch) {
         let more = |bytes: &mut [u8], at| program.read_at(bytes, at).unwrap_or(0);
         if elf::is_static(head, more) {
-            tell(name, "a static program, or one of another C library", "--dispatch serves it");
+            tell(
+                call,
+                name,
+                "a static program, or one of another C library",
+                "--dispatch serves it",
+            );
         }
     }
 }
@@ -89,19 +94,21 @@ fn mark(call: &Call<'_>, file: &[u64; 4]) -> u64 {
 }
 
 /// Tells of a program of this `kind`, and of the next step.
-fn tell(name: &[u8], kind: &str, next: &str) {
+fn tell(call: &Call<'_>, name: &[u8], kind: &str, next: &str) {
     say(&format!(
-        "{}: {kind}, which is not served: it sees the files of the kernel in place of mounts. {next}",
-        String::from_utf8_lossy(name)
+        "{}: {kind}, which is not served: it sees the files of the kernel in place of {}. {next}",
+        String::from_utf8_lossy(name),
+        call.process.targets()
     ));
 }
 
-fn tell_of_another_user(name: &[u8]) {
+fn tell_of_another_user(call: &Call<'_>, name: &[u8]) {
     say(&format!(
         "{}: runs with the rights of another user or group (set-user-id, set-group-id or \
          capabilities), so that the loader ignores LD_PRELOAD: it is not served, and sees the files \
-         of the kernel in place of mounts",
-        String::from_utf8_lossy(name)
+         of the kernel in place of {}",
+        String::from_utf8_lossy(name),
+        call.process.targets()
     ));
 }
 
