@@ -8,6 +8,8 @@ mod lists;
 mod locks;
 #[path = "run/rings.rs"]
 mod rings;
+#[path = "run/stores.rs"]
+mod stores;
 #[path = "run/writers.rs"]
 mod writers;
 

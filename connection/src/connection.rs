@@ -234,14 +234,19 @@ impl<F: FileSystem> Connection<F> {
     ///
     /// # Errors
     ///
-    /// `EPERM` and `ESTALE` as for every call; `EINVAL` where the client has no mapping of the file.
+    /// `EPERM` and `ESTALE` as for every call; `EINVAL` where the client has no mapping of the file. The
+    /// mapping has ended, and changes are not in the file system, with the errors of a write: `ENOSPC`.
     pub fn unmap(&self, cx: &Context<'_>, ino: Ino) -> Result<()> {
         let call = self.check(cx, &[ino])?;
         if !self.ledger.unmapped(ino) {
             return Err(Errno::EINVAL);
         }
-        self.service.maps.release(call.fs, ino, 1);
-        Ok(())
+        let written = self.service.maps.release(call.fs, ino, 1);
+        if written.is_err() {
+            // The client is told here.
+            let _ = self.service.maps.lost(ino);
+        }
+        written
     }
 
     /// Gives back everything that the client still has and no other client of its family holds: the
@@ -249,7 +254,7 @@ impl<F: FileSystem> Connection<F> {
     pub fn close(&self) {
         let fs = self.behind.unchecked();
         for (ino, users) in self.ledger.take_maps() {
-            self.service.maps.release(fs, ino, users);
+            let _ = self.service.maps.release(fs, ino, users);
         }
         self.ledger.take_back(fs);
     }

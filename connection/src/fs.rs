@@ -347,7 +347,9 @@ impl<F: FileSystem> FileSystem for Connection<F> {
 
     fn submit(&self, io: Io) {
         let op = io.op();
-        if file_of(op).is_some_and(|file| self.is_mapped(file.ino)) {
+        let is_sync = matches!(op, IoOp::Fsync { .. });
+        let concerns_maps = |ino| self.is_mapped(ino) || is_sync && self.service.maps.has_lost(ino);
+        if file_of(op).is_some_and(|file| concerns_maps(file.ino)) {
             // Its memory is part of the data.
             return io.perform(self);
         }
@@ -387,7 +389,8 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         let call = self.check(cx, &[file.ino])?;
         let file = self.lower(file)?;
         self.write_back(call.fs, file.ino)?;
-        call.fs.fsync(cx, file, datasync)
+        call.fs.fsync(cx, file, datasync)?;
+        self.service.maps.lost(file.ino)
     }
 
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {

@@ -7,9 +7,14 @@
 //! operations that have to see them, and when a mapping ends. The memory ends with the last mapping.
 //!
 //! Only data is copied. The memory has the same holes as the file, so that the mapping of a hole takes
-//! no memory, whatever its length. The memory has the length of the longest possible file, and is
-//! sealed: a client has its descriptor, and could otherwise shorten it, which would kill every other
-//! client that has it mapped by SIGBUS.
+//! no memory, whatever its length. It has the length of the file in whole pages, and grows with it: an
+//! access beyond is a SIGBUS, as on a file system of the kernel, and no mapping takes memory for what the
+//! file does not have, however long it is (`MAP_POPULATE`, mlock(2)). It is sealed against becoming
+//! shorter: a client has its descriptor, and would kill every other client that has it mapped.
+//!
+//! Stores into holes take no space of the file system before they are written to it, which may fail then.
+//! The client is told at the end of its mapping. If nobody is left to be told, because the client was
+//! killed, the next fsync of the file fails.
 
 mod parts;
 
@@ -38,7 +43,12 @@ pub(crate) struct Maps {
     files: Mutex<HashMap<Ino, Used>>,
     /// The most bytes that the memory of a file takes for each of its users.
     most: u64,
+    /// Errors of changes that ended with their last mapping, for the next fsync.
+    lost: Mutex<HashMap<Ino, Errno>>,
 }
+
+/// The most files of which an error is kept.
+const MOST_LOST: usize = 1024;
 
 /// A file with its number of users.
 type Used = (Arc<Mutex<Mapped>>, u64);
@@ -58,7 +68,6 @@ struct Open {
     file: File,
     writable: bool,
     memory: OwnedFd,
-    len: u64,
 }
 
 /// The answer to a client that maps a part of a file.
@@ -72,7 +81,8 @@ pub(crate) struct Memory {
 impl Maps {
     /// No files. `most` is the number of bytes that the memory of a file may take for each of its users.
     pub(crate) fn new(most: u64) -> Maps {
-        Maps { count: AtomicUsize::new(0), files: Mutex::default(), most }
+        let (count, files, lost) = (AtomicUsize::new(0), Mutex::default(), Mutex::default());
+        Maps { count, files, most, lost }
     }
 
     /// The memory of a file, filled in `range` at least, for one more user, which may write if it
@@ -101,7 +111,8 @@ impl Maps {
             mapped.prepare(fs, range, writes, room)
         };
         if made.is_err() {
-            self.release(fs, ino, 1);
+            // The file was not mapped by this, and what others have stored is still there.
+            let _ = self.release(fs, ino, 1);
         }
         made
     }
@@ -113,20 +124,18 @@ impl Maps {
         held.is_some()
     }
 
-    /// Removes users. Their changes are in the file system afterwards.
-    pub(crate) fn release(&self, fs: &dyn FileSystem, ino: Ino, users: u64) {
+    /// Removes users. Their changes are in the file system afterwards, or the error of that is returned.
+    pub(crate) fn release(&self, fs: &dyn FileSystem, ino: Ino, users: u64) -> Result<()> {
         let Some(mapped) = lock(&self.files).get(&ino).map(|entry| Arc::clone(&entry.0)) else {
-            return;
+            return Ok(());
         };
         let mut mapped = lock(&mapped);
-        if let Err(errno) = mapped.write_back(fs, 0..u64::MAX) {
-            log::warn!("inode {}: what was mapped is not written: {errno}", ino.0);
-        }
+        let written = mapped.write_back(fs, 0..u64::MAX);
         let mut files = lock(&self.files);
-        let Some(entry) = files.get_mut(&ino) else { return };
+        let Some(entry) = files.get_mut(&ino) else { return written };
         entry.1 = entry.1.checked_sub(users).expect("a mapping has as many users as hold it");
         if entry.1 > 0 {
-            return;
+            return written;
         }
         files.remove(&ino);
         self.count.fetch_sub(1, Ordering::SeqCst);
@@ -135,6 +144,30 @@ impl Maps {
             let args = ReleaseArgs::of(OpenFlags(OpenFlags::RDWR));
             let _ = fs.release(&own(), file, args);
         }
+        if let Err(errno) = written {
+            self.lose(ino, errno);
+        }
+        written
+    }
+
+    /// Notes that changes of a file are gone.
+    fn lose(&self, ino: Ino, errno: Errno) {
+        static LOG: Limited = Limited::new();
+        LOG.warn(|| format!("inode {}: stores through its mappings are lost: {errno}", ino.0));
+        let mut lost = lock(&self.lost);
+        if lost.len() < MOST_LOST {
+            lost.insert(ino, errno);
+        }
+    }
+
+    /// True if changes of the file are gone, and nobody was told.
+    pub(crate) fn has_lost(&self, ino: Ino) -> bool {
+        lock(&self.lost).contains_key(&ino)
+    }
+
+    /// The error of changes of a file that are gone, which is told once.
+    pub(crate) fn lost(&self, ino: Ino) -> Result<()> {
+        lock(&self.lost).remove(&ino).map_or(Ok(()), Err)
     }
 
     /// True where nothing is mapped.
@@ -168,6 +201,7 @@ impl Mapped {
         room: u64,
     ) -> Result<Memory> {
         self.open(fs, writes)?;
+        self.extend(fs)?;
         let end = range.end.checked_next_multiple_of(PAGE).ok_or(Errno::EOVERFLOW)?;
         self.fill(fs, range.start / PAGE * PAGE..end, room)?;
         let open = self.open.as_ref().ok_or(Errno::EIO)?;
@@ -197,9 +231,7 @@ impl Mapped {
             return Ok(());
         }
         match memory() {
-            Ok((memory, len)) => {
-                self.open = Some(Open { file, writable: writes, memory, len });
-            }
+            Ok(memory) => self.open = Some(Open { file, writable: writes, memory }),
             Err(errno) => {
                 let _ = fs.release(&cx, file, ReleaseArgs::of(flags));
                 return Err(errno);
@@ -208,10 +240,16 @@ impl Mapped {
         Ok(())
     }
 
+    /// Makes the memory as long as the file, in whole pages: `EOVERFLOW` beyond what it can have.
+    fn extend(&self, fs: &dyn FileSystem) -> Result<()> {
+        let Some(open) = &self.open else { return Ok(()) };
+        open.extend(fs.getattr(&own(), self.ino, Some(open.file.fh))?.size)
+    }
+
     /// Takes those parts of `range` into memory that are not there yet. `ENOMEM` where they are more
     /// than `room` bytes of data; nothing is taken then.
     fn fill(&mut self, fs: &dyn FileSystem, range: Range<u64>, mut room: u64) -> Result<()> {
-        if self.open.as_ref().is_some_and(|open| range.end > open.len) {
+        if range.end > LENGTH {
             return Err(Errno::EOVERFLOW);
         }
         let missing = without(&range, &self.filled);
@@ -231,6 +269,9 @@ impl Mapped {
         self.clear(&range)?;
         let Some(open) = &self.open else { return Ok(()) };
         let size = fs.getattr(&own(), self.ino, Some(open.file.fh))?.size;
+        if range.end.min(size) > open.len()? {
+            return Err(Errno::ENOMEM);
+        }
         let mut piece = vec![0; PIECE];
         let mut rest = range.start..range.end.min(size);
         while let Some(data) = data_in(fs, open.file, rest.clone()) {
@@ -281,7 +322,7 @@ impl Mapped {
     /// Punches a hole into the memory.
     fn clear(&self, range: &Range<u64>) -> Result<()> {
         let Some(open) = &self.open else { return Ok(()) };
-        let end = range.end.min(open.len);
+        let end = range.end.min(LENGTH);
         if range.start >= end {
             return Ok(());
         }
@@ -295,7 +336,7 @@ impl Mapped {
         let Some(open) = self.open.as_ref().filter(|open| open.writable) else { return Ok(()) };
         // Nothing beyond the end of the file is part of it.
         let size = fs.getattr(&own(), self.ino, Some(open.file.fh))?.size;
-        let range = range.start..range.end.min(size);
+        let range = range.start..range.end.min(size).min(open.len()?);
         for mut rest in self.filled.iter().filter_map(|part| common(part, &range)) {
             // Where both have a hole, nothing has changed.
             while let Some(part) = first(open.data_in(&rest)?, data_in(fs, open.file, rest.clone()))
@@ -343,9 +384,11 @@ impl Mapped {
         // Data that mappings have stored beyond the end does not become part of the file.
         self.clear(&(before..start))?;
         let range = start..start + count as u64;
+        let end = range.end.max(before);
+        let is_long = self.open.as_ref().is_some_and(|open| open.extend(end).is_ok());
         let parts: Vec<_> = self.filled.iter().filter_map(|part| common(part, &range)).collect();
         for part in parts {
-            if self.room()? < part.end - part.start {
+            if !is_long || self.room()? < part.end - part.start {
                 self.leave(pages(&part));
                 continue;
             }
@@ -367,6 +410,8 @@ impl Mapped {
         let before = fs.getattr(&own(), self.ino, None)?.size;
         let changed = change()?;
         self.clear(&(before.min(size)..LENGTH))?;
+        // Where it cannot be so long, an access there is a SIGBUS.
+        let _ = self.open.as_ref().map(|open| open.extend(size));
         Ok(changed)
     }
 
@@ -380,6 +425,7 @@ impl Mapped {
         self.write_back(fs, 0..u64::MAX)?;
         let before = fs.getattr(&own(), self.ino, None)?.size;
         let changed = change()?;
+        let _ = self.extend(fs);
         // Data stored beyond the end does not become part of the file.
         self.reload(fs, pages(&(range.start.min(before)..range.end)))?;
         Ok(changed)
@@ -387,6 +433,29 @@ impl Mapped {
 }
 
 impl Open {
+    /// The length of the memory. A client may have made it longer.
+    fn len(&self) -> Result<u64> {
+        Ok(rustix::fs::fstat(&self.memory).map_err(errno)?.st_size as u64)
+    }
+
+    /// Makes the memory at least as long as a file of `size` bytes, in whole pages.
+    fn extend(&self, size: u64) -> Result<()> {
+        let wanted = size.next_multiple_of(PAGE);
+        if wanted <= self.len()? {
+            return Ok(());
+        }
+        // Beyond a limit of the size of files the kernel would send SIGXFSZ.
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+        if wanted > LENGTH.min(limit.unwrap_or(LENGTH)) {
+            return Err(Errno::EOVERFLOW);
+        }
+        match rustix::fs::ftruncate(&self.memory, wanted) {
+            // A client has made it longer meanwhile.
+            Ok(()) | Err(rustix::io::Errno::PERM) => Ok(()),
+            Err(error) => Err(errno(error)),
+        }
+    }
+
     /// The bytes that the memory takes, those that clients have stored through mappings included.
     fn taken(&self) -> Result<u64> {
         let blocks = rustix::fs::fstat(&self.memory).map_err(errno)?.st_blocks;
@@ -425,19 +494,15 @@ impl Open {
     }
 }
 
-/// Memory for a file, and its length, which is sealed.
-fn memory() -> Result<(OwnedFd, u64)> {
+/// Memory for a file, which does not become shorter.
+fn memory() -> Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let memory = rustix::fs::memfd_create("defuse-map", flags).map_err(errno)?;
     // Other users cannot open it through /proc.
     rustix::fs::fchmod(&memory, Mode::RUSR | Mode::WUSR).map_err(errno)?;
-    // Beyond a limit of the size of files the kernel would send SIGXFSZ.
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
-    let len = LENGTH.min(limit.unwrap_or(LENGTH) / PAGE * PAGE);
-    rustix::fs::ftruncate(&memory, len).map_err(errno)?;
-    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    let seals = SealFlags::SHRINK | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(&memory, seals).map_err(errno)?;
-    Ok((memory, len))
+    Ok(memory)
 }
 
 /// The first part of `range` that is not a hole of the file. A file system that does not tell has no

@@ -16,7 +16,7 @@ const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 const NOT_LOOKED_AT: &[(&str, &[u16])] = &[
     (
         "memory, also that of mapped files, which is in the memory of the process",
-        &[10, 12, 27, 28, 149, 150, 151, 152, 216, 325, 329, 330, 331, 440, 448],
+        &[12, 27, 28, 149, 150, 151, 152, 216, 325, 330, 331, 440, 448],
     ),
     ("signals", &[14, 15, 34, 62, 127, 128, 129, 130, 131, 200, 234, 282, 289, 297, 424]),
     (
@@ -156,7 +156,7 @@ const WITHOUT_CALLS: &[(&str, &[&str])] = &[
     ),
     ("the number is in memory, and is right", &["dirfd", "fileno", "fileno_unlocked"]),
     ("it frees memory", &["globfree", "globfree64"]),
-    ("it is about memory", &["madvise", "mincore", "mprotect"]),
+    ("it is about memory", &["madvise", "mincore"]),
     (
         "it notes what the child is to do",
         &["posix_spawn_file_actions_addchdir_np", "posix_spawn_file_actions_addfchdir_np"],

@@ -268,4 +268,17 @@ mod tests {
         let code = [0x41, 0xb8, 5, 0, 0, 0, 0x44, 0x89, 0xc0, 0x0f, 0x05, 0xc3];
         assert_eq!(function(&code, 0, u64::MAX)[0].number, Some(5));
     }
+
+    /// The last system call of exit(3) was not replaced: its number is in a register that an earlier one leaves as it is. So a
+    /// program that returned from main told no server of its end.
+    #[test]
+    fn a_call_leaves_the_registers_as_they_are() {
+        // mov $231,%esi; mov $60,%edx; mov %edx,%eax; syscall; mov %esi,%eax; syscall; ret
+        let code = [
+            0xbe, 231, 0, 0, 0, 0xba, 60, 0, 0, 0, 0x89, 0xd0, 0x0f, 0x05, 0x89, 0xf0, 0x0f, 0x05,
+            0xc3,
+        ];
+        let numbers: Vec<_> = function(&code, 0, u64::MAX).iter().map(|found| found.number).collect();
+        assert_eq!(numbers, [Some(60), Some(231)]);
+    }
 }

@@ -159,6 +159,7 @@ exports! {
     syncfs(a b c d e f) = SYS_syncfs[a];
     sync(a b c d e f) = SYS_sync[];
     msync(a b c d e f) = SYS_msync[a, b, c];
+    mprotect(a b c d e f) = SYS_mprotect[a, b, c];
     dup(a b c d e f) = SYS_dup[a];
     dup2(a b c d e f) = SYS_dup2[a, b];
     __dup2(a b c d e f) = SYS_dup2[a, b];

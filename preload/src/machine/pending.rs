@@ -19,7 +19,11 @@ struct Waiting {
 
 thread_local! {
     static WAITING: Waiting = const {
-        Waiting { number: Cell::new(0), mask: Cell::new(0), info: UnsafeCell::new([0; 16]) }
+        Waiting {
+            number: Cell::new(0),
+            mask: Cell::new(0),
+            info: UnsafeCell::new([0; 16]),
+        }
     };
 }
 
@@ -53,6 +57,42 @@ pub fn send_waiting() {
         if waiting.number.get() != 0 {
             queue(waiting);
         }
+    });
+}
+
+/// Has this thread get a signal at the end of our code, as if what it did there had raised it: a program that blocks or
+/// ignores the signal ends.
+#[cold]
+pub fn raise(number: c_int, code: i32, address: u64) {
+    let bit = 1u64 << (number - 1);
+    let mut before = mask::change(libc::SIG_BLOCK, mask::CAN_WAIT | bit);
+    let mut action = [0u64; 4];
+    let args = [number as u64, 0, action.as_mut_ptr() as u64, 8, 0, 0];
+    // SAFETY: the kernel fills the structure.
+    unsafe { sys::syscall(libc::SYS_rt_sigaction as u64, &args) };
+    if waits() {
+        // All signals are blocked until then, and come one after the other.
+        before = waiting_mask(|mask| *mask).unwrap_or(before);
+    }
+    if action[0] == libc::SIG_IGN as u64 || before & bit != 0 {
+        let none = [0u64; 4];
+        let args = [number as u64, none.as_ptr() as u64, 0, 8, 0, 0];
+        // SAFETY: the kernel reads the structure.
+        unsafe { sys::syscall(libc::SYS_rt_sigaction as u64, &args) };
+        before &= !bit;
+    }
+    let info =
+        [number as u32 as u64, code as u32 as u64, address, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    WAITING.with(|waiting| {
+        if waits() {
+            waiting.mask.set(before);
+            send(number, info.as_ptr());
+            return;
+        }
+        // SAFETY: the memory is this thread's, and no signal comes.
+        unsafe { waiting.info.get().write(info) };
+        waiting.mask.set(before);
+        waiting.number.set(number);
     });
 }
 
@@ -103,10 +143,13 @@ fn queue(waiting: &Waiting) {
         // SAFETY: both arguments are right, and nothing is unwound by this change.
         unsafe { pthread_setcanceltype(DEFERRED, &raw mut before) };
     }
-    let number = number as u64;
+    send(number, waiting.info.get().cast());
+}
+
+/// Sends a signal to this thread, with what came with it.
+fn send(number: c_int, info: *const u64) {
     let (pid, tid) = (pid::ask() as u64, sys::plain(libc::SYS_gettid, 0, 0, 0));
-    let tid = tid.unwrap_or(0) as u64;
-    let args = [pid, tid, number, waiting.info.get() as u64, 0, 0];
+    let args = [pid, tid.unwrap_or(0) as u64, number as u64, info as u64, 0, 0];
     // SAFETY: the kernel copies the information; all signals are blocked, so nobody changes it.
     unsafe { sys::syscall(libc::SYS_rt_tgsigqueueinfo as u64, &args) };
 }

@@ -14,7 +14,7 @@ use defuse_direct::MountArgs;
 use defuse_fs::source::{Frontend, Locks, Sharing, Threads};
 use defuse_fs::{
     Absent, Caller, Caps, Context, Errno, File, FileSystem, Ino, NormalPath, OpenArgs,
-    Opened as OpenedFile, Resolved, delegate,
+    Opened as OpenedFile, Resolved, Whence, delegate,
 };
 use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
 use defuse_remote::{Heir, Inheritance, LaneUse, Legacy, Remote, RemoteError, RemoteOptions};
@@ -240,10 +240,18 @@ impl Relay {
         self.inner.map(&Context::new(caller), file, range, writes)
     }
 
-    /// A mapping is gone.
-    pub fn unmap(&self, caller: Caller, ino: Ino) {
-        // Of a server that is gone nothing is left to be told.
-        let _ = self.inner.unmap(&Context::new(caller), ino);
+    /// A mapping is gone. Fails if the server could not write to the file what was stored through it.
+    pub fn unmap(&self, caller: Caller, ino: Ino) -> Result<(), Errno> {
+        self.inner.unmap(&Context::new(caller), ino)
+    }
+
+    /// Has the server write to an open file what was stored through its mappings.
+    pub fn write_back(&self, caller: Caller, file: File) -> Result<(), Errno> {
+        // It does so before it tells of holes.
+        match self.inner.lseek(&Context::new(caller), file, 0, Whence::Data) {
+            Ok(_) | Err(Errno::ENXIO) => Ok(()),
+            Err(errno) => Err(errno),
+        }
     }
 
     /// In a child: its own connection.

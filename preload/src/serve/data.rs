@@ -128,8 +128,12 @@ pub fn advise(_: &Call<'_>, entry: &Entry) -> Served {
 pub fn sync(call: &Call<'_>, entry: &Entry) -> Served {
     by_the_kernel(entry)?;
     let data = call.number as i64 != libc::SYS_fsync;
-    call.client().fsync(call.task(), entry.file(), data)?;
-    Ok(0)
+    let synced = mappings::write_back_file(call, entry)
+        .and_then(|()| Ok(call.client().fsync(call.task(), entry.file(), data)?));
+    if synced.is_err() {
+        mappings::note_failed_sync(entry);
+    }
+    synced.map(|()| 0)
 }
 
 pub fn syncfs(call: &Call<'_>, entry: &Entry) -> Served {
@@ -436,8 +440,7 @@ pub fn splice(call: &Call<'_>) -> Served {
 
 // ---- mappings -----------------------------------------------------------------------------
 
-/// A file without a descriptor of its bytes is mapped by a copy in memory. A shared mapping that
-/// may be written is written back at msync(2) and munmap(2).
+/// A file without a descriptor of its bytes is mapped by its server's memory, or by a copy in memory.
 pub fn mmap(call: &Call<'_>) -> Served {
     let entry = match call.int(3) & libc::MAP_ANONYMOUS {
         0 => call.entry(4).filter(|entry| !entry.backed),
@@ -457,6 +460,10 @@ pub fn mremap(call: &Call<'_>) -> Served {
 
 pub fn munmap(call: &Call<'_>) -> Served {
     mappings::unmap(call)
+}
+
+pub fn mprotect(call: &Call<'_>) -> Served {
+    mappings::protect(call)
 }
 
 pub fn msync(call: &Call<'_>) -> Served {

@@ -29,7 +29,7 @@ pub fn exec(call: &Call<'_>) -> Served {
     let argv = copied(sys::strings(call.args[argv])?);
     let environment = ExecEnvironment::new(call)?;
     let envp = environment.variables(sys::strings(call.args[envp])?);
-    mappings::write_back_all(call);
+    mappings::before_exec(call)?;
     let program = Execution { call, argv, envp, environment: &environment };
     let found = call.target(at.then_some(0), path, flags & libc::AT_EMPTY_PATH != 0);
     let result = match found {
@@ -322,7 +322,7 @@ pub fn exit(call: &Call<'_>) -> Served {
 /// The end of this process: its mappings are written back, and its open files given back. Those that other threads may use
 /// until the very end are released as those of a killed process.
 fn leave(call: &Call<'_>) {
-    mappings::write_back_all(call);
+    mappings::end_all(call);
     if inside::has_others() {
         return call.process.relays().for_each(Relay::tell_of_reads);
     }

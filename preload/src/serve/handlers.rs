@@ -79,6 +79,7 @@ pub fn handler(number: u64) -> Option<Handler> {
         libc::SYS_mmap => Any(data::mmap),
         libc::SYS_rt_sigaction => Any(sigaction),
         libc::SYS_munmap => Any(data::munmap),
+        libc::SYS_mprotect | libc::SYS_pkey_mprotect => Any(data::mprotect),
         libc::SYS_mremap => Any(data::mremap),
         libc::SYS_msync => Any(data::msync),
         libc::SYS_io_setup => Any(data::asynchronous),

@@ -1,0 +1,188 @@
+//! The shared mappings of this process, and its private mappings of a server's memory, by address.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use defuse_fs::{Caller, Errno, Ino};
+
+use crate::process::compose::Relay;
+use crate::process::state;
+use crate::process::table::Entry;
+use crate::serve::mappings::lost::tell;
+
+pub const PAGE: u64 = 4096;
+
+/// A mapping.
+#[derive(Clone)]
+pub struct Mapping {
+    pub len: usize,
+    pub offset: u64,
+    // Dropped before the open file, by which the server knows the rights to map.
+    pub kind: Kind,
+    pub entry: Arc<Entry>,
+    /// The file, by device and number.
+    pub file: (u64, u64),
+    /// The memory is that of the file, and writable, or was so.
+    pub stores: bool,
+    /// It may become so.
+    pub may_store: bool,
+    /// The program knows that stores are not in the file: the last msync(2) has failed.
+    pub is_told: bool,
+}
+
+/// The memory of a mapping.
+#[derive(Clone)]
+pub enum Kind {
+    /// Memory of this process and its forked children. It is written back.
+    Copy,
+    /// Memory that all processes share.
+    Served(Arc<Use>),
+}
+
+/// A mapping that is registered with the server of the mount until its last part is unmapped.
+pub struct Use {
+    /// The server, until it is told of the end.
+    relay: Option<Arc<Relay>>,
+    ino: Ino,
+}
+
+impl Use {
+    /// The use of a mapping that the server has made.
+    pub fn new(relay: &Arc<Relay>, ino: Ino) -> Arc<Use> {
+        Arc::new(Use { relay: Some(Arc::clone(relay)), ino })
+    }
+
+    /// Ends it. Fails if the server cannot write to the file what was stored.
+    pub fn end(&mut self) -> Result<(), Errno> {
+        self.relay.take().map_or(Ok(()), |relay| relay.unmap(caller(), self.ino))
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        // A mapping that could not be made, or part of a change of one that goes on.
+        let _ = self.end();
+    }
+}
+
+impl Mapping {
+    /// The address of `len` bytes from `offset` of `file` in this mapping, which begins at `at`.
+    pub fn find(&self, at: u64, file: (u64, u64), offset: u64, len: usize) -> Option<u64> {
+        let from = offset.checked_sub(self.offset)?;
+        let is_copy = matches!(self.kind, Kind::Copy);
+        let fits = is_copy && self.file == file && from.checked_add(len as u64)? <= self.len as u64;
+        fits.then_some(at + from)
+    }
+
+    fn overlaps(&self, at: u64, (from, end): (u64, u64)) -> bool {
+        at < end && at + self.len as u64 > from
+    }
+}
+
+/// The user of this thread, for the server.
+pub fn caller() -> Caller {
+    let caller = state::get().map(|process| {
+        let who = process.task().credentials();
+        Caller { uid: who.uid, gid: who.gid, pid: who.pid }
+    });
+    caller.unwrap_or_default()
+}
+
+static ALL: Mutex<BTreeMap<u64, Mapping>> = Mutex::new(BTreeMap::new());
+
+/// All mappings, by first address.
+pub fn mappings() -> MutexGuard<'static, BTreeMap<u64, Mapping>> {
+    ALL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Adds a mapping.
+pub fn note(at: u64, mapping: Mapping) {
+    mappings().insert(at, mapping);
+}
+
+/// Notes that the program makes memory from `from` to `end` writable.
+pub fn let_store(from: u64, end: u64) {
+    for (&at, mapping) in mappings().iter_mut() {
+        mapping.stores |= mapping.may_store && mapping.overlaps(at, (from, end));
+    }
+}
+
+/// Notes if the program was told of stores from `from` to `end` that are not in the file.
+pub fn set_told(from: u64, end: u64, is_told: bool) {
+    for (&at, mapping) in mappings().iter_mut() {
+        if mapping.overlaps(at, (from, end)) {
+            mapping.is_told = is_told;
+        }
+    }
+}
+
+/// Notes that the program was told so of all mappings of an open file.
+pub fn set_told_of(entry: &Entry) {
+    for mapping in mappings().values_mut() {
+        mapping.is_told |= Arc::ptr_eq(mapping.entry.file(), entry.file());
+    }
+}
+
+/// True if the program was told of all that it may have stored from `from` to `end`.
+pub fn is_told(from: u64, end: u64) -> bool {
+    let all = mappings();
+    let mut stores =
+        all.iter().filter(|(at, mapping)| mapping.stores && mapping.overlaps(**at, (from, end)));
+    stores.all(|(_, mapping)| mapping.is_told)
+}
+
+/// A mapping of a server's memory that the program may have stored to.
+pub struct StoredMapping {
+    pub at: u64,
+    pub len: usize,
+    pub entry: Arc<Entry>,
+}
+
+/// Those from `from` to `end`.
+pub fn served_stores(from: u64, end: u64) -> Vec<StoredMapping> {
+    let all = mappings();
+    let hit = all.iter().filter(|(at, mapping)| {
+        let is_served = matches!(mapping.kind, Kind::Served(_));
+        is_served && mapping.stores && mapping.overlaps(**at, (from, end))
+    });
+    let stored = hit.map(|(&at, mapping)| {
+        let (len, entry) = (mapping.len, Arc::clone(&mapping.entry));
+        StoredMapping { at, len, entry }
+    });
+    stored.collect()
+}
+
+/// Removes `from..end` from the mappings. The program is told of stores that are lost.
+pub fn forget(from: u64, end: u64) {
+    // Servers are told after the lock is released.
+    let mut gone = Vec::new();
+    let mut all = mappings();
+    let hit = |(&at, mapping): (&u64, &Mapping)| mapping.overlaps(at, (from, end)).then_some(at);
+    let places: Vec<u64> = all.iter().filter_map(hit).collect();
+    for at in places {
+        let Some(mapping) = all.remove(&at) else { continue };
+        let last = at + mapping.len as u64;
+        if last > end {
+            let (offset, len) = (mapping.offset + (end - at), (last - end) as usize);
+            all.insert(end, Mapping { len, offset, ..mapping.clone() });
+        }
+        if at < from {
+            all.insert(at, Mapping { len: (from - at) as usize, ..mapping });
+        } else {
+            gone.push((at, mapping));
+        }
+    }
+    drop(all);
+    for (at, mapping) in gone {
+        let Mapping { kind: Kind::Served(used), stores, is_told, entry, .. } = mapping else {
+            continue;
+        };
+        let ended = Arc::into_inner(used).map_or(Ok(()), |mut used| used.end());
+        drop(entry);
+        if let Err(errno) = ended
+            && !is_told
+        {
+            tell(errno, at, stores);
+        }
+    }
+}
