@@ -10,6 +10,8 @@ mod locks;
 mod rings;
 #[path = "run/stores.rs"]
 mod stores;
+#[path = "run/waits.rs"]
+mod waits;
 #[path = "run/writers.rs"]
 mod writers;
 

@@ -137,6 +137,8 @@ const UNSAFE_FILES: &[&str] = &[
     "preload/src/machine/sys.rs",
     // A key of the C library, to notice the end of a thread.
     "preload/src/machine/thread_exit.rs",
+    // Assembly of calls that signals end.
+    "preload/src/machine/wait.rs",
     // poll(2) of a pidfd.
     "preload/src/process/arena.rs",
     // A thread's own credentials, and the calls that tell them.

@@ -18,7 +18,7 @@ use defuse_fs::Errno;
 use crate::catch::frame::{Context, FRAME, LINK, Leave, MASK};
 use crate::catch::wanted::{Action, WANTED, wanted};
 use crate::catch::{dispatch, signal_state};
-use crate::machine::{inside, mask, mode, pending, pid, stack, sys};
+use crate::machine::{inside, mask, mode, pending, pid, stack, sys, wait};
 
 /// The thread goes on as the frame says on whose stack this is.
 const RETURN: u64 = 0;
@@ -139,7 +139,11 @@ extern "C" fn decide(number: i32, info: *mut u64, context: *mut u64, leave: &mut
     }
     let is_ours = inside::is_inside() || stack::holds(context.sp());
     if is_ours && mask::OWN >> (number - 1) & 1 == 0 {
-        pending::note(number, info, context.mask());
+        let restarts = wanted(number)[1] & libc::SA_RESTART as u64 != 0;
+        pending::note(number, info, context.mask(), restarts);
+        if let Some(behind) = wait::interrupted(context.ip()) {
+            context.set_ip(behind);
+        }
         return RETURN;
     }
     let wanted = wanted(number);

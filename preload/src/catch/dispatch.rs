@@ -26,7 +26,7 @@ use crate::catch::frame::{Context, Leave};
 use crate::catch::{arm, signal_state, tls_block};
 use crate::machine::inside::{self, Inside};
 use crate::machine::message::say;
-use crate::machine::{mode, stack, sys};
+use crate::machine::{mode, pending, stack, sys};
 use crate::process::{fork, state};
 use crate::serve;
 
@@ -188,6 +188,9 @@ pub fn passes(number: u64) -> bool {
     mode::is_dispatched() && returns_once
 }
 
+/// The length of the instruction in bytes.
+const SYSCALL_LEN: u64 = 2;
+
 /// A call that makes no process and changes no signals.
 fn one(context: &mut Context, number: u64, args: &[u64; 6]) {
     let may_wait = may_take_long(number);
@@ -200,6 +203,11 @@ fn one(context: &mut Context, number: u64, args: &[u64; 6]) {
         signal_state::keep_signals_out();
     }
     match served {
+        // The signal that waits is delivered first.
+        Some(pending::AGAIN) => {
+            let call = context.ip() - SYSCALL_LEN;
+            context.set_ip(call);
+        }
         Some(value) => context.set_result(value),
         // The stack of the thread may be what goes.
         None if changes_memory(number) => context.set_result(sys::pass(number, args)),

@@ -19,7 +19,7 @@ use defuse_preload_plan::calls::CALLS;
 use defuse_preload_plan::trampoline::TO_SYSCALL_END;
 
 use crate::catch::{patch, signal_state};
-use crate::machine::{inside, mode, stack, sys};
+use crate::machine::{inside, mode, pending, stack, sys};
 use crate::process::{fork, table};
 use crate::serve;
 
@@ -103,6 +103,7 @@ std::arch::global_asm!(
     "mov [rsp + 32], r8",
     "mov [rsp + 40], r9",
     "cld",
+    "12:",
     "mov rdi, rax",
     "mov rsi, rsp",
     "mov rcx, [rip + defuse_stack@GOTTPOFF]",
@@ -131,6 +132,9 @@ std::arch::global_asm!(
     "call {deliver}",
     "mov rax, [rsp + 304]",
     "mov rdx, [rsp + 312]",
+    // A signal has interrupted the call, and its handler wants it to go on.
+    "bt edx, 4",
+    "jc 12b",
     // Free, as behind a `syscall`.
     "mov ecx, edx",
     "movups xmm0, [rsp + 48]",
@@ -270,6 +274,8 @@ const CLONE: u64 = 2;
 const PASS_HERE: u64 = 4;
 /// It is a clone(2) that makes a thread, to be made here.
 const THREAD: u64 = 8;
+/// It is to be entered once more.
+const AGAIN: u64 = 16;
 
 extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> Answer {
     if number == AFTER_CLONE {
@@ -301,6 +307,9 @@ extern "C" fn serve_site(number: u64, args: &mut [u64; 6], from: u64) -> Answer 
     }
     let counts = COUNTING.load(Ordering::Relaxed) != 0 && !inside::is_inside();
     let served = serve::call(number, args);
+    if served == Some(pending::AGAIN) {
+        return Answer { value: number as i64, then: AGAIN };
+    }
     if counts && let Some(site) = patch::site_of(from) {
         serve::count_site(number, args, site, served.is_some());
     }

@@ -55,9 +55,14 @@ impl Context {
         *self.register(libc::REG_RIP)
     }
 
+    /// The thread goes on at `address`.
+    pub fn set_ip(&mut self, address: u64) {
+        *self.register(libc::REG_RIP) = address;
+    }
+
     /// The thread goes on at `address`, with this stack pointer.
     pub fn go_to(&mut self, address: u64, sp: u64) {
-        *self.register(libc::REG_RIP) = address;
+        self.set_ip(address);
         self.set_sp(sp);
     }
 

@@ -13,10 +13,11 @@ use defuse_fs::Errno;
 
 use crate::catch::delivery;
 use crate::catch::wanted::{Action, WANTED, Wanted};
-use crate::machine::{inside, mode, pending, stack, sys};
+use crate::machine::{inside, mode, pending, stack, sys, wait};
 use crate::serve::call::{Call, Fail, Served};
 
 const SIGINFO: u64 = libc::SA_SIGINFO as u64;
+const RESTART: u64 = libc::SA_RESTART as u64;
 const RESETHAND: u64 = libc::SA_RESETHAND as u64;
 
 /// rt_sigaction(2).
@@ -93,7 +94,13 @@ extern "C" fn handle(number: c_int, info: *mut u64, context: *mut c_void) {
     if !own && (inside::is_inside() || stack::holds(sp)) {
         // SAFETY: as above; from there the kernel takes the blocked signals when the handler returns.
         let mask = unsafe { &mut *(&raw mut (*context).uc_sigmask).cast::<u64>() };
-        pending::note(number, info, mask);
+        let restarts = wanted.flags.load(Ordering::Relaxed) & RESTART != 0;
+        pending::note(number, info, mask, restarts);
+        // SAFETY: as above; the thread goes on there.
+        let ip = unsafe { &mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize] };
+        if let Some(behind) = wait::interrupted(*ip as u64) {
+            *ip = behind as i64;
+        }
         return;
     }
     if wanted.flags.load(Ordering::Relaxed) & RESETHAND != 0 {

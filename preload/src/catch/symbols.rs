@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::catch::next::{self as next_function, Next, is_patched, result};
 use crate::catch::{dispatch, environment, own_calls, patch, users};
 use crate::machine::inside::{self, Inside};
-use crate::machine::{mode, sys};
+use crate::machine::{mode, pending, sys};
 use crate::process::{fork as process_fork, state};
 use crate::serve;
 use crate::serve::open::library;
@@ -56,9 +56,19 @@ fn serve(next: &Next, original: &[u64; 6], number: i64, args: [u64; 6]) -> i64 {
     if is_patched() {
         return next.call(original);
     }
-    match serve::call(number as u64, &args) {
+    match served(number as u64, &args) {
         Some(value) => result(value),
         None => next.call(original),
+    }
+}
+
+/// As [`serve::call`], and once more after each signal whose handler wants that.
+fn served(number: u64, args: &[u64; 6]) -> Option<i64> {
+    loop {
+        match serve::call(number, args) {
+            Some(pending::AGAIN) => pending::deliver(),
+            other => return other,
+        }
     }
 }
 
@@ -289,7 +299,7 @@ pub unsafe extern "C" fn syscall(
 ) -> i64 {
     // SAFETY: the type of syscall(2), called with what the program passed.
     type Syscall = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64) -> i64;
-    if let Some(value) = serve::call(number, &[a, b, c, d, e, f]) {
+    if let Some(value) = served(number, &[a, b, c, d, e, f]) {
         return result(value);
     }
     match SYSCALL.address() {

@@ -179,6 +179,21 @@ pub fn let_forks() {
     }
 }
 
+/// Runs `wait`, for which no fork waits: it is a call of the kernel that needs nothing that a child would need.
+pub fn at_the_gate<T>(wait: impl FnOnce() -> T) -> T {
+    OWN.with(|own| {
+        let is_inside = own.state.load(Ordering::Relaxed) == INSIDE;
+        if is_inside {
+            own.state.store(AT_THE_GATE, Ordering::Release);
+        }
+        let value = wait();
+        if is_inside {
+            go_in(own, AT_THE_GATE);
+        }
+        value
+    })
+}
+
 #[cold]
 fn list(own: &Own) {
     // From here on nothing interrupts, so that the lock cannot be waited for by its own thread.

@@ -25,3 +25,5 @@ pub mod state_pipe;
 pub mod sys;
 #[allow(unsafe_code)]
 pub mod thread_exit;
+#[allow(unsafe_code)]
+pub mod wait;

@@ -13,6 +13,8 @@ use crate::machine::{mask, mode, pid, stack, sys};
 /// A signal that waits, with the signals that were blocked before.
 struct Waiting {
     number: Cell<c_int>,
+    /// A call that it has interrupted is made again.
+    restarts: Cell<bool>,
     mask: Cell<u64>,
     info: UnsafeCell<[u64; 16]>,
 }
@@ -21,15 +23,30 @@ thread_local! {
     static WAITING: Waiting = const {
         Waiting {
             number: Cell::new(0),
+            restarts: Cell::new(false),
             mask: Cell::new(0),
             info: UnsafeCell::new([0; 16]),
         }
     };
 }
 
+/// The result of a call that was not made, or not finished, because a signal waits: it is made again after the signal was
+/// delivered. The kernel has the same number for that, which no program sees (`ERESTARTSYS`).
+pub const AGAIN: i64 = -512;
+
 /// True if a signal waits for the end of our code on this thread.
 pub fn waits() -> bool {
     WAITING.with(|waiting| waiting.number.get() != 0)
+}
+
+/// True if a call that the waiting signal has interrupted is made again after its handler (`SA_RESTART`).
+pub fn restarts() -> bool {
+    WAITING.with(|waiting| waiting.number.get() != 0 && waiting.restarts.get())
+}
+
+/// The variable of this thread that is not 0 while a signal waits.
+pub fn flag() -> *const c_int {
+    WAITING.with(|waiting| waiting.number.as_ptr().cast_const())
 }
 
 /// Delivers what had to wait.
@@ -92,6 +109,7 @@ pub fn raise(number: c_int, code: i32, address: u64) {
         // SAFETY: the memory is this thread's, and no signal comes.
         unsafe { waiting.info.get().write(info) };
         waiting.mask.set(before);
+        waiting.restarts.set(true);
         waiting.number.set(number);
     });
 }
@@ -155,14 +173,16 @@ fn send(number: c_int, info: *const u64) {
 }
 
 /// A signal waits until our code is done: everything is blocked in `mask`, that of the interrupted
-/// thread, until then.
-pub fn note(number: c_int, info: *mut u64, mask: &mut u64) {
+/// thread, until then. Its handler has a call made again that it interrupts, if it `restarts`.
+pub fn note(number: c_int, info: *mut u64, mask: &mut u64, restarts: bool) {
     WAITING.with(|waiting| {
         // SAFETY: the kernel passed 128 bytes about the signal. Until our code is done nothing else
         // comes, so that one place is enough.
         unsafe { std::ptr::copy_nonoverlapping(info, waiting.info.get().cast(), 16) };
         waiting.mask.set(*mask);
         *mask |= mask::CAN_WAIT;
+        // A thread that is cancelled does not go on with what it waits for.
+        waiting.restarts.set(restarts && number != CANCEL);
         waiting.number.set(number);
     });
 }

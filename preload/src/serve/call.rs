@@ -7,7 +7,7 @@ use defuse_direct::{Client, Stop, Task};
 use defuse_fs::{Errno, FileKind};
 
 use crate::machine::descriptors::HeldDescriptor;
-use crate::machine::sys;
+use crate::machine::{inside, pending, sys, wait};
 use crate::process::state::Process;
 use crate::process::table::{Entry, Table};
 
@@ -23,6 +23,48 @@ pub enum Fail {
     Lower(Arc<Entry>, Option<libc::flock>),
     /// The kernel has to execute the call as it is.
     Pass,
+    /// A signal has ended what it waited for.
+    Interrupted(AfterSignal),
+}
+
+/// The end of a call that a signal has interrupted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AfterSignal {
+    /// It is made again after the handler (`SA_RESTART`).
+    Again,
+    /// It fails with `EINTR`.
+    Fails,
+}
+
+impl AfterSignal {
+    /// The wish of the signal that waits on this thread.
+    pub fn of_waiting() -> AfterSignal {
+        if pending::restarts() { AfterSignal::Again } else { AfterSignal::Fails }
+    }
+
+    /// The result for the program, or [`pending::AGAIN`].
+    pub fn value(self) -> i64 {
+        match self {
+            AfterSignal::Again => pending::AGAIN,
+            AfterSignal::Fails => sys::failure(Errno::EINTR),
+        }
+    }
+}
+
+/// A call of the kernel that may wait. A signal ends it, and has it made again if it wants that.
+pub fn waiting(number: u64, args: &[u64; 6]) -> i64 {
+    match wait::pass(number, args) {
+        pending::AGAIN => AfterSignal::of_waiting().value(),
+        value => value,
+    }
+}
+
+/// As [`waiting`], where our own code has to go on afterwards. A fork does not wait for it.
+pub fn waiting_inside(number: u64, args: &[u64; 6]) -> Result<i64, Fail> {
+    match inside::at_the_gate(|| waiting(number, args)) {
+        pending::AGAIN => Err(Fail::Interrupted(AfterSignal::Again)),
+        value => Ok(sys::check(value)?),
+    }
 }
 
 /// A call for the kernel.

@@ -8,7 +8,7 @@ use defuse_fs::{Errno, FileKind, IoctlArgs, Lock, LockType};
 
 use crate::machine::{inside, pending, pid, sys};
 use crate::process::table::Entry;
-use crate::serve::call::{Call, Fail, Served, is_regular};
+use crate::serve::call::{AfterSignal, Call, Fail, Served, is_regular, waiting_inside};
 use crate::serve::mappings;
 
 /// `RLIMIT_FSIZE` was hit: the kernel sends a signal beside the error.
@@ -261,10 +261,11 @@ pub fn take_lock(
         match pending.wait().0 {
             // A file system in this process keeps no thread that waits: forks do not know of it.
             Err(Errno::EAGAIN) => {}
+            Err(Errno::EINTR) if pending::waits() => {}
             other => return Ok(other.map(|_| 0)?),
         }
         if pending::waits() {
-            return Err(Errno::EINTR.into());
+            return Err(Fail::Interrupted(AfterSignal::of_waiting()));
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(LOCK_POLL);
@@ -309,7 +310,8 @@ impl End {
                     0,
                 ];
                 let number = if at.is_some() { libc::SYS_pread64 } else { libc::SYS_read };
-                Ok(sys::check(sys::pass(number as u64, &args))? as usize)
+                // It may be a pipe or a socket.
+                Ok(waiting_inside(number as u64, &args)? as usize)
             }
         }
     }
@@ -329,7 +331,8 @@ impl End {
                     0,
                 ];
                 let number = if at.is_some() { libc::SYS_pwrite64 } else { libc::SYS_write };
-                Ok(sys::check(sys::pass(number as u64, &args))? as usize)
+                // It may be a pipe or a socket.
+                Ok(waiting_inside(number as u64, &args)? as usize)
             }
         }
     }

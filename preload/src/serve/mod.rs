@@ -29,12 +29,12 @@ use defuse_fs::Errno;
 
 use crate::machine::inside::{self, Inside};
 use crate::machine::message::say;
-use crate::machine::{pending, sys};
+use crate::machine::sys;
 use crate::process::fork;
 use crate::process::run_memory::Fate;
 use crate::process::state::{self, Process, RunMount};
 use crate::process::table::Entry;
-use call::{ByKernel, Call, Fail, Served, TRIES};
+use call::{ByKernel, Call, Fail, Served, TRIES, waiting};
 use handlers::{Handler, Native, handler};
 
 /// Serves a call; `None` if it is the kernel's.
@@ -165,15 +165,12 @@ fn finish(call: &Call<'_>, result: Served) -> Option<i64> {
         }
         Err(Fail::Pass) => None,
         Err(Fail::Outside(outside)) => path::kernel(call, outside),
-        // A signal has come before the call could wait, and nothing else would end that.
-        Err(Fail::Kernel(..) | Fail::Lower(..)) if pending::waits() => {
-            Some(sys::failure(Errno::EINTR))
-        }
+        Err(Fail::Interrupted(after)) => Some(after.value()),
         Err(Fail::Lower(entry, lock)) => Some(on_lower(call, &entry, lock)),
         Err(Fail::Kernel(by_kernel)) => {
             let ByKernel { number, mut args, path, held, entry } = *by_kernel;
             args[1] = path.as_ptr() as u64;
-            let value = sys::pass(number as u64, &args);
+            let value = waiting(number as u64, &args);
             drop(held);
             Some(match entry {
                 Some(entry) if value >= 0 => open::took(call, value as i32, entry),
@@ -191,5 +188,5 @@ fn on_lower(call: &Call<'_>, entry: &Entry, mut lock: Option<libc::flock>) -> i6
     if let Some(lock) = &mut lock {
         args[2] = std::ptr::from_mut(lock) as u64;
     }
-    sys::pass(call.number, &args)
+    waiting(call.number, &args)
 }

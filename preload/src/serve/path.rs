@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use defuse_direct::{At, Outside, WorkDir};
 use defuse_fs::Errno;
 
-use crate::machine::{pid, sys};
+use crate::machine::{pid, sys, wait};
 use crate::process::{state::Process, table::Entry};
 use crate::serve::call::{Call, Fail, Served};
 
@@ -234,7 +234,13 @@ pub fn kernel(call: &Call<'_>, outside: Outside) -> Option<i64> {
     if let (Some(path), Some(at)) = (&two, second) {
         args[at] = path.as_ptr() as u64;
     }
-    Some(sys::pass(call.number, &args))
+    Some(match call.number as i64 {
+        // A fifo may be there, or a device. A signal that came before was before the call.
+        libc::SYS_open | libc::SYS_openat | libc::SYS_openat2 | libc::SYS_creat => {
+            wait::pass(call.number, &args)
+        }
+        _ => sys::pass(call.number, &args),
+    })
 }
 
 /// Calls at a directory and a path that are newer than this library: programs have other ways for files of mounts.

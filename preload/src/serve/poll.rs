@@ -2,13 +2,21 @@
 
 use defuse_fs::Errno;
 
-use crate::machine::sys;
+use crate::machine::{inside, pending, sys, wait};
 use crate::serve::call::{Call, Fail, Served};
 
 /// The placeholder at `fd`, if there is one.
 fn ours(call: &Call<'_>, fd: i32) -> Option<std::sync::Arc<crate::process::table::Entry>> {
     let entry = call.table().get(fd)?.clone()?;
     (!entry.backed).then_some(entry)
+}
+
+/// The kernel waits for the rest. A handler of a signal ends that, whatever it wants of other calls.
+fn wait(number: u64, args: &[u64; 6]) -> i64 {
+    match inside::at_the_gate(|| wait::pass(number, args)) {
+        pending::AGAIN => sys::failure(Errno::EINTR),
+        value => value,
+    }
 }
 
 pub fn poll(call: &Call<'_>) -> Served {
@@ -39,7 +47,7 @@ pub fn poll(call: &Call<'_>) -> Served {
     if ready > 0 {
         args[2] = if call.number as i64 == libc::SYS_poll { 0 } else { &raw const zero as u64 };
     }
-    let value = sys::pass(call.number, &args);
+    let value = wait(call.number, &args);
     for (index, one, ready) in &found {
         sys::store(at(*index), libc::pollfd { revents: *ready as i16, ..*one })?;
     }
@@ -88,7 +96,7 @@ pub fn select(call: &Call<'_>) -> Served {
     if !ready.is_empty() {
         args[4] = &raw const zero as u64;
     }
-    let value = sys::pass(call.number, &args);
+    let value = wait(call.number, &args);
     if value < 0 {
         return Ok(value);
     }

@@ -7,7 +7,7 @@ use defuse_direct::{Access, At, Stat};
 use defuse_fs::{Errno, FileKind};
 
 use crate::machine::sys;
-use crate::serve::call::{Call, Fail, Served};
+use crate::serve::call::{Call, Fail, Served, waiting_inside};
 use crate::serve::nodes::Directory;
 
 const FAMILY: [u8; 2] = (libc::AF_UNIX as u16).to_ne_bytes();
@@ -33,15 +33,16 @@ fn socket(call: &Call<'_>, path: &[u8]) -> Result<Stat, Errno> {
 }
 
 /// Makes the call with `path`, which is the kernel's, in place of the address.
-fn with_path(call: &Call<'_>, path: &CString) -> Result<i64, Errno> {
+fn with_path(call: &Call<'_>, path: &CString) -> Result<i64, Fail> {
     let mut address = FAMILY.to_vec();
     address.extend_from_slice(path.as_bytes_with_nul());
     if address.len() > 2 + PATH_MAX {
-        return Err(Errno::ENAMETOOLONG);
+        return Err(Errno::ENAMETOOLONG.into());
     }
     let mut args = *call.args;
     (args[1], args[2]) = (address.as_ptr() as u64, address.len() as u64);
-    Ok(sys::pass(call.number, &args))
+    // connect(2) waits for a server whose queue is full.
+    waiting_inside(call.number, &args)
 }
 
 pub fn bind(call: &Call<'_>) -> Served {
@@ -56,31 +57,31 @@ pub fn bind(call: &Call<'_>) -> Served {
         Err(defuse_direct::Stop::Errno(errno)) => return Err(errno.into()),
         Err(defuse_direct::Stop::Outside(_)) => return Err(Fail::Pass),
     }
-    let bind = || {
+    let bind = || -> Result<i64, Fail> {
         let (stat, directory) = (socket(call, path)?, Directory::open(call)?);
         // The inode may have had the number of a socket that is gone.
         directory.remove(&stat);
         with_path(call, &directory.path(&stat))
     };
-    let value = bind().unwrap_or_else(sys::failure);
-    if value < 0 {
+    let bound = bind();
+    if bound.is_err() {
         let _ = client.unlink(task, At::Cwd, path);
     }
-    Ok(value)
+    bound
 }
 
 pub fn connect(call: &Call<'_>) -> Served {
     let Some(path) = path(call) else { return Err(Fail::Pass) };
-    let connect = || {
+    let connect = || -> Result<i64, Fail> {
         let node = Directory::open(call)?.node(call, &socket(call, path)?)?;
         with_path(call, &node.path())
     };
     match call.client().access(call.task(), At::Cwd, path, Access::WRITE, (true, true)) {
-        Ok(()) => Ok(connect().unwrap_or_else(|errno| match errno {
+        Ok(()) => connect().map_err(|fail| match fail {
             // Nobody has bound it in this run.
-            Errno::ENOENT => -i64::from(libc::ECONNREFUSED),
-            errno => sys::failure(errno),
-        })),
+            Fail::Errno(Errno::ENOENT) => Errno::from_raw(libc::ECONNREFUSED).into(),
+            fail => fail,
+        }),
         Err(defuse_direct::Stop::Errno(errno)) => Err(errno.into()),
         Err(defuse_direct::Stop::Outside(_)) => Err(Fail::Pass),
     }
