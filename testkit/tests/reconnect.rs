@@ -5,13 +5,15 @@ mod files;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use defuse_fs::{
     Context, Errno, Fh, File, FileKind, FileSystem, Ino, InterruptToken, Lock, LockKind, LockOwner,
-    LockRequest, LockType, NewNode, OpenArgs, OpenFlags, ReleaseArgs, RenameFlags, Result,
+    LockRequest, LockType, LockWait, NewNode, OpenArgs, OpenFlags, ReleaseArgs, RenameFlags,
+    Result,
 };
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Reconnecting, RemoteOptions};
@@ -195,6 +197,43 @@ fn lost_locks_fail_the_next_call_on_their_open_file_once() {
         drop(client);
         third.end();
     });
+}
+
+/// Has `client` wait for a lock that it has itself. Returns the open file with the lock, and the way of the answer.
+fn wait_for_lock(client: &Reconnecting) -> (File, Receiver<Result<()>>) {
+    let cx = context();
+    let (entry, held) = create(client, "file");
+    fsync(client, held).unwrap();
+    setlk(client, held, LockType::Write).unwrap();
+    let args = OpenArgs { flags: OpenFlags(OpenFlags::RDWR), kill_suidgid: false };
+    let other = File { ino: entry.ino, fh: client.open(&cx, entry.ino, args).unwrap().fh };
+    let lock = Lock { typ: LockType::Write, start: 0, end: u64::MAX, pid: 1 };
+    let request = LockRequest { kind: LockKind::Flock, owner: LockOwner(2), lock, wait: true };
+    let (send, receive) = std::sync::mpsc::channel();
+    let answer = Box::new(move |answer| send.send(answer).unwrap());
+    let interrupt = Arc::new(InterruptToken::default());
+    client.setlkw(LockWait::new((other, request), cx.caller, 1, interrupt, answer));
+    // The server has the wait once it answers what came after it.
+    assert_eq!(read(client, held, 0, 1), Ok(Vec::new()));
+    (held, receive)
+}
+
+/// It ended with `ENOTCONN`, because the client answers its waits when it notices the end of a killed server, before anybody has
+/// noted that; and with `EINTR` if the server ended in order.
+#[test]
+fn a_wait_for_a_lock_ends_with_enolck_when_its_server_ends() {
+    each(LONG, |path, client, first, fs| {
+        let (held, answer) = wait_for_lock(&client);
+        first.end();
+        assert_eq!(answer.recv_timeout(LONG).unwrap(), Err(Errno::ENOLCK));
+        let _second = Running::start(path, fs);
+        assert_eq!(setlk(&client, held, LockType::Write), Err(Errno::ENOLCK));
+    });
+    let (_dir, between, client, _server, _) = losing();
+    let (_, answer) = wait_for_lock(&client);
+    between.lose(Lost::Request(MKDIR));
+    assert!(mkdir(&client, Ino::ROOT, "dir").is_ok());
+    assert_eq!(answer.recv_timeout(LONG).unwrap(), Err(Errno::ENOLCK));
 }
 
 #[test]

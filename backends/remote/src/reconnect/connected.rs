@@ -1,12 +1,12 @@
 //! A connection to a server, or a file system of this process in its place.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use defuse_fs::{Absent, Errno, FileSystem};
 
 use super::table::Epoch;
-use crate::Remote;
+use crate::{Remote, Shared};
 
 /// The thing that answers calls.
 pub(super) enum Server {
@@ -25,23 +25,31 @@ pub(super) struct Connected {
 }
 
 /// The end of a connection, which whoever waits for an answer sees without keeping the connection.
-#[derive(Default)]
 pub(super) struct Life {
     /// No call begins any more.
     parting: AtomicBool,
     gone: AtomicBool,
+    /// The client's part of the connection, which answers all calls when the server has ended, before anybody asks
+    /// here.
+    client: Weak<Shared>,
 }
 
 impl Life {
     /// True if the connection ends or has ended.
     pub(super) fn is_over(&self) -> bool {
-        self.parting.load(Ordering::SeqCst) || self.gone.load(Ordering::SeqCst)
+        let is_dead = || self.client.upgrade().is_some_and(|client| client.connection.is_dead());
+        self.parting.load(Ordering::SeqCst) || self.gone.load(Ordering::SeqCst) || is_dead()
     }
 }
 
 impl Connected {
     pub(super) fn new(epoch: Epoch, server: Server) -> Connected {
-        Connected { epoch, server, life: Arc::default() }
+        let client = match &server {
+            Server::Remote(remote) => Arc::downgrade(&remote.shared),
+            Server::Own(_) | Server::Absent => Weak::new(),
+        };
+        let (parting, gone) = (AtomicBool::new(false), AtomicBool::new(false));
+        Connected { epoch, server, life: Arc::new(Life { parting, gone, client }) }
     }
 
     pub(super) fn fs(&self) -> &dyn FileSystem {

@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 
 use defuse_fs::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, Fallocate,
-    Fh, Figure, File, FileSystem, Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest,
-    LockType, LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle,
-    ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags, SliceSource,
-    StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    Fh, Figure, File, FileSystem, Ino, Interrupted, IoctlArgs, IoctlReply, Lock, LockOwner,
+    LockRequest, LockType, LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, Origin,
+    PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags,
+    SliceSource, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 use super::attempt::Attempt;
@@ -423,12 +423,18 @@ impl FileSystem for Reconnecting {
         };
         // The wait does not keep the connection: it may have to end first.
         let (table, life, epoch) = (Arc::clone(&self.table), connected.life(), connected.epoch);
+        let interrupt = Arc::clone(wait.interrupt());
         let wait = wait.map_file(|_| inner).map_answer(|answer| {
             Box::new(move |result: Result<()>| {
                 if result.is_ok() && request.lock.typ != LockType::Unlock {
                     lock(&table).locked(file.fh, epoch);
                 }
-                let lost = matches!(result, Err(Errno::ENOTCONN | Errno::EIO)) && life.is_over();
+                let lost = match result {
+                    Err(Errno::ENOTCONN | Errno::EIO) => life.is_over(),
+                    // A server that ends in order interrupts what waits.
+                    Err(Errno::EINTR) => !interrupt.interrupted(),
+                    _ => false,
+                };
                 answer(if lost { Err(Errno::ENOLCK) } else { result });
             })
         });
