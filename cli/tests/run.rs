@@ -8,6 +8,8 @@ mod lists;
 mod locks;
 #[path = "run/rings.rs"]
 mod rings;
+#[path = "run/special.rs"]
+mod special;
 #[path = "run/stores.rs"]
 mod stores;
 #[path = "run/waits.rs"]

@@ -1,7 +1,7 @@
 //! Default ACLs, and copies between mounts.
 
 use super::common::Place;
-use super::{finish, is_there, on_passthrough, same_with};
+use super::{finish, is_there, on_passthrough, same, same_with};
 
 /// Programs with different umasks that create files, directories, fifos and unnamed files, while
 /// other threads do the same and fork. The default ACL replaces the umask.
@@ -18,6 +18,11 @@ def make(at):
     os.mkdir(at + "/d", 0o777)
     os.mkfifo(at + "/p", 0o666)
     os.symlink("f", at + "/l")
+    # Sockets get the mode of their descriptor, without the umask and also below an ACL.
+    for mode in 0o777, 0o700, 0o755:
+        with socket.socket(socket.AF_UNIX) as named:
+            os.fchmod(named.fileno(), mode)
+            named.bind(at + "/s%o" % mode)
     named = os.open(at, os.O_TMPFILE | os.O_RDWR, 0o666)
     said = [oct(os.fstat(named).st_mode)]
     os.close(named)
@@ -43,11 +48,13 @@ for name, value in lists.items():
     os.umask(0o22)
 "#;
 
-/// The umask was applied in addition to the ACL, so that files were not shared with the group.
+/// The umask was applied in addition to the ACL, so that files were not shared with the group. It was not applied to sockets
+/// below an ACL.
 #[test]
 fn a_default_acl_replaces_the_umask_in_a_run() {
     let script = format!("python3 -c '{SCRIPT}'");
     on_passthrough("lists", &["python3"], &script);
+    same("lists", &["python3"], "memory:", &script);
     let dispatch = ["--dispatch"];
     same_with(&dispatch, "lists", &["python3"], "passthrough:SRC,backing=off", &script);
 }

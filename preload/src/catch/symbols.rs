@@ -179,6 +179,9 @@ exports! {
     __fcntl(a b c d e f) = SYS_fcntl[a, b, c];
     ioctl(a b c d e f) = SYS_ioctl[a, b, c];
     flock(a b c d e f) = SYS_flock[a, b];
+    bind(a b c d e f) = SYS_bind[a, b, c];
+    connect(a b c d e f) = SYS_connect[a, b, c];
+    __connect(a b c d e f) = SYS_connect[a, b, c];
     stat(a b c d e f) = SYS_newfstatat[CWD, a, b, 0];
     stat64(a b c d e f) = SYS_newfstatat[CWD, a, b, 0];
     lstat(a b c d e f) = SYS_newfstatat[CWD, a, b, NOFOLLOW];

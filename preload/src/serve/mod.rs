@@ -1,6 +1,7 @@
 //! The core: decides if a system call concerns a mount, and serves it.
 
 mod attributes;
+mod below;
 pub mod call;
 pub mod cwd;
 mod data;

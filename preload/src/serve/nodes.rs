@@ -1,4 +1,5 @@
-//! Nodes in the kernel's name space for the fifos, devices and sockets of mounts.
+//! Nodes in the kernel's name space for the fifos, devices and sockets of mounts that are no directories of the
+//! kernel.
 //!
 //! All processes of a run that have the same user find a node under the same name, in a directory of
 //! that user. Every user may create files beside that directory. Its name therefore has 128 random

@@ -17,7 +17,7 @@ use crate::process::state::{self, Process};
 use crate::process::table::Entry;
 use crate::serve::call::{ByKernel, Call, Fail, Served, TRIES};
 use crate::serve::path::{Start, Target};
-use crate::serve::{nodes, path};
+use crate::serve::{below, nodes, path};
 
 pub fn open(call: &Call<'_>) -> Served {
     let how = How { flags: call.args[1] as u32, mode: call.args[2] as u32, ..How::default() };
@@ -68,8 +68,8 @@ fn one(call: &Call<'_>, dir: Option<usize>, path: usize, how: How) -> Served {
     Err(Errno::ENXIO.into())
 }
 
-/// Fifos and devices: what they stand for lies in the kernel, so it is opened there, by a node of
-/// the same kind in a directory of this run. `None` if the name leads to a file by now. The path is
+/// Fifos and devices: what they stand for lies in the kernel, so it is opened there: the file itself
+/// if it is in a directory of the kernel, or a node of the same kind in a directory of this run. `None` if the name leads to a file by now. The path is
 /// walked once: what the kernel opens, and what is told of it later, are of the same inode.
 fn special(call: &Call<'_>, target: &Target<'_>, how: How) -> Result<Option<ByKernel>, Fail> {
     let file = path_only(call, target, how.flags)?;
@@ -79,7 +79,11 @@ fn special(call: &Call<'_>, target: &Target<'_>, how: How) -> Result<Option<ByKe
         FileKind::Socket => return Err(Errno::ENXIO.into()),
         _ => return Ok(None),
     }
-    let held = nodes::node(call, &stat).map_err(|_| Errno::ENXIO)?;
+    let is_last_kept = how.flags & libc::O_NOFOLLOW as u32 != 0;
+    let held = match below::special(call, &full_path(call, target), &stat, is_last_kept)? {
+        Some(held) => held,
+        None => nodes::node(call, &stat).map_err(|_| Errno::ENXIO)?,
+    };
     let entry = Some(as_entry(call, target, file));
     // No link is left to be followed but that of the descriptor.
     const DONE: i32 = libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW;

@@ -1,14 +1,15 @@
-//! Sockets with a name in a mount: the name is the file system's, and what listens there the
-//! kernel's, in the run's directory of nodes.
-
-use std::ffi::CString;
+//! Sockets with a name in a mount. Those in a directory of the kernel are there. For others, the name is the file
+//! system's, and what listens there the kernel's, in the run's directory of nodes.
 
 use defuse_direct::{Access, At, Stat};
 use defuse_fs::{Errno, FileKind};
 
+use crate::machine::descriptors::HeldDescriptor;
 use crate::machine::sys;
 use crate::serve::call::{Call, Fail, Served, waiting_inside};
 use crate::serve::nodes::Directory;
+use crate::serve::path::{Start, Target};
+use crate::serve::{below, open};
 
 const FAMILY: [u8; 2] = (libc::AF_UNIX as u16).to_ne_bytes();
 /// The path in `struct sockaddr_un`.
@@ -32,10 +33,17 @@ fn socket(call: &Call<'_>, path: &[u8]) -> Result<Stat, Errno> {
     }
 }
 
+/// The absolute path of `path`.
+fn full(call: &Call<'_>, path: &[u8]) -> Vec<u8> {
+    if path.starts_with(b"/") {
+        return path.to_vec();
+    }
+    open::full_path(call, &Target { start: Start::Cwd, path, magic: false })
+}
+
 /// Makes the call with `path`, which is the kernel's, in place of the address.
-fn with_path(call: &Call<'_>, path: &CString) -> Result<i64, Fail> {
-    let mut address = FAMILY.to_vec();
-    address.extend_from_slice(path.as_bytes_with_nul());
+fn with_path(call: &Call<'_>, path: &[u8]) -> Result<i64, Fail> {
+    let address = [&FAMILY[..], path, b"\0"].concat();
     if address.len() > 2 + PATH_MAX {
         return Err(Errno::ENAMETOOLONG.into());
     }
@@ -45,11 +53,37 @@ fn with_path(call: &Call<'_>, path: &CString) -> Result<i64, Fail> {
     waiting_inside(call.number, &args)
 }
 
+/// Binds the name in a directory of the kernel; `None` if it is in none.
+fn bind_below(call: &Call<'_>, path: &[u8]) -> Result<Option<i64>, Fail> {
+    let Some(below) = below::path(call, &full(call, path), true)? else { return Ok(None) };
+    if below.len() < PATH_MAX {
+        return with_path(call, &below).map(Some);
+    }
+    let cut = below.iter().rposition(|&byte| byte == b'/').ok_or(Errno::ENOENT)?;
+    let directory: HeldDescriptor = below::directory(call, &below[..=cut])?;
+    let short = [directory.path().as_bytes(), &below[cut..]].concat();
+    with_path(call, &short).map(Some)
+}
+
+/// The mode of a new socket: that of its descriptor, without the bits of the umask, also below a default ACL.
+fn mode(call: &Call<'_>) -> u32 {
+    let mut stat: libc::stat = sys::zeroed();
+    let args = [call.args[0], &raw mut stat as u64, 0, 0, 0, 0];
+    let known = sys::check(sys::pass(libc::SYS_fstat as u64, &args)).is_ok();
+    let own = if known { stat.st_mode & 0o7777 } else { 0o777 };
+    FileKind::Socket.mode_bits() | own & !call.task().umask()
+}
+
 pub fn bind(call: &Call<'_>) -> Served {
     let Some(path) = path(call) else { return Err(Fail::Pass) };
+    match bind_below(call, path) {
+        Ok(None) => {}
+        Ok(Some(value)) => return Ok(value),
+        Err(Fail::Outside(_)) => return Err(Fail::Pass),
+        Err(fail) => return Err(fail),
+    }
     let (client, task) = (call.client(), call.task());
-    let mode = FileKind::Socket.mode_bits() | 0o777;
-    match client.mknod(task, At::Cwd, path, mode, 0) {
+    match client.mknod(task, At::Cwd, path, mode(call), 0) {
         Ok(()) => {}
         Err(defuse_direct::Stop::Errno(Errno::EEXIST)) => {
             return Err(Errno::from_raw(libc::EADDRINUSE).into());
@@ -61,7 +95,7 @@ pub fn bind(call: &Call<'_>) -> Served {
         let (stat, directory) = (socket(call, path)?, Directory::open(call)?);
         // The inode may have had the number of a socket that is gone.
         directory.remove(&stat);
-        with_path(call, &directory.path(&stat))
+        with_path(call, directory.path(&stat).as_bytes())
     };
     let bound = bind();
     if bound.is_err() {
@@ -73,8 +107,12 @@ pub fn bind(call: &Call<'_>) -> Served {
 pub fn connect(call: &Call<'_>) -> Served {
     let Some(path) = path(call) else { return Err(Fail::Pass) };
     let connect = || -> Result<i64, Fail> {
-        let node = Directory::open(call)?.node(call, &socket(call, path)?)?;
-        with_path(call, &node.path())
+        let stat = socket(call, path)?;
+        if let Some(held) = below::special(call, &full(call, path), &stat, false)? {
+            return with_path(call, held.path().as_bytes());
+        }
+        let node = Directory::open(call)?.node(call, &stat)?;
+        with_path(call, node.path().as_bytes())
     };
     match call.client().access(call.task(), At::Cwd, path, Access::WRITE, (true, true)) {
         Ok(()) => connect().map_err(|fail| match fail {
