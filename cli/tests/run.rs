@@ -826,6 +826,24 @@ print(subprocess.run('cat o; cat s', shell=True, user=65534, group=65534, extra_
     same("setpriv, su and python3", &["setpriv", "python3", "su"], "memory:", script);
 }
 
+/// `memory:` and `uhs:` kept set-group-id of a file that its group may not execute, whoever changed the file: clearing it depends on the
+/// groups of the caller.
+#[test]
+fn set_id_bits_are_cleared_by_each_change_and_each_user_as_natively() {
+    if !may_become_others() {
+        return;
+    }
+    let script = include_str!("run/set_group_id.py");
+    let script = format!("cat > script.py <<'END'\n{script}\nEND\n/usr/bin/python3 script.py");
+    let needs = ["setpriv", "/usr/bin/python3"];
+    for mount in ["passthrough:SRC", "passthrough:SRC,backing=off", "memory:"] {
+        same("set-id bits", &needs, mount, &script);
+    }
+    let place = Place::new();
+    place.ok(&["mkfs", "uhs", "image", "--size", "64M"]);
+    same("set-id bits", &needs, &format!("uhs:{}", place.path("image").display()), &script);
+}
+
 /// The server of a run refuses clients that name a connection that does not exist, even a program
 /// of the run that has become another user.
 #[test]

@@ -215,8 +215,7 @@ impl Meta {
 
     /// Clears the set-id bits. Called for writes without privilege, and for every change of owner.
     pub fn kill_suidgid(&mut self) {
-        // The groups of the caller are not known here: a frontend that knows them clears set-group-id
-        // without execution by chmod.
+        // What depends on the groups of the caller was cleared before the change.
         self.perm = without_set_id(self.perm, true);
         if self.xattrs.remove(b"security.capability") {
             self.uncharge();

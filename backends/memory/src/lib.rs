@@ -58,6 +58,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
+use defuse_fs::posix::{clears_mark, without_set_id};
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File, FileKind,
     FileSystem, Frontends, Ino, Lifecycle, Lock, LockKind, LockOwner, LockRequest, LockSupport,
@@ -189,6 +190,22 @@ impl Memory {
 
     /// Makes a change of the attributes of `ino` by `cx`, and tells the other frontends. One that fails may have changed
     /// something.
+    /// Before a change that `kills` the set-id bits: clears set-group-id where that depends on the groups of the caller.
+    fn clear_mark(&self, cx: &Context<'_>, ino: Ino, kills: bool) {
+        if !kills {
+            return;
+        }
+        let Ok(inode) = self.inode(ino) else { return };
+        let (perm, gid) = {
+            let meta = inode.meta();
+            (meta.perm, meta.gid)
+        };
+        if !inode.is_dir() && clears_mark(cx, perm, gid) {
+            let mut meta = inode.change_meta();
+            meta.perm = without_set_id(meta.perm, false);
+        }
+    }
+
     fn change_attributes<T>(
         &self,
         cx: &Context<'_>,
@@ -379,6 +396,7 @@ impl FileSystem for Memory {
     }
 
     fn setattr(&self, cx: &Context<'_>, ino: Ino, _: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+        self.clear_mark(cx, ino, set.kill_suidgid || set.uid.or(set.gid).is_some());
         self.change_attributes(cx, ino, || self.setattr(ino, set))
     }
 
@@ -416,6 +434,7 @@ impl FileSystem for Memory {
     }
 
     fn open(&self, cx: &Context<'_>, ino: Ino, args: OpenArgs) -> Result<Opened> {
+        self.clear_mark(cx, ino, args.kill_suidgid && args.flags.has(OpenFlags::TRUNC));
         self.open_inode(cx, ino, args, false)
     }
 
@@ -460,6 +479,7 @@ impl FileSystem for Memory {
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
+        self.clear_mark(cx, file.ino, args.kill_suidgid);
         self.change_attributes(cx, file.ino, || self.write(file, args, data))
     }
 
@@ -483,6 +503,7 @@ impl FileSystem for Memory {
     }
 
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
+        self.clear_mark(cx, file.ino, true);
         self.change_attributes(cx, file.ino, || self.fallocate(cx, file, range))
     }
 
@@ -491,6 +512,7 @@ impl FileSystem for Memory {
     }
 
     fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+        self.clear_mark(cx, copy.dst.ino, true);
         self.change_attributes(cx, copy.dst.ino, || self.copy_file_range(cx, copy))
     }
 

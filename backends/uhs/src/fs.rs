@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use defuse_block::Device;
 use defuse_fs::locks::LockQueue;
+use defuse_fs::posix::clears_mark;
 use defuse_fs::source::{Unwatched, Watch};
 use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File, FileKind,
@@ -164,6 +165,14 @@ impl Uhs {
         let answer = change();
         self.engine.frontends().attributes_changed(cx.origin, &inodes);
         answer
+    }
+
+    /// Before a change that `kills` the set-id bits: clears set-group-id where that depends on the groups of the caller.
+    fn clear_mark(&self, cx: &Context<'_>, ino: Ino, kills: bool) {
+        if kills && self.engine.names().is_marked(ino.0, |perm, gid| clears_mark(cx, perm, gid)) {
+            // The change itself tells of what is wrong with the inode.
+            let _ = self.engine.change(|names, handle| names.clear_mark(handle, ino.0));
+        }
     }
 
     fn set_attributes(&self, cx: &Context<'_>, ino: Ino, set: &SetAttr) -> Result<Attr> {
@@ -430,6 +439,7 @@ impl FileSystem for Uhs {
     }
 
     fn setattr(&self, cx: &Context<'_>, ino: Ino, _: Option<Fh>, set: &SetAttr) -> Result<Attr> {
+        self.clear_mark(cx, ino, set.kill_suidgid || set.uid.or(set.gid).is_some());
         self.set_attributes(cx, ino, set)
     }
 
@@ -470,6 +480,7 @@ impl FileSystem for Uhs {
         self.engine.names().check_open(ino.0, args.flags.writable())?;
         if args.flags.has(OpenFlags::TRUNC) {
             let kill_suidgid = args.kill_suidgid;
+            self.clear_mark(cx, ino, kill_suidgid);
             let set = SetAttr { size: Some(0), kill_suidgid, ..SetAttr::default() };
             self.set_attributes(cx, ino, &set)?;
         }
@@ -530,6 +541,7 @@ impl FileSystem for Uhs {
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
+        self.clear_mark(cx, file.ino, args.kill_suidgid);
         write(&self.engine, cx.origin, file, args, data)
     }
 
@@ -553,12 +565,14 @@ impl FileSystem for Uhs {
     }
 
     fn fallocate(&self, cx: &Context<'_>, file: File, range: Fallocate) -> Result<()> {
+        self.clear_mark(cx, file.ino, true);
         self.change_attributes(cx, [file.ino], || {
             self.engine.fallocate(file.ino.0, &range, cx.caller.uid != 0)
         })
     }
 
     fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
+        self.clear_mark(cx, copy.dst.ino, true);
         // The access time of the source may be another one, too.
         self.change_attributes(cx, [copy.src.ino, copy.dst.ino], || {
             self.engine.copy(copy, cx.caller.uid != 0)
@@ -644,6 +658,11 @@ impl FileSystem for Uhs {
 
     fn submit(&self, io: Io) {
         let op = io.op();
+        if let IoOp::Write { file, args, .. } = op
+            && args.kill_suidgid
+        {
+            io.with_context(|cx| self.clear_mark(cx, file.ino, true));
+        }
         let syncs = !matches!(op, IoOp::Read { .. } | IoOp::Write { .. });
         if !syncs && !is_direct(op) && !Submitted::is_line() {
             return carry_out(&self.engine, io);

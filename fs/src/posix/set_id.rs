@@ -1,6 +1,7 @@
 //! Set-user-id and set-group-id after changes.
 
 use super::{GROUP_EXEC, SGID, SUID};
+use crate::Context;
 
 /// Returns the permission bits after a change of the data or the owner, setattr_should_drop_suidgid
 /// of the kernel's `fs/attr.c`. Set-group-id without group execution is kept if the caller is a
@@ -11,9 +12,46 @@ pub fn without_set_id(perm: u32, is_member: bool) -> u32 {
     perm & !SUID & if keeps_sgid { !0 } else { !SGID }
 }
 
+/// Returns true if a change of the data or the owner by the caller clears set-group-id of a file that its group may not
+/// execute: the caller is no member of the group. A caller whose groups are not known keeps it. All other bits are
+/// cleared for everybody ([`without_set_id`]).
+#[must_use]
+pub fn clears_mark(cx: &Context<'_>, perm: u32, gid: u32) -> bool {
+    perm & (SGID | GROUP_EXEC) == SGID
+        && cx.caller.uid != 0
+        && cx.caller.gid != gid
+        && cx.supplementary_groups().is_ok_and(|groups| !groups.contains(&gid))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Caller, Errno, Groups, Result};
+
+    /// Those of the caller; `None` if nobody knows them.
+    struct Known(Option<Vec<u32>>);
+
+    impl Groups for Known {
+        fn groups_of(&self, _: Caller) -> Result<Vec<u32>> {
+            self.0.clone().ok_or(Errno::ENOSYS)
+        }
+    }
+
+    #[test]
+    fn only_a_caller_that_is_known_to_be_a_stranger_clears_a_mark() {
+        let clears = |uid, groups: Option<Vec<u32>>, perm| {
+            let known = Known(groups);
+            let caller = Caller { uid, gid: 5, pid: 1 };
+            clears_mark(&Context::new(caller).with_groups(&known), perm, 7)
+        };
+        assert!(clears(5, Some(vec![6]), 0o2666) && clears(5, Some(vec![]), 0o6644));
+        for (uid, groups, perm) in
+            [(0, Some(vec![]), 0o2666), (5, Some(vec![7]), 0o2666), (5, None, 0o2666)]
+        {
+            assert!(!clears(uid, groups, perm), "{uid} {perm:o}");
+        }
+        assert!(!clears(5, Some(vec![]), 0o2676) && !clears(5, Some(vec![]), 0o666));
+    }
 
     #[test]
     fn set_group_id_without_execution_is_kept_only_for_members_of_the_group() {

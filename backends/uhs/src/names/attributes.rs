@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use defuse_fs::posix::access_time_is_due;
+use defuse_fs::posix::{access_time_is_due, without_set_id};
 use defuse_fs::{Attr, Errno, FileKind, Result, SetAttr, SetTime, Timestamp};
 
 use super::paths::Change;
@@ -104,6 +104,24 @@ impl Names {
             })
         };
         due == Ok(true) && update().is_ok()
+    }
+
+    /// True if `clears` is, for mode and group of a file.
+    pub(crate) fn is_marked(&self, ino: u64, clears: impl FnOnce(u32, u32) -> bool) -> bool {
+        let found = self.records.see(ino, |record, _| {
+            Ok(record.directory().is_none().then(|| (record.perm(), record.gid)))
+        });
+        found.ok().flatten().is_some_and(|(perm, gid)| clears(perm, gid))
+    }
+
+    /// Clears set-group-id, also if the group may not execute the file.
+    pub(crate) fn clear_mark(&self, handle: &Handle<'_>, ino: u64) -> Result<()> {
+        self.records.change(ino, |changing| {
+            let perm = without_set_id(changing.record.perm(), false);
+            changing.record.set_perm(perm);
+            touch(handle, changing.record);
+            Ok(())
+        })
     }
 
     /// Takes in a write: see [`settle`](Names::settle).
