@@ -172,6 +172,56 @@ fn a_run_continues_with_the_next_server() {
     server.kill();
 }
 
+/// Cached pages and small files are read without a request. A program that only read had those of the killed server for ever,
+/// also after the next server had other bytes.
+#[test]
+fn a_program_that_reads_cached_pages_notices_the_end_of_their_server() {
+    let python = "/usr/bin/python3";
+    if !Path::new(python).exists() {
+        println!("skipped: pages of a killed server: python3 is not installed");
+        return;
+    }
+    let place = Place::new();
+    place.ok(&["mkfs", "uhs", "image", "--size", "64M"]);
+    let source = format!("uhs:{}", place.path("image").display());
+    let mut server = Killed::start(&place, serving(&source));
+    let mount = format!("/x=shared:{}", place.path("socket").display());
+    let write = |letter: &str| {
+        let script = format!(
+            "import os\nfor name, count in ('small', 100), ('large', 200000):\n \
+             with open('/x/' + name, 'wb') as f: f.write(b'{letter}' * count); f.flush(); os.fsync(f.fileno())"
+        );
+        place.ok(&["run", "--mount", &mount, "--", python, "-c", &script]);
+    };
+    write("o");
+    let script = "
+import errno, os, time
+files = [os.open('/x/' + name, os.O_RDONLY) for name in ('small', 'large')]
+def look():
+    for fd in files:
+        try: print(os.pread(fd, 1, 50).decode())
+        except OSError as error: print(errno.errorcode[error.errno])
+for _ in range(50):
+    for fd in files: os.pread(fd, 100, 0), os.pread(fd, 4096, 65536)
+look()
+open('ready', 'w').close()
+while not os.path.exists('changed'): time.sleep(0.01)
+look()";
+    let mut command = place.command(&["run", "--mount", &mount, "--", python, "-c", script]);
+    let run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let ready = place.path("ready");
+    eventually("ready", || ready.exists());
+    server.kill();
+    server.start_again();
+    let is_served = || place.run(&["run", "--mount", &mount, "--", "true"]).code == Some(0);
+    eventually("served again", is_served);
+    write("n");
+    fs::write(place.path("changed"), "").unwrap();
+    let said = common::said(run.wait_with_output().unwrap());
+    server.kill();
+    assert_eq!(said.out, "o\no\nENOTCONN\nENOTCONN\n", "{}", said.err);
+}
+
 /// Another user at the same path gets no request.
 #[test]
 fn a_server_of_another_user_is_not_used() {

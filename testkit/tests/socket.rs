@@ -48,6 +48,29 @@ fn one_client_reads_what_another_one_writes() {
     assert!(seen == bytes, "{} bytes differ", seen.len());
 }
 
+/// A file system that takes no byte, and says so.
+struct TakesNothing {
+    inner: Memory,
+}
+
+impl FileSystem for TakesNothing {
+    delegate!(to inner, except write);
+
+    fn write(&self, _: &Context<'_>, _: File, _: WriteArgs, _: &mut WriteBuf<'_>) -> Result<usize> {
+        Ok(0)
+    }
+}
+
+/// write(2) in a run returned 0, which a program takes for a success or tries again for ever. The kernel makes it `EIO`.
+#[test]
+fn a_write_that_the_server_answers_with_no_byte_is_an_error() {
+    let served = serve(Arc::new(TakesNothing { inner: Memory::new(Options::default()) }));
+    let client = served.client();
+    let (_, file) = create(&client, "file");
+    assert_eq!(write(&client, file, 0, b"bytes"), Err(Errno::EIO));
+    assert_eq!(write(&client, file, 0, b""), Ok(0));
+}
+
 /// Returned lookups are sent in batches. Those of a file without a name hold its space.
 #[test]
 fn the_space_of_a_file_that_was_closed_before_it_was_removed_is_given_back() {

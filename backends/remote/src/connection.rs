@@ -7,7 +7,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -19,6 +19,7 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown,
     sockopt,
 };
+use rustix::time::{ClockId, clock_gettime};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::lanes::{Lanes, Offered, Seated, write_number};
@@ -73,6 +74,8 @@ pub(super) struct ClientConnection {
     slots: Slots,
     incoming: Mutex<Incoming>,
     dead: AtomicBool,
+    /// The tick of the kernel's clock of the last look at the socket.
+    looked: AtomicU64,
     /// The process that may use the connection: two processes cannot share its request numbers.
     process: AtomicU32,
     /// The time for a reply, after which the server counts as dead.
@@ -121,6 +124,7 @@ impl ClientConnection {
             // The kernel allocates no memory for untouched pages.
             incoming: Mutex::new(Incoming { message: vec![0; MESSAGE_MAX] }),
             dead: AtomicBool::new(false),
+            looked: AtomicU64::new(0),
             process: AtomicU32::new(defuse_process::id()),
             timeout,
             on_notification,
@@ -140,7 +144,19 @@ impl ClientConnection {
 
     /// True if this process may ask. A child of it may not, nor read what only the connection keeps true.
     pub(super) fn is_usable(&self) -> bool {
-        !self.is_dead() && self.is_own()
+        self.is_own() && !self.has_ended()
+    }
+
+    /// As [`is_dead`](Self::is_dead), before an answer from memory of the server, for which nothing is sent: looks at the socket
+    /// once in each tick of the kernel's clock. Another server, and what it answers, come later than that.
+    pub(super) fn has_ended(&self) -> bool {
+        let now = clock_gettime(ClockId::MonotonicCoarse);
+        let tick = (now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64);
+        if self.looked.load(Ordering::Relaxed) != tick {
+            self.looked.store(tick, Ordering::Relaxed);
+            self.look_for_end();
+        }
+        self.is_dead()
     }
 
     /// From now on only the process `pid` may use the connection.

@@ -142,6 +142,8 @@ impl Shared {
                 }
             };
             match written {
+                // A program would take it for a success, or try for ever.
+                Ok(0) if len > 0 && done == 0 => return Err(Errno::EIO),
                 Ok(count) => {
                     done += count;
                     if count < len || data.remaining() == 0 {

@@ -265,7 +265,7 @@ impl Shared {
         let holds = versions.is_some_and(|versions| {
             ahead.ino == dir.ino && versions.attributes(dir.ino) == Some(ahead.version)
         });
-        if !holds || self.connection.is_dead() {
+        if !holds || self.connection.has_ended() {
             return Ok(false);
         }
         let mut listing = Listing::new(&ahead.entries, false);

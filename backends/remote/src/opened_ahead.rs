@@ -231,7 +231,7 @@ impl Shared {
 
     /// The file `ino`, if it is ready and has not changed.
     fn take_ready(&self, versions: &dyn Versions, ino: Ino, kind: Kind) -> Option<Opened> {
-        if !self.opened_ahead.knows_any() || self.connection.is_dead() {
+        if !self.opened_ahead.knows_any() || self.connection.has_ended() {
             return None;
         }
         let ready = self.opened_ahead.with(|files| {

@@ -293,7 +293,7 @@ struct Found {
 impl Shared {
     /// True if the inode is known to have no extended attributes.
     pub(super) fn is_bare(&self, ino: Ino) -> bool {
-        self.paths.is_bare(ino) && !self.connection.is_dead()
+        self.paths.is_bare(ino) && !self.connection.has_ended()
     }
 
     /// The answer for a path whose names are all known.
@@ -334,7 +334,7 @@ impl Shared {
         if self.paths.lacks.load(Ordering::Relaxed) {
             return Err(Errno::ENOSYS);
         }
-        if self.connection.is_dead() {
+        if self.connection.has_ended() {
             return Err(Errno::ENOTCONN);
         }
         let owes = |ino, version| self.whole.owes(ino, version);
