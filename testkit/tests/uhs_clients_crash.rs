@@ -44,6 +44,8 @@ const OPTIONS: Options = Options {
     cache_pages: 256,
     dirty_pages: 64,
     index: 64 << 20,
+    writeback: false,
+    noatime: false,
 };
 
 fn is_full() -> bool {

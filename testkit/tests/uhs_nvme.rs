@@ -29,6 +29,8 @@ const OPTIONS: defuse_uhs::Options = defuse_uhs::Options {
     cache_pages: 256,
     dirty_pages: 64,
     index: 64 << 20,
+    writeback: false,
+    noatime: false,
 };
 
 fn cx() -> Context<'static> {

@@ -460,7 +460,7 @@ impl ClientConnection {
     }
 
     pub(super) fn usable(&self) -> Result<()> {
-        if !self.is_usable() { Err(Errno::ENOTCONN) } else { Ok(()) }
+        if self.is_dead() || !self.is_own() { Err(Errno::ENOTCONN) } else { Ok(()) }
     }
 
     fn claim(&self, mut done: Option<Done>) -> Result<Claim> {

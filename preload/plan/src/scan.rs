@@ -278,7 +278,8 @@ mod tests {
             0xbe, 231, 0, 0, 0, 0xba, 60, 0, 0, 0, 0x89, 0xd0, 0x0f, 0x05, 0x89, 0xf0, 0x0f, 0x05,
             0xc3,
         ];
-        let numbers: Vec<_> = function(&code, 0, u64::MAX).iter().map(|found| found.number).collect();
+        let numbers: Vec<_> =
+            function(&code, 0, u64::MAX).iter().map(|found| found.number).collect();
         assert_eq!(numbers, [Some(60), Some(231)]);
     }
 }
