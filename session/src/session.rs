@@ -29,6 +29,7 @@ use crate::workers::pool::{Growth, Pool, PoolLimits};
 use crate::workers::ring::Rings;
 use crate::workers::sentinel::{Bell, Sentinel};
 use crate::workers::set_aside::{self, SetAside};
+use crate::workers::stuck::Stuck;
 use crate::workers::{policy, ring, sentinel, serve, signal};
 use defuse_probe::Limited;
 use defuse_wire::abi::{self, InitIn, Opcode};
@@ -276,6 +277,7 @@ pub(crate) struct Shared {
     pub(crate) slots: Slots,
     pub(crate) bell: Bell,
     pub(crate) set_aside: SetAside,
+    pub(crate) stuck: Stuck,
     pub(crate) bulkhead: Bulkhead,
     pub(crate) fair: Fair,
     /// Threads beyond the maximum that there may be while all are stuck; 0 where all requests are of one user.
@@ -320,6 +322,7 @@ impl Shared {
         let spin_ns = if spins { options.spin.as_nanos() as u64 } else { 0 };
         let payload = negotiated.max_write.max(negotiated.max_read);
         let payload = payload.max(abi::FUSE_MIN_READ_BUFFER);
+        let stuck = Stuck::new(dispatcher.is_of_kernel());
         let rings = queues.map(|(queues, device)| {
             let caps = dispatcher.fs.caps();
             let defers = caps.submits || negotiated.uses(abi::FUSE_POSIX_LOCKS);
@@ -335,6 +338,7 @@ impl Shared {
             slots: Slots::new(max + further + usize::from(rings.is_some())),
             bell: Bell::default(),
             set_aside: SetAside::default(),
+            stuck,
             bulkhead: Bulkhead::default(),
             fair: Fair::default(),
             further,

@@ -243,6 +243,11 @@ impl Dispatcher {
         }
     }
 
+    /// True if the requests come from the kernel.
+    pub(crate) fn is_of_kernel(&self) -> bool {
+        self.is_kernel
+    }
+
     /// True if the requests are those of many users.
     pub(crate) fn serves_many(&self) -> bool {
         self.is_kernel || self.tells_groups

@@ -146,7 +146,7 @@ mod tests {
         let all = users.iter().flat_map(|&(uid, count)| std::iter::repeat_n(uid, count));
         for (unique, uid) in (1..).zip(all) {
             let slot = slots.claim(unique as i32).unwrap();
-            slots.begin(slot, unique, uid);
+            slots.begin(slot, unique, (uid, 0));
         }
         slots
     }

@@ -20,13 +20,18 @@ pub(crate) struct Slot {
     thread: AtomicI32,
     /// The user of the request in hand.
     user: AtomicU32,
+    /// The thread that waits for it, as the kernel names it; 0 if it names none.
+    caller: AtomicU32,
+    /// The request that was answered in place of the worker, which is stuck with it.
+    answered: AtomicU64,
     /// Requests begun; it tells a worker that is stuck from one that is busy.
     served: AtomicU64,
 }
 
 impl Slot {
-    fn begin(&self, unique: u64, uid: u32) {
+    fn begin(&self, unique: u64, (uid, caller): (u32, u32)) {
         self.user.store(uid, Ordering::Relaxed);
+        self.caller.store(caller, Ordering::Relaxed);
         // Sequentially consistent: see `Slots::begin`.
         self.unique.store(unique, Ordering::SeqCst);
         // Only this worker writes it, so no atomic addition is needed.
@@ -56,6 +61,21 @@ impl Slot {
     pub(crate) fn is_interrupted(&self) -> bool {
         let unique = self.unique.load(Ordering::Acquire);
         unique != 0 && self.interrupted.load(Ordering::Acquire) == unique
+    }
+}
+
+impl Slot {
+    /// The interrupted request in hand that has no answer yet, and the thread that waits for it.
+    pub(crate) fn waiting_caller(&self) -> Option<(u64, u32)> {
+        let unique = self.unique.load(Ordering::Acquire);
+        let waits = self.is_interrupted() && self.answered.load(Ordering::Relaxed) != unique;
+        let caller = self.caller.load(Ordering::Relaxed);
+        (waits && caller != 0).then_some((unique, caller))
+    }
+
+    /// Notes that the request has an answer.
+    pub(crate) fn is_answered(&self, unique: u64) {
+        self.answered.store(unique, Ordering::Relaxed);
     }
 }
 
@@ -106,9 +126,9 @@ impl Slots {
         })
     }
 
-    /// The worker of `slot` has the request `unique` of the user in hand.
-    pub(crate) fn begin(&self, slot: &Slot, unique: u64, uid: u32) {
-        slot.begin(unique, uid);
+    /// The worker of `slot` has the request `unique` in hand, of a user and of one of its threads.
+    pub(crate) fn begin(&self, slot: &Slot, unique: u64, who: (u32, u32)) {
+        slot.begin(unique, who);
         // Either this sees the early interrupt, or `interrupt` sees the request.
         if self.was_early(unique) {
             slot.interrupted.store(unique, Ordering::Release);
@@ -181,8 +201,8 @@ mod tests {
         assert!(slots.claim(12).is_none());
         slots.make_room(3);
         let second = slots.claim(12).unwrap();
-        slots.begin(first, 100, 7);
-        slots.begin(second, 200, 7);
+        slots.begin(first, 100, (7, 0));
+        slots.begin(second, 200, (7, 0));
         assert_eq!((slots.interrupt(100), slots.interrupt(200)), (Some(11), Some(12)));
         assert_eq!(slots.served(), 2);
         assert_eq!(slots.iter().count(), WORKERS_MOST);
@@ -194,17 +214,17 @@ mod tests {
         let first = slots.claim(11).unwrap();
         let second = slots.claim(12).unwrap();
         assert!(slots.claim(13).is_none());
-        slots.begin(first, 100, 7);
-        slots.begin(second, 200, 7);
+        slots.begin(first, 100, (7, 0));
+        slots.begin(second, 200, (7, 0));
         assert_eq!(slots.interrupt(300), None);
         assert_eq!(slots.interrupt(200), Some(12));
         assert!(second.interrupted() && !first.interrupted());
         second.end();
-        slots.begin(second, 201, 7);
+        slots.begin(second, 201, (7, 0));
         assert!(!second.interrupted());
         // One that came too early is remembered.
         second.end();
-        slots.begin(second, 300, 7);
+        slots.begin(second, 300, (7, 0));
         assert!(second.interrupted());
         second.release();
         assert!(slots.claim(13).is_some());

@@ -31,3 +31,4 @@ pub(crate) mod sentinel;
 pub(crate) mod serve;
 pub(crate) mod set_aside;
 pub(crate) mod signal;
+pub(crate) mod stuck;

@@ -8,6 +8,7 @@
 //! - gives up what was kept for a moment and not wanted again;
 //! - repeats the signal to workers whose request was interrupted, because a signal that comes just
 //!   before a system call does not end it;
+//! - answers requests whose callers are being killed, if their workers do not (see `stuck`);
 //! - lets there be more workers than the maximum when all are stuck and others wait (see `fair`), and
 //!   takes them back later;
 //! - reads the device itself when all workers that there may be are stuck: INTERRUPT and FORGET are
@@ -263,6 +264,7 @@ struct Watch {
     quiet: u32,
     stuck: u32,
     calm: u32,
+    looks: u32,
 }
 
 impl Watch {
@@ -291,6 +293,10 @@ impl Watch {
         self.quiet = if busy || progress { 0 } else { self.quiet + 1 };
         for slot in shared.slots.iter().filter(|slot| slot.is_interrupted()) {
             signal::wake(slot.thread());
+        }
+        self.looks = self.looks.wrapping_add(1);
+        if self.looks.is_multiple_of(STUCK_TICKS) {
+            shared.stuck.let_go(&shared.slots);
         }
         self.end_stretch(shared);
         if shared.pool.is_over() {

@@ -50,8 +50,10 @@ pub(crate) fn run(shared: &Arc<Shared>, channel: DevChannel) {
         surplus_since: None,
         slept: false,
     };
+    shared.stuck.enter(slot.thread(), worker.channel.reply_port());
     shared.pool.arrive();
     worker.run();
+    shared.stuck.leave(slot.thread());
     slot.release();
 }
 
@@ -316,7 +318,7 @@ pub(super) fn handle(
     cells: &Cells,
     started: Moment,
 ) -> Moment {
-    shared.slots.begin(slot, request.unique, request.uid);
+    shared.slots.begin(slot, request.unique, (request.uid, request.pid));
     let outcome = shared.dispatcher.handle(request, reply, slot, started);
     slot.end();
     let ended = clock::now();
