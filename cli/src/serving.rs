@@ -164,6 +164,10 @@ pub fn run(
                 Ok(registered) => (Some(registered), None),
                 Err(why) => (None, Some(unregistered(&why))),
             };
+            // In the foreground the log has all notes.
+            if matches!(ready, Ready::Parent(_)) {
+                unregistered.iter().for_each(|note| log::warn!("{note}"));
+            }
             notes.extend(unregistered);
             ready.tell(Ok(&notes));
             server.run();
