@@ -103,6 +103,7 @@ const UNSAFE_FILES: &[&str] = &[
     // Functions of the C library, by their names.
     "preload/src/catch/next.rs",
     // Machine code of loaded libraries.
+    "preload/src/catch/pass.rs",
     "preload/src/catch/patch.rs",
     // sigaltstack(2).
     "preload/src/catch/signal_state.rs",

@@ -367,7 +367,7 @@ fn is_looked_at(number: u16) -> bool {
 
 /// rt_sigreturn(2), fork(2) and vfork(2): they do not come back as others do, and are left to be
 /// dispatched.
-const RETURNS_ELSEWHERE: [u16; 3] = [15, 57, 58];
+pub(crate) const RETURNS_ELSEWHERE: [u16; 3] = [15, 57, 58];
 
 /// Where the loader would find a library, ld.so(8): `run_path` first, then the usual directories.
 pub fn find_library(name: &str, run_path: &[String]) -> Option<PathBuf> {

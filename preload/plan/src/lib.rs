@@ -14,6 +14,7 @@ pub mod analysis;
 pub mod cache;
 pub mod calls;
 mod codec;
+pub mod go;
 pub mod image;
 mod inherited;
 pub mod layout;

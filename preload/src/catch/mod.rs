@@ -19,6 +19,8 @@ mod frame;
 mod next;
 mod own_calls;
 #[allow(unsafe_code)]
+mod pass;
+#[allow(unsafe_code)]
 mod patch;
 #[allow(unsafe_code)]
 mod signal_state;

@@ -123,6 +123,12 @@ pub fn others(known: &[ObjectSites], entry: u64) -> Vec<Loaded> {
     all
 }
 
+/// Patches these sites of a static program, which was mapped at `base` and does not run yet. Its code is the parts `code`, first and
+/// last (exclusive) address.
+pub fn program(base: u64, code: Vec<(u64, u64)>, sites: &[Site], entry: u64) {
+    one(&Loaded { path: Vec::new(), base, build_id: Vec::new(), code }, sites, entry);
+}
+
 /// Patches these sites of a library that has no image; returns how many of them. No thread runs there.
 pub fn one(library: &Loaded, sites: &[Site], entry: u64) -> usize {
     if sites.is_empty() {

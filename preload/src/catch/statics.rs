@@ -19,11 +19,12 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use defuse_fs::Errno;
-use defuse_preload_plan::{EXECUTABLE, NAME};
+use defuse_preload_plan::{EXECUTABLE, NAME, go};
 
-use crate::catch::{environment, next, tls_block};
+use crate::catch::{environment, next, pass, patch, tls_block};
 use crate::machine::descriptors::owned;
 use crate::machine::sys;
+use crate::process::state;
 use crate::serve::elf::{EXEC, ElfHead, HEAD, LOAD, PAGE, PHDR, ProgramHeader};
 use crate::serve::path;
 
@@ -92,6 +93,7 @@ pub fn load(fd: OwnedFd) -> Result<LoadedProgram, String> {
         ));
     }
     let (image, base, file) = map_file(File::from(fd)).map_err(|why| format!("{shown}: {why}"))?;
+    replace_calls(&image, base, &file);
     let read = |bytes: &mut [u8], at| file.read_at(bytes, at).unwrap_or(0);
     let loader = match image.loader(read) {
         None => None,
@@ -119,6 +121,23 @@ pub fn load(fd: OwnedFd) -> Result<LoadedProgram, String> {
         (libc::AT_EXECFN, name.into_raw() as u64),
     ];
     Ok(LoadedProgram { entry: begin, sp: stack(&changes) })
+}
+
+/// Replaces the instructions of a Go program that make its system calls, so that most need no signal. Others need signals for
+/// all.
+fn replace_calls(image: &ElfHead, base: u64, file: &File) {
+    // A report counts calls where they are dispatched.
+    if state::get().is_some_and(|process| process.plan.report) {
+        return;
+    }
+    let Ok(len) = file.metadata().map(|meta| meta.len()) else { return };
+    let Ok(mapped) = sys::MappedFile::new(file.as_raw_fd(), len) else { return };
+    let sites = go::sites(mapped.bytes());
+    let executable = image.all(LOAD).filter(|segment| segment.flags & 1 != 0);
+    let code = executable.map(|s| (base + s.address, base + s.address + s.in_file)).collect();
+    if !sites.is_empty() {
+        patch::program(base, code, &sites, pass::address());
+    }
 }
 
 /// Gives a static program, which has a C library of its own or none, what the one in this process has
