@@ -357,12 +357,14 @@ pub fn find_program(program: &OsStr) -> Option<PathBuf> {
     files.filter_map(|file| fs::canonicalize(file).ok()).find(|file| file.is_file())
 }
 
-/// True if the loader will load the library into the program. For a script, this is assumed of the
-/// interpreter.
+/// True if the loader will load the library into the program, and the program needs other libraries, too: one that needs none
+/// has no use for the C library, and sets FS for itself. For a script, this is assumed of the interpreter.
 fn is_dynamic(program: &OsStr) -> bool {
     let binary = find_program(program).map(|path| Binary::read_outline(&path));
-    let takes_it =
-        |binary: Binary| binary.interpreter.is_some_and(|loader| is_loader_of_linux(&loader));
+    let takes_it = |binary: Binary| {
+        let has_libraries = !binary.needed.is_empty();
+        has_libraries && binary.interpreter.is_some_and(|loader| is_loader_of_linux(&loader))
+    };
     binary.is_none_or(|binary| binary.is_ok_and(takes_it))
 }
 

@@ -941,8 +941,8 @@ fn go_program(place: &Place, code: &str, options: &[&str]) -> Option<std::path::
 
 #[test]
 fn programs_in_go_do_what_they_do_natively() {
-    // Stripped programs, too, have the table of functions.
-    for options in [&[][..], &["-ldflags=-s -w"]] {
+    // Stripped programs, too, have the table of functions. One that can be loaded anywhere has a loader, and no library.
+    for options in [&[][..], &["-ldflags=-s -w"], &["-buildmode=pie"]] {
         let place = Place::new();
         let code = include_str!("run/program.go");
         let Some(program) = go_program(&place, code, options) else { return };

@@ -148,6 +148,27 @@ pub fn is_static(head: &[u8], read: impl Fn(&mut [u8], u64) -> usize) -> bool {
     }
 }
 
+/// True if the file that begins with `head` is a program that is loaded by this library where calls are dispatched: a static
+/// one, or one that needs no library. Such a one, as Go makes it to be loaded anywhere, sets FS for itself, and would
+/// take it away from the C library that this one needs.
+pub fn is_carried(head: &[u8], read: impl Fn(&mut [u8], u64) -> usize) -> bool {
+    if is_static(head, &read) {
+        return true;
+    }
+    let Some(image) = ElfHead::parse(head).filter(|image| image.loader(&read).is_some()) else {
+        return false;
+    };
+    let needs_library = image.all(DYNAMIC).next().is_some_and(|dynamic| {
+        let mut bytes = vec![0; dynamic.in_file.min(64 << 10) as usize];
+        let len = read(&mut bytes, dynamic.offset);
+        bytes[..len].chunks_exact(16).any(|entry| number::<8>(entry, 0) == Some(NEEDED))
+    });
+    !needs_library
+}
+
+/// `DT_NEEDED`.
+const NEEDED: u64 = 1;
+
 /// True if `DT_FLAGS_1` among the entries says that the file is a program.
 fn is_pie(dynamic: &[u8]) -> bool {
     const FLAGS_1: u64 = 0x6fff_fffb;
@@ -234,6 +255,8 @@ mod tests {
             len
         };
         assert!(!is_static(&bytes, read));
+        // It needs no library.
+        assert!(is_carried(&bytes, read));
         // With the loader of another C library.
         let mut other = bytes.clone();
         other[from + 8..from + 11].copy_from_slice(b"dl-");
@@ -266,6 +289,10 @@ mod tests {
             is_static(&head[..len], |bytes, at| file.read_at(bytes, at).unwrap_or(0))
         };
         assert!(!kind("/bin/sh"));
+        let file = File::open("/bin/sh").unwrap();
+        let mut head = vec![0; HEAD];
+        let len = file.read_at(&mut head, 0).unwrap();
+        assert!(!is_carried(&head[..len], |bytes, at| file.read_at(bytes, at).unwrap_or(0)));
         // The loader has no interpreter, and is none.
         assert!(!kind("/lib64/ld-linux-x86-64.so.2"));
         assert!(!kind("/etc/passwd"));

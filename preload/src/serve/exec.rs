@@ -148,7 +148,7 @@ impl Execution<'_> {
             return Some(self.interpret(name, interpreter, argument, MAX_SCRIPTS));
         }
         let more = |bytes: &mut [u8], at| file.read_at(bytes, at).unwrap_or(0);
-        if !elf::is_static(&head[..len], more) {
+        if !elf::is_carried(&head[..len], more) {
             return None;
         }
         let path = path::path_of_descriptor(file.as_raw_fd()).unwrap_or_else(|| name.to_vec());
@@ -237,14 +237,14 @@ impl Execution<'_> {
             }
         };
         let more = |bytes: &mut [u8], at| client.pread(task, &file, bytes, at).unwrap_or(0);
-        let is_static = elf::is_static(&head[..len], more);
+        let is_carried = elf::is_carried(&head[..len], more);
         leaving::look_at_mounted(self.call, &file, fd, &name);
         let full = match target.whole() {
             Some(entry) => entry.opened_by.path(client, task),
             None => open::full_path(self.call, target),
         };
         let full = client.real_path(task, &full).unwrap_or_else(|_| plain(&full));
-        if is_static && self.call.process.plan.dispatch {
+        if is_carried && self.call.process.plan.dispatch {
             return self.carry(fd, &name, &full);
         }
         self.by_descriptor(fd, (&name, &full), None)
