@@ -21,16 +21,41 @@ pub(crate) struct OwnMount {
 }
 
 impl OwnMount {
-    /// The mount point, before anything is mounted there. `None` if it cannot be opened: mounting reports the reason.
-    pub(crate) fn at(mountpoint: &Path) -> Option<OwnMount> {
+    /// The mount point, before anything is mounted there, if it is below `source`: a descriptor outside of the source would lead out of the
+    /// sandbox of a daemon. `None` if it cannot be opened, too: mounting reports the reason.
+    pub(crate) fn at(mountpoint: &Path, source: BorrowedFd<'_>) -> Option<OwnMount> {
         use std::os::unix::ffi::OsStrExt;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let covered = rustix::fs::open(mountpoint, flags, Mode::empty()).ok()?;
         let parent = rustix::fs::openat(&covered, c"..", flags, Mode::empty()).ok()?;
         let stat = Stat::of(parent.as_fd()).ok()?;
+        if !is_below(&parent, source)? {
+            return None;
+        }
         let name = mountpoint.file_name()?.as_bytes().to_vec();
         Some(OwnMount { covered, parent: (stat.mount_id(), stat.ino()), name })
     }
+}
+
+/// True if `dir` is `source` or below it.
+fn is_below(dir: &OwnedFd, source: BorrowedFd<'_>) -> Option<bool> {
+    /// More than a path can have.
+    const MAX_DEPTH: usize = 4096;
+    let place = |stat: &Stat| (stat.mount_id(), stat.ino());
+    let source = place(&Stat::of(source).ok()?);
+    let mut at = dir.try_clone().ok()?;
+    for _ in 0..MAX_DEPTH {
+        let here = place(&Stat::of(at.as_fd()).ok()?);
+        if here == source {
+            return Some(true);
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        at = rustix::fs::openat(&at, c"..", flags, Mode::empty()).ok()?;
+        if place(&Stat::of(at.as_fd()).ok()?) == here {
+            break;
+        }
+    }
+    Some(false)
 }
 
 impl Passthrough {

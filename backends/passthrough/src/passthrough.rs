@@ -132,6 +132,8 @@ impl Passthrough {
         let key = mount.key(0, &stat, handle.as_ref()).ok_or(Errno::EIO)?;
         let vfs = rustix::fs::fstatvfs(&root).or_errno()?;
         let pruning = Arc::new(Pruning::new());
+        let mountpoint = options.mountpoint.as_deref();
+        let own_mount = mountpoint.and_then(|path| OwnMount::at(path, root.as_fd()));
         Ok(Passthrough {
             read_only: vfs.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY),
             cache: FdCache::new(cache_capacity(options.fd_cache)),
@@ -142,7 +144,7 @@ impl Passthrough {
                 handle.map_or(Way::Names, Way::Handle),
                 above(root, options.descriptors_from),
             )),
-            own_mount: options.mountpoint.as_deref().and_then(OwnMount::at),
+            own_mount,
             foreign: ForeignMounts::new(cache_capacity(options.fd_cache), Arc::clone(&pruning)),
             pruning,
             young: YoungInodes::default(),
