@@ -187,9 +187,14 @@ impl Mappings {
         Ok(())
     }
 
-    /// Writes back everything. There is nobody to report an error to.
+    /// Writes back everything. A program that ends gets no error any more, but its user a message.
     pub fn finish(&self, state: &State) {
-        let _ = write_back(state, &self.all(), (0, usize::MAX), None);
+        if let Err(stop) = write_back(state, &self.all(), (0, usize::MAX), None) {
+            eprintln!(
+                "defuse: stores to a mapped file are lost at the end of the program: {}",
+                stop.errno()
+            );
+        }
     }
 }
 

@@ -176,6 +176,15 @@ fn the_calls_work_in_c_as_their_manual_pages_say() {
     assert_eq!(std::fs::read_to_string(below.join("served/left")).unwrap(), "left");
 }
 
+/// They vanished without a word at the end of the program.
+#[test]
+fn stores_that_find_no_space_at_the_end_of_a_program_are_told() {
+    let Some((_dir, mut program)) = program("tests/c/lost.c", &["-D_GNU_SOURCE"]) else { return };
+    let output = program.output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && told.contains("stores to a mapped file are lost"), "{told}");
+}
+
 #[test]
 fn asynchronous_operations_work_in_c() {
     let Some((dir, mut program)) = program("tests/c/aio.c", &["-D_GNU_SOURCE"]) else { return };

@@ -58,7 +58,10 @@ impl<F: FileSystem> FileSystem for Connection<F> {
     }
 
     fn syncfs(&self, cx: &Context<'_>) -> Result<()> {
-        self.behind.unchecked().syncfs(cx)
+        let fs = self.behind.unchecked();
+        let written = self.service.maps.write_back_all(fs);
+        fs.syncfs(cx)?;
+        written
     }
 
     // ---- names ----------------------------------------------------------------------------
@@ -347,6 +350,9 @@ impl<F: FileSystem> FileSystem for Connection<F> {
 
     fn submit(&self, io: Io) {
         let op = io.op();
+        if matches!(op, IoOp::Syncfs) && !self.service.maps.is_empty() {
+            return io.perform(self);
+        }
         let is_sync = matches!(op, IoOp::Fsync { .. });
         let concerns_maps = |ino| self.is_mapped(ino) || is_sync && self.service.maps.has_lost(ino);
         if file_of(op).is_some_and(|file| concerns_maps(file.ino)) {

@@ -175,6 +175,17 @@ impl Maps {
         lock(&self.files).is_empty()
     }
 
+    /// Writes all changes through mappings to the file system. Returns the first error.
+    pub(crate) fn write_back_all(&self, fs: &dyn FileSystem) -> Result<()> {
+        let all: Vec<_> = lock(&self.files).values().map(|(file, _)| Arc::clone(file)).collect();
+        let mut written = Ok(());
+        for mapped in all {
+            // An error of one file does not keep the others from being written.
+            written = written.and(lock(&mapped).write_back(fs, 0..u64::MAX));
+        }
+        written
+    }
+
     /// Runs `run` on the file, if it is mapped, with exclusive access.
     pub(crate) fn with<T>(&self, ino: Ino, run: impl FnOnce(&mut Mapped) -> T) -> Option<T> {
         if self.count.load(Ordering::SeqCst) == 0 {

@@ -48,6 +48,23 @@ fn one_client_reads_what_another_one_writes() {
     assert!(seen == bytes, "{} bytes differ", seen.len());
 }
 
+/// sync(2) and syncfs(2) left what programs had stored through mappings in the memory of the server.
+#[test]
+fn a_sync_of_the_file_system_has_what_was_stored_through_mappings() {
+    let fs = Arc::new(Memory::new(Options::default()));
+    let served = serve(Arc::clone(&fs) as Arc<dyn FileSystem>);
+    let client = served.client();
+    let (entry, file) = create(&client, "mapped");
+    assert_eq!(write(&client, file, 0, &[1; 100]), Ok(100));
+    let memory = std::fs::File::from(client.map(&context(), file, 0..4096, true).unwrap());
+    std::os::unix::fs::FileExt::write_all_at(&memory, b"stored", 50).unwrap();
+    let below = || read(&*fs, File { ino: entry.ino, fh: Fh(0) }, 50, 6).unwrap();
+    assert_eq!(below(), [1; 6]);
+    client.syncfs(&context()).unwrap();
+    assert_eq!(below(), b"stored");
+    client.unmap(&context(), entry.ino).unwrap();
+}
+
 /// A file system that takes no byte, and says so.
 struct TakesNothing {
     inner: Memory,

@@ -138,12 +138,15 @@ pub fn sync(call: &Call<'_>, entry: &Entry) -> Served {
 
 pub fn syncfs(call: &Call<'_>, entry: &Entry) -> Served {
     by_the_kernel(entry)?;
+    mappings::write_back_all(call)?;
     call.client().syncfs(call.task(), entry.file())?;
     Ok(0)
 }
 
 /// sync(2): the mounts of the run here, and all other file systems by the kernel.
 pub fn sync_all(call: &Call<'_>) -> Served {
+    // sync(2) tells no errors. The end of a mapping does.
+    let _ = mappings::write_back_all(call);
     call.client().sync(call.task());
     Err(Fail::Pass)
 }

@@ -838,6 +838,7 @@ fn pwrite_full(fd: BorrowedFd<'_>, offset: u64, bytes: &[u8]) -> Result<usize> {
     let mut done = 0;
     while done < bytes.len() {
         match rustix::io::pwrite(fd, &bytes[done..], offset + done as u64) {
+            Ok(0) => break,
             Ok(count) => done += count,
             Err(error) if done == 0 => return Err(errno(error)),
             Err(_) => break,

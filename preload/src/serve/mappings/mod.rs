@@ -147,6 +147,11 @@ fn sync_part(call: &Call<'_>, from: u64, end: u64) -> Result<(), Fail> {
     Ok(())
 }
 
+/// Writes back the copies of all files.
+pub fn write_back_all(call: &Call<'_>) -> Result<(), Fail> {
+    copies::write_back(call, 0, u64::MAX, None)
+}
+
 /// fsync(2) of a file has failed, and the program knows it.
 pub fn note_failed_sync(entry: &Entry) {
     table::set_told_of(entry);
