@@ -80,9 +80,12 @@ fn special(call: &Call<'_>, target: &Target<'_>, how: How) -> Result<Option<ByKe
         _ => return Ok(None),
     }
     let is_last_kept = how.flags & libc::O_NOFOLLOW as u32 != 0;
-    let held = match below::special(call, &full_path(call, target), &stat, is_last_kept)? {
-        Some(held) => held,
-        None => nodes::node(call, &stat).map_err(|_| Errno::ENXIO)?,
+    let held = match below::special(call, &full_path(call, target), &stat, is_last_kept) {
+        Ok(Some(held)) => held,
+        Ok(None) => nodes::node(call, &stat).map_err(|_| Errno::ENXIO)?,
+        // The name leads to another file by now.
+        Err(Fail::Errno(Errno::ENXIO | Errno::ENOENT)) => return Ok(None),
+        Err(fail) => return Err(fail),
     };
     let entry = Some(as_entry(call, target, file));
     // No link is left to be followed but that of the descriptor.
