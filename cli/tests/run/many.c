@@ -39,6 +39,19 @@ int main(void) {
     }
     for (int i = 0; i < MANY; i++) closed += close(all[i]) == 0;
     printf("%d opened, %d used, %d closed, some put %d\n", opened, used, closed, put > 0);
+    /* Files and directories outside, which are of the kinds that the library has at such numbers. */
+    int outside = 0, again = 0, moved = 0, ranged = 0;
+    for (int i = 0; i < MANY; i++) outside += (all[i] = open(i % 2 ? "/etc/passwd" : "/usr", O_RDONLY)) >= 0;
+    for (int i = 0; i < MANY; i++) closed += close(all[i]) == 0;
+    for (int i = 0; i < MANY; i++) again += close(all[i]) == 0;
+    for (int i = 0; i < MANY; i++) all[i] = open("/etc/passwd", O_RDONLY);
+    for (int i = 0; i < MANY; i += 7) moved += dup2(all[1], all[i]) == all[i];
+    ranged = close_range(all[0], all[MANY - 1], 0);
+    for (int i = 0; i < MANY; i++) again += fcntl(all[i], F_GETFD) >= 0;
+    printf("outside %d, closed %d, again %d, moved %d, ranged %d\n", outside, closed, again, moved, ranged);
+    int left = open("f", O_RDONLY);
+    char text[5] = "";
+    printf("in the mount %zd %s\n", read(left, text, 4), text), close(left);
     printf("again %d, file %d\n", close(all[MANY - 1]) < 0 && errno == EBADF, close(file));
     return 0;
 }

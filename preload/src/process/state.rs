@@ -197,6 +197,7 @@ impl Process {
         let may_be = fd >= self.floor && fd < self.floor + zone::LEN as i32;
         may_be
             && !self.view.table.has(fd)
+            && !zone::is_of_program(self.floor, fd)
             && (self.inherited.sockets.contains(&fd)
                 || self.inherited.leash == Some(fd)
                 || leash::is_own(fd)

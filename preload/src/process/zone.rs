@@ -1,5 +1,7 @@
 //! The numbers of our own descriptors, and the limit of descriptors that the program sees.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::machine::sys;
 
 /// The count of numbers that are ours.
@@ -31,6 +33,36 @@ pub fn raise_limit(told: Option<u32>, floor: Option<u64>) -> (u64, u64) {
     let room = limit.rlim_max.saturating_sub(floor);
     let floor = if room >= 512 { floor } else { limit.rlim_max * 3 / 4 };
     (floor, seen.min(floor))
+}
+
+/// The numbers among ours at which the program has a file or directory of the kernel, one bit each.
+static OF_PROGRAM: [AtomicU64; LEN as usize / 64] =
+    [const { AtomicU64::new(0) }; LEN as usize / 64];
+
+/// Word and bit of `fd`, if it is one of our numbers, which begin at `floor`.
+fn place(floor: i32, fd: i32) -> Option<(&'static AtomicU64, u64)> {
+    let at = usize::try_from(fd.checked_sub(floor)?).ok()?;
+    OF_PROGRAM.get(at / 64).map(|word| (word, 1 << (at % 64)))
+}
+
+/// Notes that the program has opened `fd`, or closes it.
+pub fn set_of_program(floor: i32, fd: i32, is_open: bool) {
+    match place(floor, fd) {
+        Some((word, bit)) if is_open => drop(word.fetch_or(bit, Ordering::Relaxed)),
+        Some((word, bit)) => drop(word.fetch_and(!bit, Ordering::Relaxed)),
+        None => {}
+    }
+}
+
+/// True if the program is known to have opened `fd`.
+pub fn is_of_program(floor: i32, fd: i32) -> bool {
+    place(floor, fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+}
+
+/// All numbers that the program is known to have opened, among `first` to `last`.
+pub fn of_program(floor: i32, first: u32, last: u32) -> impl Iterator<Item = i32> {
+    let all = floor..floor + LEN as i32;
+    all.filter(move |&fd| (first..=last).contains(&(fd as u32)) && is_of_program(floor, fd))
 }
 
 /// True for a descriptor of a kind that we use. A program with so many descriptors that some lie among

@@ -9,6 +9,7 @@ use defuse_fs::{Errno, Lock, LockType};
 use crate::machine::descriptors;
 use crate::machine::{pid, sys};
 use crate::process::table::Entry;
+use crate::process::zone;
 use crate::serve::call::{Call, Fail, Served};
 use crate::serve::data;
 
@@ -17,6 +18,8 @@ pub fn close(call: &Call<'_>) -> Served {
     if call.process.is_reserved(fd) {
         return Err(Errno::EBADF.into());
     }
+    // Before it is closed: the number may be ours the next moment.
+    zone::set_of_program(call.process.floor, fd, false);
     if !call.table().has(fd) {
         return Err(Fail::Pass);
     }
@@ -46,6 +49,19 @@ pub fn close_range(call: &Call<'_>) -> Served {
             {
                 let _ = entry.file().close(call.task());
             }
+        }
+    }
+    for fd in zone::of_program(call.process.floor, first, last) {
+        if flags & CLOEXEC != 0 {
+            let _ = sys::plain(
+                libc::SYS_fcntl,
+                fd as u64,
+                libc::F_SETFD as u64,
+                libc::FD_CLOEXEC as u64,
+            );
+        } else {
+            zone::set_of_program(call.process.floor, fd, false);
+            descriptors::close(fd);
         }
     }
     // Our own stay: the range is done in two parts around them.
@@ -93,11 +109,15 @@ fn replace(call: &Call<'_>) -> Served {
     if beyond || call.process.is_reserved(new) || call.process.is_reserved(call.int(0)) {
         return Err(Errno::EBADF.into());
     }
-    if old.is_none() && !call.table().has(new) || call.int(0) == new {
+    if call.int(0) == new {
         return Err(Fail::Pass);
     }
     let value = call.kernel();
     if value < 0 {
+        return Ok(value);
+    }
+    zone::set_of_program(call.process.floor, new, true);
+    if old.is_none() && !call.table().has(new) {
         return Ok(value);
     }
     let view = call.process.view();

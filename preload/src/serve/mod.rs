@@ -164,8 +164,10 @@ fn finish(call: &Call<'_>, result: Served) -> Option<i64> {
             }
             Some(sys::failure(errno))
         }
-        Err(Fail::Pass) => None,
-        Err(Fail::Outside(outside)) => path::kernel(call, outside),
+        Err(Fail::Pass) => open::passed(call),
+        Err(Fail::Outside(outside)) => path::kernel(call, outside)
+            .map(|value| open::noted(call, value))
+            .or_else(|| open::passed(call)),
         Err(Fail::Interrupted(after)) => Some(after.value()),
         Err(Fail::Lower(entry, lock)) => Some(on_lower(call, &entry, lock)),
         Err(Fail::Kernel(by_kernel)) => {

@@ -15,7 +15,8 @@ use crate::machine::sys;
 use crate::process::opened_by::OpenedBy;
 use crate::process::state::{self, Process};
 use crate::process::table::Entry;
-use crate::serve::call::{ByKernel, Call, Fail, Served, TRIES};
+use crate::process::zone;
+use crate::serve::call::{ByKernel, Call, Fail, Served, TRIES, waiting};
 use crate::serve::path::{Start, Target};
 use crate::serve::{below, nodes, path};
 
@@ -133,6 +134,26 @@ pub fn took(call: &Call<'_>, fd: i32, entry: Arc<Entry>) -> i64 {
         return sys::failure(Errno::EMFILE);
     }
     i64::from(fd)
+}
+
+/// Has the kernel open a file for the program, if the number may be among ours: it is noted then. `None` for other calls.
+pub fn passed(call: &Call<'_>) -> Option<i64> {
+    let limit = call.process.limit.load(std::sync::atomic::Ordering::Relaxed);
+    let may_be_ours = opens(call.number) && i64::from(limit) > i64::from(call.process.floor);
+    may_be_ours.then(|| noted(call, waiting(call.number, call.args)))
+}
+
+/// Notes the number of a file that the kernel has opened for the program; returns it.
+pub fn noted(call: &Call<'_>, value: i64) -> i64 {
+    if value >= 0 && opens(call.number) {
+        zone::set_of_program(call.process.floor, value as i32, true);
+    }
+    value
+}
+
+fn opens(number: u64) -> bool {
+    [libc::SYS_open, libc::SYS_creat, libc::SYS_openat, libc::SYS_openat2]
+        .contains(&(number as i64))
 }
 
 /// The path by which an open file is named later.
