@@ -1,7 +1,7 @@
 //! Requests and answers of one entry, each where it belongs.
 
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use defuse_fs::{Errno, ReadSink, Result, WriteSource};
 
@@ -34,13 +34,14 @@ impl Exchange {
                 op: [0; FUSE_URING_OP_IN_OUT_SZ],
                 payload: Vec::new(),
             },
-            reply: UringReply { entry: None, aside: Vec::new(), filled: 0, answer: None, answers },
+            reply: UringReply::new(None, answers),
         }
     }
 
     /// A request has come in `entry`.
     pub(crate) fn begin(&mut self, entry: Entry) {
         self.reply.answer = None;
+        self.reply.late = None;
         self.reply.filled = 0;
         let is_write = entry.request().opcode == Opcode::Write as u32;
         // A WRITE that is answered later takes its entry along, so its data is copied too.
@@ -68,6 +69,12 @@ impl Exchange {
     /// entry back, so a request that nobody answered is refused; a NOTIFY_REPLY is itself one.
     pub(crate) fn finish(&mut self) -> Option<Entry> {
         let lent = self.lent.take();
+        if let Some(late) = self.reply.late.take() {
+            if let Some(entry) = lent {
+                late.give(entry, &self.reply.answers);
+            }
+            return None;
+        }
         let aside = lent.is_some();
         let mut entry = lent.or_else(|| self.reply.entry.take())?;
         let answer = self.reply.answer.take().unwrap_or_else(|| {
@@ -96,10 +103,57 @@ struct UringReply {
     /// Bytes of data in the body.
     filled: usize,
     answer: Option<Answer>,
+    /// The answer comes later, and its entry is still lent to the request.
+    late: Option<Arc<LateAnswer>>,
     answers: Arc<Answers>,
 }
 
+/// An answer and its entry, of which either may come first.
+#[derive(Default)]
+struct LateAnswer(Mutex<LateParts>);
+
+#[derive(Default)]
+struct LateParts {
+    entry: Option<Entry>,
+    /// Error number or 0, and body.
+    answer: Option<(i32, Vec<u8>)>,
+}
+
+impl LateParts {
+    /// Hands the answer over as soon as both parts are there.
+    fn send(&mut self, answers: &Answers) -> Result<()> {
+        let Some((mut entry, (errno, body))) = self.entry.take().zip(self.answer.take()) else {
+            return Ok(());
+        };
+        entry.payload_mut(body.len()).copy_from_slice(&body);
+        entry.answer(errno, body.len());
+        answers.hand_over(entry)
+    }
+}
+
+impl LateAnswer {
+    /// The handler of the request has returned, so that nothing uses the data in the entry.
+    fn give(&self, entry: Entry, answers: &Answers) {
+        let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.entry = Some(entry);
+        if parts.answer.is_some() {
+            let _ = parts.send(answers);
+        }
+    }
+
+    fn answer(&self, errno: i32, body: Vec<u8>, answers: &Answers) -> Result<()> {
+        let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.answer = Some((errno, body));
+        if parts.entry.is_some() { parts.send(answers) } else { Ok(()) }
+    }
+}
+
 impl UringReply {
+    fn new(entry: Option<Entry>, answers: Arc<Answers>) -> Self {
+        let aside = Vec::new();
+        UringReply { entry, aside, filled: 0, answer: None, late: None, answers }
+    }
+
     fn body(&mut self, len: usize) -> &mut [u8] {
         if let Some(entry) = &mut self.entry {
             return entry.payload_mut(len);
@@ -150,14 +204,11 @@ impl Reply for UringReply {
 
     fn defer(&mut self, body: Deferred) -> Box<dyn DeferredReply> {
         let data = if let Deferred::Write(data) = body { data } else { Vec::new() };
-        let reply = UringReply {
-            entry: self.entry.take(),
-            aside: Vec::new(),
-            filled: 0,
-            answer: None,
-            answers: Arc::clone(&self.answers),
-        };
-        Box::new(UringDeferred { reply, data, taken: 0 })
+        let reply = UringReply::new(self.entry.take(), Arc::clone(&self.answers));
+        // The data of a WRITE is used where it lies, and its entry is free when the handler has returned.
+        let late = reply.entry.is_none().then(Arc::<LateAnswer>::default);
+        self.late = late.clone();
+        Box::new(UringDeferred { reply, late, data, taken: 0 })
     }
 }
 
@@ -213,12 +264,18 @@ impl WriteSource for UringReply {
 /// An answer that is finished later, with the entry that it goes into.
 struct UringDeferred {
     reply: UringReply,
+    /// The entry comes later.
+    late: Option<Arc<LateAnswer>>,
     data: Vec<u8>,
     taken: usize,
 }
 
 impl UringDeferred {
     fn finish(mut self, errno: i32, len: usize) -> Result<()> {
+        if let Some(late) = &self.late {
+            let body = self.reply.body(len).to_vec();
+            return late.answer(errno, body, &self.reply.answers);
+        }
         let mut entry = self.reply.entry.take().ok_or(Errno::EIO)?;
         entry.answer(errno, len);
         self.reply.answers.hand_over(entry)
