@@ -120,11 +120,12 @@ struct LateParts {
 }
 
 impl LateParts {
-    /// Hands the answer over as soon as both parts are there.
+    /// Hands the answer over if both parts are there.
     fn send(&mut self, answers: &Answers) -> Result<()> {
-        let Some((mut entry, (errno, body))) = self.entry.take().zip(self.answer.take()) else {
+        let Some((errno, body)) = self.answer.take_if(|_| self.entry.is_some()) else {
             return Ok(());
         };
+        let Some(mut entry) = self.entry.take() else { return Ok(()) };
         entry.payload_mut(body.len()).copy_from_slice(&body);
         entry.answer(errno, body.len());
         answers.hand_over(entry)
@@ -136,15 +137,13 @@ impl LateAnswer {
     fn give(&self, entry: Entry, answers: &Answers) {
         let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         parts.entry = Some(entry);
-        if parts.answer.is_some() {
-            let _ = parts.send(answers);
-        }
+        let _ = parts.send(answers);
     }
 
     fn answer(&self, errno: i32, body: Vec<u8>, answers: &Answers) -> Result<()> {
         let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         parts.answer = Some((errno, body));
-        if parts.entry.is_some() { parts.send(answers) } else { Ok(()) }
+        parts.send(answers)
     }
 }
 
