@@ -55,10 +55,11 @@ pub fn test(parts: &mut Parts) -> Result<()> {
     }
     // All of the workspace, so that dependencies have the features that they have in step `test`,
     // whose build is taken then. A package alone would be built anew with all below it.
-    let session = ["test", "--workspace", "--test", "session"];
+    let session = ["test", "--workspace", "--no-fail-fast", "--test", "session"];
     parts.run_tests(command::cargo().args(session))?;
     let mut mounted = command::cargo();
-    mounted.args(["test", "--workspace", "--test", "mounted_posix", "--test", "faults"]);
+    let tests = ["--test", "mounted_posix", "--test", "faults"];
+    mounted.args(["test", "--workspace", "--no-fail-fast"]).args(tests);
     mounted.env("DEFUSE_PROGRAM", command::program_under_test()?);
     parts.run_tests(mounted.env("DEFUSE_TRANSPORT", "io_uring"))
 }
