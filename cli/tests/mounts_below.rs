@@ -119,6 +119,36 @@ fn use_kind(kind: &str, served: &Path) {
     assert!(fs::metadata(served.join("d/none")).is_err());
 }
 
+/// Names that were looked up in vain are forgotten when the file system is unused. By a name that was made meanwhile, the kernel would
+/// detach what is mounted there, and a working directory would have no path.
+#[test]
+fn mounts_and_working_directories_on_a_file_system_below_the_source_stay() {
+    let Some(place) = Place::to_mount() else { return };
+    for dir in ["src/overlay", "layers", "lower"] {
+        fs::create_dir(place.path(dir)).unwrap();
+    }
+    let below = place.path("src/overlay");
+    mount_kind(&place, "overlay", &below);
+    place.ok(&["mount", "passthrough:src", "mnt"]);
+    let made = place.path("mnt/overlay/made");
+    for name in ["made", "other", "dir"] {
+        assert!(fs::metadata(made.with_file_name(name)).is_err());
+    }
+    fs::create_dir(&made).unwrap();
+    mount("tmpfs", &made, "tmpfs", MountFlags::empty(), None).unwrap();
+    fs::write(made.join("file"), "text").unwrap();
+    let dir = made.with_file_name("dir");
+    fs::create_dir(&dir).unwrap();
+    let script = "sleep 6; pwd -P; cd ..; pwd -P";
+    let shell = Command::new("sh").args(["-c", script]).current_dir(&dir).output().unwrap();
+    let shown = String::from_utf8(shell.stdout).unwrap();
+    assert_eq!(shown, format!("{}\n{}\n", dir.display(), dir.parent().unwrap().display()));
+    assert_eq!(fs::read_to_string(made.join("file")).unwrap(), "text");
+    unmount(&made, UnmountFlags::empty()).unwrap();
+    unmount_soon(&below, "after both");
+    place.ok(&["umount", "mnt"]);
+}
+
 /// After a pause, files of a mount are reached by the name of its mount point again.
 #[test]
 fn a_mount_below_the_source_is_reached_again_after_a_pause() {

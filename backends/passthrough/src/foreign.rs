@@ -35,13 +35,30 @@ pub(crate) struct Descriptors {
     /// Inodes that need their descriptors.
     pinned: Mutex<Vec<Weak<Inode>>>,
     /// Names that pinned directories do not have, and kernels know. Such a name keeps its directory in a kernel's memory.
-    absent: Mutex<VecDeque<(Ino, Box<[u8]>)>>,
+    absent: Mutex<VecDeque<AbsentName>>,
     /// A pinned descriptor was used since the last look.
     is_pin_used: AtomicBool,
     pruning: Arc<Pruning>,
     /// The process of the closing thread, or 0. A child of fork(2) has no thread.
     closer: AtomicU32,
     is_over: AtomicBool,
+}
+
+/// A name that a pinned directory did not have.
+struct AbsentName {
+    dir: Weak<Inode>,
+    name: Box<[u8]>,
+}
+
+impl AbsentName {
+    /// The name, if the directory does not have it now either. A kernel that forgets a name which was made meanwhile detaches what is
+    /// mounted there.
+    fn still(self) -> Option<(Ino, Box<[u8]>)> {
+        let dir = self.dir.upgrade()?;
+        let pin = dir.pin.load_full()?;
+        let is_absent = matches!(Stat::at(pin.as_fd(), &self.name), Err(Errno::ENOENT));
+        is_absent.then(|| (dir.ino(), self.name))
+    }
 }
 
 /// Where a mount was found, and its root.
@@ -164,6 +181,11 @@ impl MountRoot {
     fn new() -> Self {
         MountRoot { place: None, fd: None, is_used: false }
     }
+
+    /// The descriptor, if it was not used since the last call.
+    fn take_unused(&mut self) -> Option<Arc<OwnedFd>> {
+        if std::mem::take(&mut self.is_used) { None } else { self.fd.take() }
+    }
 }
 
 impl Descriptors {
@@ -173,11 +195,10 @@ impl Descriptors {
         loop {
             std::thread::sleep(IDLE);
             self.cache.sweep();
-            for root in lock(&self.roots).values_mut() {
-                if !std::mem::take(&mut root.is_used) {
-                    root.fd = None;
-                }
-            }
+            // Closed outside of the lock: closing may wait for the file system.
+            let unused: Vec<_> =
+                lock(&self.roots).values_mut().filter_map(MountRoot::take_unused).collect();
+            drop(unused);
             let is_idle = !self.is_pin_used.swap(false, Ordering::Relaxed);
             if pause.is_over(is_idle) {
                 self.prune();
@@ -202,12 +223,14 @@ impl Descriptors {
     fn prune(&self) {
         let mut pinned = lock(&self.pinned);
         pinned.retain(is_pinned);
-        let inodes: Vec<Arc<Inode>> = pinned.iter().filter_map(Weak::upgrade).collect();
+        // What is in a directory was found after it, and goes first.
+        let inodes: Vec<Ino> =
+            pinned.iter().rev().filter_map(Weak::upgrade).map(|inode| inode.ino()).collect();
         drop(pinned);
         let absent = std::mem::take(&mut *lock(&self.absent));
+        let absent: Vec<_> = absent.into_iter().filter_map(AbsentName::still).collect();
         if !inodes.is_empty() {
-            // What is in a directory was found after it, and goes first.
-            self.pruning.ask_for(&absent, inodes.iter().rev());
+            self.pruning.ask_for(&absent, &inodes);
         }
     }
 
@@ -253,7 +276,7 @@ impl Pause {
 
 impl Passthrough {
     /// Records that the directory `dir` has no `name`, which a frontend may remember.
-    pub(crate) fn note_absent(&self, dir: &Inode, name: &[u8]) {
+    pub(crate) fn note_absent(&self, dir: &Arc<Inode>, name: &[u8]) {
         /// Number of names. A directory with older ones stays longer.
         const MOST: usize = 4096;
         if dir.key.mount == 0 || !dir.is_pinned() || !self.is_foreign(dir.key.mount) {
@@ -263,7 +286,7 @@ impl Passthrough {
         if absent.len() == MOST {
             absent.pop_front();
         }
-        absent.push_back((dir.ino(), name.into()));
+        absent.push_back(AbsentName { dir: Arc::downgrade(dir), name: name.into() });
     }
 
     /// True if descriptors on the mount with this index must not last.

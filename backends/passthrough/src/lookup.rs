@@ -75,7 +75,7 @@ impl Passthrough {
         Ok((entry, None))
     }
 
-    fn stat_at(&self, dir: &Inode, fd: BorrowedFd<'_>, name: &[u8]) -> Result<Stat> {
+    fn stat_at(&self, dir: &Arc<Inode>, fd: BorrowedFd<'_>, name: &[u8]) -> Result<Stat> {
         Stat::at(fd, name).inspect_err(|_| self.note_absent(dir, name))
     }
 

@@ -15,6 +15,9 @@ use crate::inode::Inode;
 use crate::passthrough::Passthrough;
 use crate::sys;
 
+/// Inode numbers in one notification.
+const BATCH: usize = 256;
+
 /// The frontends that are asked, and the state of the request.
 pub(crate) struct Pruning {
     frontends: Mutex<Vec<(Origin, Arc<dyn Notify>)>>,
@@ -52,22 +55,23 @@ impl Pruning {
 }
 
 impl Pruning {
-    /// Asks the frontends to forget names that directories do not have, and these inodes. It may wait for operations, and is called by a thread that holds no locks.
-    pub(crate) fn ask_for<'a>(
-        &self,
-        absent: impl IntoIterator<Item = &'a (Ino, Box<[u8]>)>,
-        inodes: impl Iterator<Item = &'a Arc<Inode>>,
-    ) {
+    /// Asks the frontends to forget those of `inodes` that are unused, and the names `absent`, which directories do not have. Frontends that
+    /// can only be asked by name (before Linux 6.18) are left alone: they would forget inodes in use, too, and detach mounts. It may wait
+    /// for operations, and is called by a thread that holds no locks.
+    pub(crate) fn ask_for(&self, absent: &[(Ino, Box<[u8]>)], inodes: &[Ino]) {
         let frontends: Vec<_> = self.lock().iter().map(|(_, notify)| Arc::clone(notify)).collect();
-        for (parent, name) in absent {
-            if let Ok(name) = Name::new(name) {
-                for frontend in &frontends {
+        for frontend in frontends {
+            let prune = || inodes.chunks(BATCH).try_for_each(|batch| frontend.prune(batch));
+            if prune() == Err(Errno::ENOSYS) || absent.is_empty() {
+                continue;
+            }
+            for (parent, name) in absent {
+                if let Ok(name) = Name::new(name) {
                     let _ = frontend.invalidate_entry(*parent, name, false);
                 }
             }
+            let _ = prune();
         }
-        let unused: Vec<_> = inodes.map(|inode| Unused::new(inode)).collect();
-        frontends.iter().for_each(|frontend| forget_unused(&**frontend, &unused));
     }
 }
 
@@ -75,12 +79,6 @@ impl Pruning {
 struct Unused {
     ino: Ino,
     place: Option<(Ino, Box<[u8]>)>,
-}
-
-impl Unused {
-    fn new(inode: &Inode) -> Self {
-        Unused { ino: inode.ino(), place: inode.place() }
-    }
 }
 
 impl Passthrough {
@@ -109,7 +107,8 @@ impl Passthrough {
         // Those in low slots are the oldest by and large. The younger half may be in use soon.
         pinned.sort_unstable_by_key(|inode| inode.number & u64::from(u32::MAX));
         pinned.truncate(pinned.len().div_ceil(2));
-        let unused: Vec<_> = pinned.iter().map(|inode| Unused::new(inode)).collect();
+        let unused = pinned.iter().map(|inode| Unused { ino: inode.ino(), place: inode.place() });
+        let unused: Vec<_> = unused.collect();
         let is_asking = Arc::clone(&self.pruning.is_asking);
         let ask = move || {
             sys::take_no_signals();
@@ -143,8 +142,6 @@ impl Passthrough {
 
 /// Asks one frontend.
 fn forget_unused(frontend: &dyn Notify, unused: &[Unused]) {
-    /// Numbers in one notification.
-    const BATCH: usize = 256;
     for batch in unused.chunks(BATCH) {
         let inodes: Vec<Ino> = batch.iter().map(|unused| unused.ino).collect();
         if frontend.prune(&inodes) != Err(Errno::ENOSYS) {
