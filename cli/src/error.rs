@@ -1,10 +1,6 @@
-//! The report of a failure.
+//! Failures and output of commands, and the warnings of file systems that commands show.
 
-use std::process::ExitCode;
-
-pub use defuse_command::{Failure, Result, print, warn};
-
-use crate::inherited;
+pub use defuse_command::{Failure, Result, print, report, warn};
 
 /// Shows warnings of the log on the standard error, for a command that serves without a log of its own.
 pub fn show_warnings() {
@@ -32,20 +28,5 @@ pub fn show_warnings() {
     }
     if log::set_logger(&Warnings).is_ok() {
         log::set_max_level(log::LevelFilter::Warn);
-    }
-}
-
-/// Reports a failure, and returns the exit code.
-pub fn report(result: Result) -> ExitCode {
-    match result {
-        Ok(()) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
-        Err(failure) => {
-            let text = failure.to_string();
-            match inherited::limit_behind(&text) {
-                Some(limit) => warn(&format!("{text}; {limit}")),
-                None => warn(&text),
-            }
-            ExitCode::from(failure.code())
-        }
     }
 }

@@ -55,7 +55,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Args, ColorChoice, Parser, Subcommand};
-use defuse_command::terminal;
+use defuse_command::{limits, terminal};
 
 use error::{Result, print};
 
@@ -112,7 +112,7 @@ enum Command {
 
 fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| error::warn(&format!("internal error: {panic}"))));
-    inherited::survive_file_sizes();
+    limits::survive_file_sizes();
     defuse_block::add_driver(&defuse_nvme::DRIVER);
     let arguments: Vec<OsString> = std::env::args_os().collect();
     if mount_helper::is_meant(&arguments) {

@@ -1,13 +1,13 @@
 //! `defuse man`, `defuse completions` and `defuse help`, generated from the definitions of the parser.
 
 use std::fmt::Write as _;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::builder::Resettable;
 use clap::{Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
+use defuse_command::man::{make_directory, pages, write};
 
 use crate::error::{Failure, Result, print};
 use crate::sources::SOURCES;
@@ -115,7 +115,7 @@ pub fn run(args: &ManArgs) -> Result {
     let Some(dir) = &args.dir else {
         return print(&main_page(&mut built())?);
     };
-    fs::create_dir_all(dir).map_err(|error| cannot_write(dir, &error))?;
+    make_directory(dir)?;
     let mut command = built();
     write(dir, "defuse.1", &main_page(&mut command)?)?;
     // The program `defuse-study` writes the pages of its commands.
@@ -176,17 +176,6 @@ pub fn main_help() -> String {
     text + "\nExample: defuse mount passthrough:/srv/data /mnt/data && defuse stat /mnt/data\n"
 }
 
-/// The commands that have a page, and their subcommands, with the names of the pages.
-fn pages<'a>(command: &'a Command, name: &str) -> Vec<(String, &'a Command)> {
-    let mut pages = Vec::new();
-    for subcommand in command.get_subcommands().filter(|command| !command.is_hide_set()) {
-        let name = format!("{name}-{}", subcommand.get_name());
-        pages.extend(self::pages(subcommand, &name));
-        pages.push((name, subcommand));
-    }
-    pages
-}
-
 fn built() -> Command {
     let mut command = Cli::command();
     command.build();
@@ -240,15 +229,6 @@ fn section<'a>(page: &mut String, title: &str, rows: impl Iterator<Item = (&'a s
 fn roff(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-").replace('"', "\\(dq");
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }
-}
-
-fn write(dir: &Path, name: &str, text: &str) -> Result {
-    let path = dir.join(name);
-    fs::write(&path, text).map_err(|error| cannot_write(&path, &error))
-}
-
-fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::Failed(format!("cannot write {}: {error}", path.display()))
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{ColorChoice, Parser, Subcommand};
-use defuse_command::{Failure, Result, print, warn};
+use defuse_command::{Failure, Result, limits, print, report, warn};
 
 /// Measure file systems: the commands of defuse that do
 #[derive(Parser)]
@@ -50,6 +50,8 @@ enum Command {
 
 fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| warn(&format!("internal error: {panic}"))));
+    // Starting a program undoes what `defuse` has done about this limit.
+    limits::survive_file_sizes();
     defuse_block::add_driver(&defuse_nvme::DRIVER);
     let code = match Cli::try_parse() {
         Ok(cli) => report(run(cli.command)),
@@ -76,16 +78,6 @@ fn run(command: Command) -> Result {
         Command::BenchReader(args) => bench::run_reader(&args),
         Command::Workload(args) => workload::run(&args),
         Command::StudyMan(args) => man::run(&args),
-    }
-}
-
-fn report(result: Result) -> ExitCode {
-    match result {
-        Ok(()) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
-        Err(failure) => {
-            warn(&failure);
-            ExitCode::from(failure.code())
-        }
     }
 }
 

@@ -1,10 +1,10 @@
 //! The manual pages of the commands, generated from the definitions of the parser. `cargo xtask install` writes them.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use clap::{Command, CommandFactory};
+use clap::CommandFactory;
 use clap_mangen::Man;
+use defuse_command::man::{make_directory, pages, write};
 use defuse_command::{Failure, Result};
 
 use crate::Cli;
@@ -20,30 +20,14 @@ pub struct ManArgs {
 pub fn run(args: &ManArgs) -> Result {
     let mut command = Cli::command();
     command.build();
-    fs::create_dir_all(&args.dir).map_err(|error| cannot_write(&args.dir, &error))?;
+    make_directory(&args.dir)?;
     for (name, subcommand) in pages(&command, "defuse") {
         let mut page = Vec::new();
         let man = Man::new(subcommand.clone().name(name.clone()));
         man.render(&mut page).map_err(Failure::failed)?;
-        let path = args.dir.join(format!("{name}.1"));
-        fs::write(&path, page).map_err(|error| cannot_write(&path, &error))?;
+        write(&args.dir, &format!("{name}.1"), &String::from_utf8_lossy(&page))?;
     }
     Ok(())
-}
-
-/// The commands that have a page, and their subcommands, with the names of the pages.
-fn pages<'a>(command: &'a Command, name: &str) -> Vec<(String, &'a Command)> {
-    let mut pages = Vec::new();
-    for subcommand in command.get_subcommands().filter(|command| !command.is_hide_set()) {
-        let name = format!("{name}-{}", subcommand.get_name());
-        pages.extend(self::pages(subcommand, &name));
-        pages.push((name, subcommand));
-    }
-    pages
-}
-
-fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
-    Failure::Failed(format!("cannot write {}: {error}", path.display()))
 }
 
 #[cfg(test)]

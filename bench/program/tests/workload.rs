@@ -7,12 +7,11 @@ mod terminal;
 
 use std::process::{Command, Output};
 
-use common::Place;
+use common::{PROGRAM, Place};
 use terminal::Terminal;
 
 fn defuse(words: &[&str]) -> Output {
-    let program = common::PROGRAM;
-    Command::new(program).arg("workload").args(words).output().unwrap()
+    Command::new(PROGRAM).arg("workload").args(words).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -211,4 +210,16 @@ fn on_screen(shown: &str) -> String {
     }
     lines.retain(|line| !line.trim().is_empty());
     lines.join("\n")
+}
+
+/// The limit was an error of `defuse`, and killed the program that it becomes.
+#[test]
+fn a_limit_of_file_sizes_is_an_error_that_names_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let script =
+        format!("ulimit -f 8; exec {PROGRAM} workload fileserver --dir . --run 1 --scale 0.001");
+    let ran = Command::new("sh").args(["-c", &script]).current_dir(&dir).output().unwrap();
+    let said = text(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(1), "{:?}: {said}", ran.status);
+    assert!(said.contains("ulimit -f"), "{said}");
 }

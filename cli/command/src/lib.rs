@@ -2,10 +2,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod limits;
+pub mod man;
 pub mod terminal;
 
 use std::fmt;
 use std::io;
+use std::process::ExitCode;
 
 /// The failure of a command. The text names the object and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -98,6 +101,21 @@ pub fn print(text: &str) -> Result {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::OutputClosed),
         Err(error) => Err(Failure::Failed(format!("cannot write to the standard output: {error}"))),
+    }
+}
+
+/// Reports a failure, and returns the exit code.
+pub fn report(result: Result) -> ExitCode {
+    match result {
+        Ok(()) | Err(Failure::OutputClosed) => ExitCode::SUCCESS,
+        Err(failure) => {
+            let text = failure.to_string();
+            match limits::limit_behind(&text) {
+                Some(limit) => warn(&format!("{text}; {limit}")),
+                None => warn(&text),
+            }
+            ExitCode::from(failure.code())
+        }
     }
 }
 

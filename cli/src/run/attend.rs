@@ -3,13 +3,14 @@
 use std::io;
 use std::process::{Child, Command, ExitStatus};
 
+use defuse_command::limits;
 use defuse_fuse::process;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithRawSiginfo;
 
-use crate::inherited::{self, OwnLimits};
+use crate::inherited::OwnLimits;
 
 /// Signals that are forwarded to the program.
 const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
@@ -22,7 +23,7 @@ const SI_KERNEL: i32 = 0x80;
 /// process sends.
 pub fn to_the_end(mut command: Command, limits: &OwnLimits) -> io::Result<ExitStatus> {
     // Signals that are ignored, as by nohup(1), stay ignored in the program.
-    let ignored = inherited::ignored();
+    let ignored = limits::ignored_signals();
     let heard = FORWARDED.into_iter().filter(|signal| ignored & 1 << (signal - 1) == 0);
     let mut signals = SignalsInfo::<WithRawSiginfo>::new(heard)?;
     limits.give(&mut command);
