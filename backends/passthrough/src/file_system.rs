@@ -52,7 +52,9 @@ impl Lifecycle for Passthrough {
     fn memory_pressure(&self) {
         self.recent.clear();
         self.cache.shrink(usize::MAX);
-        self.foreign.cache().shrink(usize::MAX);
+        if let Some(cache) = self.foreign.made_cache() {
+            cache.shrink(usize::MAX);
+        }
     }
 
     fn without_privileges(&self) {

@@ -8,7 +8,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use defuse_fs::{Errno, Ino, Result};
@@ -28,8 +28,9 @@ const IDLE: Duration = Duration::from_secs(1);
 pub(crate) struct ForeignMounts(Arc<Descriptors>);
 
 pub(crate) struct Descriptors {
-    /// `O_PATH` descriptors of inodes.
-    cache: FdCache,
+    /// `O_PATH` descriptors of inodes, made when the first foreign mount is used.
+    cache: OnceLock<FdCache>,
+    capacity: usize,
     /// Roots of mounts by index, open for reading.
     roots: Mutex<HashMap<u32, MountRoot>>,
     /// Inodes that need their descriptors.
@@ -95,7 +96,8 @@ impl AsFd for RootFd<'_> {
 impl ForeignMounts {
     pub(crate) fn new(capacity: usize, pruning: Arc<Pruning>) -> Self {
         ForeignMounts(Arc::new(Descriptors {
-            cache: FdCache::new(capacity),
+            cache: OnceLock::new(),
+            capacity,
             roots: Mutex::default(),
             pinned: Mutex::default(),
             absent: Mutex::default(),
@@ -108,7 +110,12 @@ impl ForeignMounts {
 
     /// The cache of descriptors of inodes. A caller that adds one calls [`close_later`](Self::close_later) next.
     pub(crate) fn cache(&self) -> &FdCache {
-        &self.0.cache
+        self.0.cache.get_or_init(|| FdCache::new(self.0.capacity))
+    }
+
+    /// The same, if there is one.
+    pub(crate) fn made_cache(&self) -> Option<&FdCache> {
+        self.0.cache.get()
     }
 
     /// Number of roots that are open.
@@ -194,7 +201,9 @@ impl Descriptors {
         let mut pause = Pause::default();
         loop {
             std::thread::sleep(IDLE);
-            self.cache.sweep();
+            if let Some(cache) = self.cache.get() {
+                cache.sweep();
+            }
             // Closed outside of the lock: closing may wait for the file system.
             let unused: Vec<_> =
                 lock(&self.roots).values_mut().filter_map(MountRoot::take_unused).collect();
@@ -235,13 +244,15 @@ impl Descriptors {
     }
 
     fn has_any(&self) -> bool {
-        self.cache.counts().0 > 0
+        self.cache.get().is_some_and(|cache| cache.counts().0 > 0)
             || lock(&self.roots).values().any(|root| root.fd.is_some())
             || !lock(&self.pinned).is_empty()
     }
 
     fn close_all(&self) {
-        self.cache.shrink(usize::MAX);
+        if let Some(cache) = self.cache.get() {
+            cache.shrink(usize::MAX);
+        }
         lock(&self.roots).values_mut().for_each(|root| root.fd = None);
         lock(&self.pinned).clear();
         lock(&self.absent).clear();

@@ -1,10 +1,10 @@
 //! Helpers for system calls on the lower file system: errors, attributes, `/proc` paths.
 
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use defuse_fs::{Attr, Errno, FileKind, Result, Timestamp};
-use rustix::fs::{AtFlags, Statx, StatxFlags, StatxTimestamp};
+use rustix::fs::{AtFlags, Mode, OFlags, Statx, StatxFlags, StatxTimestamp};
 
 /// Moves a descriptor to a number from `floor` on, if there is a free one.
 pub(crate) fn above(fd: OwnedFd, floor: u32) -> OwnedFd {
@@ -27,6 +27,36 @@ pub(crate) fn without_access_times(dir: BorrowedFd<'_>) -> Option<OwnedFd> {
     let tree = open_tree(dir, c"", flags).ok()?;
     crate::sys::set_noatime(&tree).ok()?;
     Some(tree)
+}
+
+/// The parent of the directory `dir`, also across mounts.
+pub(crate) fn open_parent(dir: BorrowedFd<'_>) -> Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat(dir, c"..", flags, Mode::empty()).or_errno()
+}
+
+/// True if the directory `dir` is `root` or below it. `open_parent` is [`open_parent`], or more patient.
+pub(crate) fn is_below(
+    dir: BorrowedFd<'_>,
+    root: &Stat,
+    open_parent: impl Fn(BorrowedFd<'_>) -> Result<OwnedFd>,
+) -> Result<bool> {
+    /// More levels than any path can have.
+    const MAX_DEPTH: usize = 1 << 16;
+    let same = |a: &Stat, b: &Stat| (a.ino(), a.mount_id()) == (b.ino(), b.mount_id());
+    let (mut at, mut here) = (None::<OwnedFd>, Stat::of(dir)?);
+    for _ in 0..MAX_DEPTH {
+        if same(&here, root) {
+            return Ok(true);
+        }
+        let above = open_parent(at.as_ref().map_or(dir, |at| at.as_fd()))?;
+        let stat = Stat::of(above.as_fd())?;
+        if same(&stat, &here) {
+            break;
+        }
+        (at, here) = (Some(above), stat);
+    }
+    Ok(false)
 }
 
 /// Converts errors of rustix to those of the contract.

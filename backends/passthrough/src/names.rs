@@ -1,7 +1,6 @@
 //! Operations that create, rename and remove names.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 
 use defuse_fs::{
     Attr, Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, OpenFlags, Opened,
@@ -12,12 +11,9 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use crate::creds::{Owner, as_owner, become_owner};
 use crate::data::keeps_bits;
 use crate::inode::Inode;
-use crate::lower::{OrErrno, ProcPath, Stat};
+use crate::lower::{OrErrno, ProcPath, Stat, is_below, open_parent};
 use crate::mounts::LowerMount;
 use crate::passthrough::{InodeFd, Passthrough};
-
-/// More levels than any path can have, to bound a walk upwards.
-const MAX_DEPTH: usize = 1 << 16;
 
 impl Passthrough {
     pub(crate) fn lookup(&self, parent: Ino, name: Name<'_>) -> Result<Entry> {
@@ -289,28 +285,13 @@ impl Passthrough {
         if ino == Ino::ROOT {
             return self.enter_path_fd(0, fd.as_fd().try_clone_to_owned()?, false);
         }
-        let parent = self.open_parent(fd.as_fd())?;
+        let open_parent = |fd: BorrowedFd<'_>| self.with_spare_fds(|| open_parent(fd));
+        let parent = open_parent(fd.as_fd())?;
         let root = Stat::of(self.fd(self.inodes.root())?.as_fd())?;
-        let same = |a: &Stat, b: &Stat| (a.ino(), a.mount_id()) == (b.ino(), b.mount_id());
-        let mut above = Arc::new(parent.try_clone()?);
-        let mut below = Stat::of(fd.as_fd())?;
-        for _ in 0..MAX_DEPTH {
-            let stat = Stat::of(above.as_fd())?;
-            if same(&stat, &root) {
-                return self.enter_path_fd(inode.key.mount, parent, false);
-            }
-            if same(&stat, &below) {
-                break;
-            }
-            above = Arc::new(self.open_parent(above.as_fd())?);
-            below = stat;
+        match is_below(parent.as_fd(), &root, open_parent)? {
+            true => self.enter_path_fd(inode.key.mount, parent, false),
+            false => Err(Errno::ESTALE),
         }
-        Err(Errno::ESTALE)
-    }
-
-    fn open_parent(&self, fd: BorrowedFd<'_>) -> Result<OwnedFd> {
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        self.with_spare_fds(|| rustix::fs::openat(fd, c"..", flags, Mode::empty()).or_errno())
     }
 
     pub(crate) fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {

@@ -10,7 +10,7 @@ use defuse_fs::{Entry, Result};
 use rustix::fs::{Mode, OFlags};
 
 use crate::inode::Inode;
-use crate::lower::{MountId, OrErrno, Stat};
+use crate::lower::{MountId, OrErrno, Stat, is_below, open_parent};
 use crate::passthrough::Passthrough;
 
 /// A directory that a mount is about to cover, and its name.
@@ -27,35 +27,14 @@ impl OwnMount {
         use std::os::unix::ffi::OsStrExt;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let covered = rustix::fs::open(mountpoint, flags, Mode::empty()).ok()?;
-        let parent = rustix::fs::openat(&covered, c"..", flags, Mode::empty()).ok()?;
+        let parent = open_parent(covered.as_fd()).ok()?;
         let stat = Stat::of(parent.as_fd()).ok()?;
-        if !is_below(&parent, source)? {
+        if !is_below(parent.as_fd(), &Stat::of(source).ok()?, open_parent).ok()? {
             return None;
         }
         let name = mountpoint.file_name()?.as_bytes().to_vec();
         Some(OwnMount { covered, parent: (stat.mount_id(), stat.ino()), name })
     }
-}
-
-/// True if `dir` is `source` or below it.
-fn is_below(dir: &OwnedFd, source: BorrowedFd<'_>) -> Option<bool> {
-    /// More than a path can have.
-    const MAX_DEPTH: usize = 4096;
-    let place = |stat: &Stat| (stat.mount_id(), stat.ino());
-    let source = place(&Stat::of(source).ok()?);
-    let mut at = dir.try_clone().ok()?;
-    for _ in 0..MAX_DEPTH {
-        let here = place(&Stat::of(at.as_fd()).ok()?);
-        if here == source {
-            return Some(true);
-        }
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        at = rustix::fs::openat(&at, c"..", flags, Mode::empty()).ok()?;
-        if place(&Stat::of(at.as_fd()).ok()?) == here {
-            break;
-        }
-    }
-    Some(false)
 }
 
 impl Passthrough {

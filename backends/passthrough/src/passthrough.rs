@@ -161,7 +161,7 @@ impl Passthrough {
     pub fn stats(&self) -> Stats {
         let (inodes, inode_bytes) = self.inodes.size();
         let (cached, cache_hits, cache_misses) = self.cache.counts();
-        let foreign = self.foreign.cache().counts();
+        let foreign = self.foreign.made_cache().map(FdCache::counts).unwrap_or_default();
         let (cache_hits, cache_misses) = (cache_hits + foreign.1, cache_misses + foreign.2);
         let cached = cached + foreign.0 + self.recent.len();
         let (pinned_fds, open_files) = (self.inodes.pinned(), self.files.len());
@@ -264,7 +264,9 @@ impl Passthrough {
                 self.recent.clear();
                 self.wait_for_young();
                 self.cache.shrink(SHRINK_BY);
-                self.foreign.cache().shrink(SHRINK_BY);
+                if let Some(cache) = self.foreign.made_cache() {
+                    cache.shrink(SHRINK_BY);
+                }
                 let again = match open() {
                     Err(Errno::EMFILE) => self.wait_for_pruning(&open),
                     other => other,
