@@ -1,6 +1,8 @@
 //! The tests of all crates, in two lanes side by side: programs that mostly wait, and the others.
 //! A test program runs its own tests one after the other if they share mounts or processors.
 
+use std::time::Instant;
+
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
@@ -31,7 +33,9 @@ const WAITING: &[&str] = &[
 pub fn test(parts: &mut Parts) -> Result<()> {
     let all = ["test", "--workspace", "--no-fail-fast"];
     // At first the build, for which one lane would wait for the other.
+    let begun = Instant::now();
     command::run(command::cargo().args(all).arg("--no-run"))?;
+    parts.note_time("the build of all test programs", begun.elapsed());
     let programs = programs()?;
     let unknown = WAITING.iter().find(|name| !programs.iter().any(|program| program == *name));
     ensure!(unknown.is_none(), "there is no test program {}", unknown.unwrap_or(&""));

@@ -6,6 +6,7 @@
 //! output of passing tests unless `--show-output` is set.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// Lines kept of the output of one failed test: its last ones.
 const KEPT: usize = 40;
@@ -50,11 +51,23 @@ pub struct Missing {
     pub can_be_had: bool,
 }
 
+/// The time that a test program took.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProgramTime {
+    /// The name of the program, or the name of its crate for the tests within a library or a program.
+    pub program: String,
+    /// The time by its own account, without its build.
+    pub took: Duration,
+}
+
 /// Reads the output line by line.
 #[derive(Debug, Default)]
 pub struct Reader {
     within: Within,
+    program: String,
     test: String,
+    /// The programs that have ended, in their order.
+    pub times: Vec<ProgramTime>,
     /// Parts that were left out.
     pub missing: Vec<Missing>,
     /// Tests that failed, in the order of their output.
@@ -106,6 +119,10 @@ impl Reader {
             self.within = Within::Progress;
             self.test.clear();
             self.run += count(counts, "passed") + count(counts, "failed");
+            let took = duration(counts).unwrap_or_default();
+            self.times.push(ProgramTime { program: std::mem::take(&mut self.program), took });
+        } else if let Some(program) = program(line) {
+            self.program = program;
         } else if line.starts_with("error: ") && line.contains(" failed:") {
             self.within = Within::Targets;
         } else if self.within == Within::Targets {
@@ -130,6 +147,24 @@ pub fn ends_program(line: &str) -> bool {
     line.starts_with(LAST)
 }
 
+/// The name of the program that cargo starts, as in `Running tests/x.rs (target/debug/deps/x-0123456789abcdef)`.
+fn program(line: &str) -> Option<String> {
+    if let Some(documented) = line.trim_start().strip_prefix("Doc-tests ") {
+        return Some(format!("{documented} (examples)"));
+    }
+    let started = line.trim_start().strip_prefix("Running ")?;
+    let (source, file) = started.strip_suffix(')')?.split_once(" (")?;
+    let name = file.rsplit('/').next()?.rsplit_once('-')?.0;
+    let unit = if source.starts_with("unittests") { " (unit tests)" } else { "" };
+    Some(format!("{name}{unit}"))
+}
+
+/// The time at the end of the last line of a program, as in `filtered out; finished in 1.25s`.
+fn duration(counts: &str) -> Option<Duration> {
+    let seconds = counts.rsplit_once("finished in ")?.1.trim().strip_suffix('s')?;
+    Duration::try_from_secs_f64(seconds.parse().ok()?).ok()
+}
+
 /// The number before a word, as in `2 passed; 1 failed`.
 fn count(counts: &str, what: &str) -> usize {
     let before = counts.split(what).next().unwrap_or_default();
@@ -147,7 +182,7 @@ mod tests {
         test result: FAILED. 2 passed; 12 failed; 0 ignored\n\n\
         error: test failed, to rerun pass `-p defuse --test run`\n\
         \x20    Running tests/x.rs (target/debug/deps/x-1)\n\nrunning 0 tests\n\n\
-        test result: ok. 0 passed; 0 failed\n\n\
+        test result: ok. 0 passed; 0 failed; 0 filtered out; finished in 1.25s\n\n\
         error: 2 targets failed:\n    `-p defuse --test run`\n    `-p xtask --lib`\n";
 
     fn read() -> (Reader, Vec<&'static str>) {
@@ -181,6 +216,18 @@ mod tests {
         assert_eq!(said, [("c", words("assertion failed")), ("d", words("other words"))]);
         assert_eq!(reader.targets, ["-p defuse --test run", "-p xtask --lib"]);
         assert_eq!(reader.run, 14);
+    }
+
+    #[test]
+    fn the_time_of_each_program_is_recorded() {
+        let (reader, _) = read();
+        let times: Vec<_> =
+            reader.times.iter().map(|time| (&*time.program, time.took.as_millis())).collect();
+        assert_eq!(times, [("", 0), ("x", 1250)]);
+        let unit = "     Running unittests src/lib.rs (target/debug/deps/defuse_fs-1)";
+        assert_eq!(program(unit).unwrap(), "defuse_fs (unit tests)");
+        assert_eq!(program("   Doc-tests defuse_fs").unwrap(), "defuse_fs (examples)");
+        assert_eq!(program("running 3 tests"), None);
     }
 
     #[test]

@@ -5,12 +5,12 @@ use std::any::Any;
 use std::io::{BufRead, BufReader, Write, pipe};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::command;
-use crate::libtest::{self, Failed, Reader};
+use crate::libtest::{self, Failed, ProgramTime, Reader};
 
 /// Time to wait for output of processes that outlive cargo.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -27,11 +27,13 @@ pub struct LeftOut {
 }
 
 /// All that a run has to tell.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Parts {
+    begun: Instant,
     step: &'static str,
     left_out: Vec<LeftOut>,
     failures: Vec<Failure>,
+    times: Vec<ProgramTime>,
     /// The output of tests is not shown: what a test of this file runs would be taken for the
     /// output of that test.
     silent: bool,
@@ -48,7 +50,25 @@ pub struct Failure {
     pub passed_later: bool,
 }
 
+impl Default for Parts {
+    fn default() -> Self {
+        Parts {
+            begun: Instant::now(),
+            step: "",
+            left_out: Vec::new(),
+            failures: Vec::new(),
+            times: Vec::new(),
+            silent: false,
+        }
+    }
+}
+
 impl Parts {
+    /// The time since the beginning of the run.
+    pub fn elapsed(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
     /// Begins a step, to which the following parts belong.
     pub fn begin(&mut self, step: &'static str) {
         self.step = step;
@@ -121,7 +141,8 @@ impl Parts {
 
     /// Records the result of a command, after second attempts of what failed.
     fn judge(&mut self, cargo: &Command, attempt: Attempt) -> Result<()> {
-        let Attempt { status, read } = self.note_missing(attempt);
+        let Attempt { status, mut read } = self.note_missing(attempt);
+        self.times.append(&mut read.times);
         if status.success() {
             ensure!(read.run > 0, "`{}` ran no test", command::line(cargo));
             return Ok(());
@@ -188,11 +209,21 @@ impl Parts {
         attempt
     }
 
+    /// Adds the time of something that is no test program, as the build of all of them.
+    pub fn note_time(&mut self, name: &str, took: Duration) {
+        self.times.push(ProgramTime { program: name.to_owned(), took });
+    }
+
     fn note(&mut self, place: String, why: &str, can_be_had: bool) {
         let part = LeftOut { place, why: why.to_owned(), can_be_had };
         if !self.left_out.contains(&part) {
             self.left_out.push(part);
         }
+    }
+
+    /// The times of the test programs, without second attempts.
+    pub fn times(&self) -> &[ProgramTime] {
+        &self.times
     }
 
     /// The tests that failed at their first attempt.

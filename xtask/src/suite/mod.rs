@@ -1,8 +1,10 @@
 //! `cargo xtask test`: the steps that decide whether a change lands.
 
 mod limit;
+mod quick;
 mod space;
 pub mod steps;
+mod times;
 
 use std::process::{Child, ExitCode};
 use std::time::{Duration, Instant};
@@ -14,6 +16,7 @@ use crate::packages::{self, Tool};
 use crate::parts::{Failure, LeftOut, Parts};
 pub use steps::all_packages;
 use steps::{Run, STEPS, Step, When};
+use times::RecordedTimes;
 
 /// Check everything that decides whether a change lands
 #[derive(clap::Args)]
@@ -23,6 +26,9 @@ pub struct TestArgs {
     /// Include long steps
     #[arg(long, conflicts_with = "steps")]
     full: bool,
+    /// Only the quick checks and the tests of the changed crates, in about three minutes
+    #[arg(long, conflicts_with_all = ["steps", "full"])]
+    quick: bool,
     /// List the steps, and exit
     #[arg(long)]
     list: bool,
@@ -67,6 +73,8 @@ pub fn run(args: &TestArgs) -> Result<ExitCode> {
     }
     end(ahead);
     say_failures(parts.failures());
+    times::print_longest(parts.times());
+    RecordedTimes::load()?.add(parts.times())?;
     summarize(&reports);
     let strict = is_strict(std::env::var("CI").ok().as_deref());
     say_left_out(&parts, strict);
@@ -95,14 +103,24 @@ fn is_strict(ci: Option<&str>) -> bool {
 
 fn list() {
     for step in STEPS {
-        let when = if step.when == When::Full { " (with --full)" } else { "" };
+        let when = match step.when {
+            When::Always => "",
+            When::Full => " (with --full)",
+            When::Quick => " (with --quick)",
+        };
         println!("{:<12} {}{when}", step.name, step.what);
     }
 }
 
 fn choose(args: &TestArgs) -> Result<Vec<&'static Step>> {
-    if args.steps.is_empty() {
-        return Ok(STEPS.iter().filter(|step| args.full || step.when == When::Always).collect());
+    let all = |chosen: fn(&Step) -> bool| Ok(STEPS.iter().filter(|step| chosen(step)).collect());
+    match (args.quick, args.full) {
+        (true, _) => {
+            return all(|step| step.when == When::Quick || quick::CHECKS.contains(&step.name));
+        }
+        (_, true) => return all(|step| step.when != When::Quick),
+        _ if args.steps.is_empty() => return all(|step| step.when == When::Always),
+        _ => {}
     }
     let find = |name: &String| {
         let step = STEPS.iter().find(|step| step.name == name);
@@ -255,7 +273,8 @@ mod tests {
     use super::*;
 
     fn args(steps: &[&str], full: bool) -> TestArgs {
-        TestArgs { steps: steps.iter().map(|&step| step.into()).collect(), full, list: false }
+        let steps = steps.iter().map(|&step| step.into()).collect();
+        TestArgs { steps, full, quick: false, list: false }
     }
 
     #[test]
@@ -302,7 +321,10 @@ mod tests {
     fn long_steps_run_when_asked_for() {
         let usual = choose(&args(&[], false)).unwrap();
         assert!(usual.iter().all(|step| step.when == When::Always) && !usual.is_empty());
-        assert_eq!(choose(&args(&[], true)).unwrap().len(), STEPS.len());
+        assert_eq!(choose(&args(&[], true)).unwrap().len(), STEPS.len() - 1);
+        let quick = choose(&TestArgs { quick: true, ..args(&[], false) }).unwrap();
+        let names: Vec<_> = quick.iter().map(|step| step.name).collect();
+        assert_eq!(names, ["fmt", "structure", "clippy", "quick"]);
         assert_eq!(choose(&args(&["demo", "fmt"], false)).unwrap()[0].name, "demo");
         assert!(choose(&args(&["no-such-step"], false)).is_err());
     }

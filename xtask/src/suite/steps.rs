@@ -4,6 +4,7 @@ use std::process::Child;
 
 use anyhow::{Result, ensure};
 
+use super::quick;
 use crate::apt::Apt;
 use crate::packages::Tool;
 use crate::parts::Parts;
@@ -16,6 +17,8 @@ pub enum When {
     Always,
     /// With `--full`.
     Full,
+    /// With `--quick`.
+    Quick,
 }
 
 /// The action of a step.
@@ -196,6 +199,15 @@ pub const STEPS: &[Step] = &[
     Step {
         env: &[("RUSTDOCFLAGS", "-Dwarnings")],
         ..cargo("doc", "documentation without warnings", &[], &["doc", "--workspace", "--no-deps"])
+    },
+    Step {
+        when: When::Quick,
+        ..call(
+            "quick",
+            "the tests of the changed crates, and the shortest of their dependents",
+            &[],
+            quick::test,
+        )
     },
     call("test", "the tests of all crates", TEST_TOOLS, lanes::test),
     call("rings", "the tests that mount, over io_uring", TEST_TOOLS, rings::test),

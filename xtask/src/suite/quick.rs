@@ -1,0 +1,226 @@
+//! `cargo xtask test --quick`: the checks to run after each change of a crate, in about three minutes.
+//!
+//! Formatting, structure and warnings of the whole workspace come first. Then the tests of the changed crates run, and after
+//! them test programs of the crates that depend on those, the shortest first, as long as there is time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::times::RecordedTimes;
+use crate::command;
+use crate::parts::Parts;
+
+/// The steps before the tests.
+pub const CHECKS: &[&str] = &["fmt", "structure", "clippy"];
+
+/// Time for the whole.
+const BUDGET: Duration = Duration::from_secs(180);
+
+/// The time that is assumed for a program without a record.
+const UNKNOWN: Duration = Duration::from_secs(10);
+
+/// A package of the workspace.
+#[derive(Debug, Default)]
+struct Package {
+    name: String,
+    /// Its directory, relative to the root of the project.
+    dir: PathBuf,
+    /// The directories of the packages that it names, also for its tests.
+    needs: Vec<PathBuf>,
+    has_library: bool,
+    /// The test programs that need no feature which is off by default.
+    tests: Vec<String>,
+}
+
+/// Runs the tests of the changed crates, then those of their dependents until the time is over.
+pub fn test(parts: &mut Parts) -> Result<()> {
+    let deadline = Instant::now() + BUDGET.saturating_sub(parts.elapsed());
+    let packages = packages()?;
+    let changed = owners(&packages, &changed_files()?);
+    if changed.is_empty() {
+        println!("no crate differs from the last commit");
+        return Ok(());
+    }
+    println!("changed crates: {}", names(&changed).join(", "));
+    let times = RecordedTimes::load()?;
+    let time_of = |program: &&str| times.of(program).unwrap_or(UNKNOWN);
+    let left = || deadline.saturating_duration_since(Instant::now());
+
+    let (mut own, mut left_out) = (Vec::new(), Vec::new());
+    let mut reserved = Duration::ZERO;
+    for program in shortest_first(&changed, time_of) {
+        reserved += time_of(&program);
+        if reserved <= left() { own.push(program) } else { left_out.push(program) }
+    }
+    let mut cargo = command::cargo();
+    cargo.args(["test", "--no-fail-fast", "--bins"]);
+    if changed.iter().any(|package| package.has_library) {
+        cargo.arg("--lib");
+    }
+    cargo.args(names(&changed).iter().flat_map(|name| ["--package", name]));
+    cargo.args(own.iter().flat_map(|program| ["--test", program]));
+    let mut result = parts.run_tests(&mut cargo);
+
+    for program in shortest_first(&dependents(&packages, &changed), time_of) {
+        if result.is_err() || time_of(&program) > left() {
+            left_out.push(program);
+            continue;
+        }
+        // All of the workspace, so that dependencies have the features that they have in step `test`.
+        let mut cargo = command::cargo();
+        result = parts.run_tests(cargo.args(["test", "--workspace", "--test", program]));
+    }
+    if !left_out.is_empty() {
+        println!("left to `cargo xtask test`: {}", left_out.join(", "));
+    }
+    result
+}
+
+fn names<'a>(packages: &[&'a Package]) -> Vec<&'a str> {
+    packages.iter().map(|package| &*package.name).collect()
+}
+
+/// The test programs of packages, each name once.
+fn shortest_first<'a>(
+    packages: &[&'a Package],
+    time_of: impl Fn(&&str) -> Duration,
+) -> Vec<&'a str> {
+    let programs = packages.iter().flat_map(|package| &package.tests);
+    let programs: BTreeSet<&str> = programs.map(String::as_str).collect();
+    let mut programs: Vec<&str> = programs.into_iter().collect();
+    programs.sort_by_key(time_of);
+    programs
+}
+
+/// The packages with changed files.
+fn owners<'a>(packages: &'a [Package], files: &[PathBuf]) -> Vec<&'a Package> {
+    let owner = |file: &PathBuf| {
+        let holders = packages.iter().filter(|package| file.starts_with(&package.dir));
+        holders.max_by_key(|package| package.dir.components().count())
+    };
+    let owners: BTreeMap<&Path, &Package> =
+        files.iter().filter_map(owner).map(|package| (&*package.dir, package)).collect();
+    owners.into_values().collect()
+}
+
+/// The packages that depend on others, directly or not, without these.
+fn dependents<'a>(packages: &'a [Package], on: &[&Package]) -> Vec<&'a Package> {
+    let mut reached: BTreeSet<&Path> = on.iter().map(|package| &*package.dir).collect();
+    let mut found = Vec::new();
+    loop {
+        let next = packages.iter().find(|package| {
+            !reached.contains(&*package.dir)
+                && package.needs.iter().any(|need| reached.contains(&**need))
+        });
+        let Some(next) = next else { return found };
+        reached.insert(&next.dir);
+        found.push(next);
+    }
+}
+
+/// Files that differ from the last commit, with new ones, relative to the root of the project. Those of the last commit if
+/// none differs.
+fn changed_files() -> Result<Vec<PathBuf>> {
+    let git = |arguments: &[&str]| {
+        command::output(Command::new("git").current_dir(command::root()).args(arguments))
+    };
+    let mut said = git(&["diff", "--name-only", "--relative", "HEAD"])?;
+    said += &git(&["ls-files", "--others", "--exclude-standard"])?;
+    if said.is_empty() {
+        said = git(&["diff", "--name-only", "--relative", "HEAD~1", "HEAD"])?;
+    }
+    Ok(said.lines().map(PathBuf::from).collect())
+}
+
+/// The packages of the workspace.
+fn packages() -> Result<Vec<Package>> {
+    let metadata = command::metadata()?;
+    let packages = metadata["packages"].as_array().context("cargo names no packages")?;
+    packages.iter().map(package).collect()
+}
+
+fn package(described: &Value) -> Result<Package> {
+    let relative = |path: &Path| path.strip_prefix(command::root()).map(Path::to_owned);
+    let list = |name: &str| described[name].as_array().cloned().unwrap_or_default();
+    let manifest = described["manifest_path"].as_str().map(Path::new).context("a manifest")?;
+    let dir =
+        manifest.parent().and_then(|dir| relative(dir).ok()).context("a manifest elsewhere")?;
+    let needs = list("dependencies");
+    let needs = needs.iter().filter_map(|need| relative(Path::new(need["path"].as_str()?)).ok());
+    let targets = list("targets");
+    let has_library = targets.iter().any(|target| target["kind"].to_string().contains("lib"));
+    let tests = targets.iter().filter(|target| {
+        target["kind"][0] == "test"
+            && target["required-features"].as_array().is_none_or(Vec::is_empty)
+    });
+    Ok(Package {
+        name: described["name"].as_str().context("a package without a name")?.to_owned(),
+        dir,
+        needs: needs.collect(),
+        has_library,
+        tests: tests.filter_map(|test| test["name"].as_str().map(str::to_owned)).collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> Vec<Package> {
+        let package = |dir: &str, needs: &[&str], tests: &[&str]| Package {
+            name: dir.replace('/', "-"),
+            dir: dir.into(),
+            needs: needs.iter().map(PathBuf::from).collect(),
+            has_library: true,
+            tests: tests.iter().map(|&test| test.to_owned()).collect(),
+        };
+        vec![
+            package("fs", &[], &["model"]),
+            package("session", &["fs"], &["session", "pool"]),
+            package("cli", &["session"], &["run"]),
+            package("cli/command", &[], &["pages"]),
+        ]
+    }
+
+    #[test]
+    fn a_file_belongs_to_the_innermost_crate() {
+        let packages = example();
+        let changed = |files: &[&str]| {
+            let files: Vec<PathBuf> = files.iter().map(PathBuf::from).collect();
+            names(&owners(&packages, &files)).join(" ")
+        };
+        assert_eq!(changed(&["cli/command/src/lib.rs", "docs/semantics.md"]), "cli-command");
+        assert_eq!(changed(&["fs/src/lib.rs", "fs/tests/model.rs", "cli/src/main.rs"]), "cli fs");
+        assert_eq!(changed(&["README.md"]), "");
+    }
+
+    #[test]
+    fn dependents_are_found_through_others() {
+        let packages = example();
+        assert_eq!(names(&dependents(&packages, &[&packages[0]])), ["session", "cli"]);
+        assert_eq!(names(&dependents(&packages, &[&packages[3]])), [] as [&str; 0]);
+    }
+
+    #[test]
+    fn the_shortest_programs_come_first() {
+        let packages = example();
+        let all: Vec<&Package> = packages.iter().collect();
+        let by_length = shortest_first(&all, |name| Duration::from_secs(name.len() as u64));
+        assert_eq!(by_length, ["run", "pool", "model", "pages", "session"]);
+    }
+
+    #[test]
+    fn this_workspace_is_read() {
+        let packages = packages().unwrap();
+        let of = |name: &str| packages.iter().find(|package| package.name == name).unwrap();
+        assert!(of("xtask").tests.contains(&"structure".to_owned()) && !of("xtask").has_library);
+        assert!(of("defuse-preload").has_library);
+        assert!(names(&dependents(&packages, &[of("defuse-fs")])).contains(&"defuse"));
+        changed_files().unwrap();
+    }
+}
