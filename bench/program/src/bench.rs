@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use clap::Subcommand;
 use defuse_bench_cache::live::{self, LiveOptions};
+use defuse_bench_uhs::results::{Row, table};
 use defuse_bench_uhs::{Part, Scale as UhsScale};
 use defuse_compose::Settings;
 use defuse_direct::{At, Client, Description, How, MountArgs, Task};
@@ -235,12 +236,20 @@ fn run_uhs(args: &UhsArgs) -> Result {
     let (scale, rounds, work) = (args.scale.clone(), args.rounds, args.work.clone());
     let program = Some(main_program()?);
     let options = defuse_bench_uhs::Options { scale, parts, rounds, work, program };
-    let results = defuse_bench_uhs::run(&options, &mut |line| warn(&line)).map_err(failed)?;
+    // All parts take minutes: each is printed when it is done.
+    let mut printed = Ok(());
+    let mut finished = |rows: &[Row]| {
+        if !args.json && printed.is_ok() {
+            printed = print(&table(rows));
+        }
+    };
+    let results = defuse_bench_uhs::run(&options, &mut |line| warn(&line), &mut finished);
+    let results = results.map_err(failed)?;
     if args.json {
         let value = serde_json::to_value(&results).map_err(Failure::failed)?;
         return print(&format!("{value}\n"));
     }
-    print(&results.table())
+    printed
 }
 
 fn run_direct(args: &DirectArgs) -> Result {

@@ -30,7 +30,7 @@ use anyhow::{Context, Result};
 use defuse_measure::cpu;
 use std::time::Instant;
 
-use results::Results;
+use results::{Results, Row};
 use targets::Stage;
 
 /// The amount of work.
@@ -193,14 +193,19 @@ pub struct Options {
     pub program: Option<PathBuf>,
 }
 
-/// Measures. `say` gets a line for each step.
+/// Measures. `say` gets a line for each step, and `finished` the rows of each part when it is done.
 ///
 /// # Errors
 ///
 /// Where a device or a file system cannot be made (not root, no room, no program), or an operation fails.
-pub fn run(options: &Options, say: &mut dyn FnMut(String)) -> Result<Results> {
+pub fn run(
+    options: &Options,
+    say: &mut dyn FnMut(String),
+    finished: &mut dyn FnMut(&[Row]),
+) -> Result<Results> {
     let mut results = Results::default();
     for part in &options.parts {
+        let before = results.rows.len();
         match part {
             Part::Queues => queues::measure(&options.scale, &mut results, say)?,
             Part::QueuesOnDriver => {
@@ -233,6 +238,7 @@ pub fn run(options: &Options, say: &mut dyn FnMut(String)) -> Result<Results> {
                 }
             }
         }
+        finished(&results.rows[before..]);
     }
     Ok(results)
 }

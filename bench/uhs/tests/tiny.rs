@@ -1,5 +1,6 @@
 //! Everything once, small.
 
+use defuse_bench_uhs::results::{Row, table};
 use defuse_bench_uhs::{Options, Part, Scale, run};
 
 #[test]
@@ -16,16 +17,19 @@ fn every_part_runs_and_gives_figures_for_all_targets() {
         work: work.path().to_owned(),
         program: None,
     };
-    let results = run(&options, &mut |_| ()).unwrap();
+    let mut finished = Vec::new();
+    let results =
+        run(&options, &mut |_| (), &mut |rows: &[Row]| finished.push(rows.len())).unwrap();
+    // Each part tells its rows when it is done.
+    assert_eq!(finished.len(), options.parts.len());
+    assert_eq!(finished.iter().sum::<usize>(), results.rows.len());
     for name in ["create, one directory", "create, write 1 KiB, fsync; 16 threads"] {
         let row = results.rows.iter().find(|row| row.name == name).unwrap();
         let targets: Vec<&str> = row.figures.keys().map(String::as_str).collect();
         assert_eq!(targets, ["ext4", "uhs", "xfs"], "{name}");
     }
-    let finite = |row: &defuse_bench_uhs::results::Row| {
-        row.figures.values().flatten().all(|figure| figure.is_finite())
-    };
-    assert!(results.rows.iter().all(finite), "{}", results.table());
+    let finite = |row: &Row| row.figures.values().flatten().all(|figure| figure.is_finite());
+    assert!(results.rows.iter().all(finite), "{}", table(&results.rows));
     for (start, targets) in [
         ("table 6", 4),
         ("driver, table 6", 4),
@@ -47,7 +51,7 @@ fn the_separation_of_queues_is_measured_on_a_throttled_drive_of_qemu() {
         work: std::env::temp_dir(),
         program: None,
     };
-    let results = match run(&options, &mut |_| ()) {
+    let results = match run(&options, &mut |_| (), &mut |_| ()) {
         Ok(results) => results,
         Err(error) if error.to_string().contains("qemu-system-x86") => {
             println!("skipped: {error}");
@@ -56,7 +60,7 @@ fn the_separation_of_queues_is_measured_on_a_throttled_drive_of_qemu() {
         Err(error) => panic!("{error:?}"),
     };
     // Five workloads at two depths, of which three have small reads.
-    assert_eq!(results.rows.len(), 16, "{}", results.table());
+    assert_eq!(results.rows.len(), 16, "{}", table(&results.rows));
     for row in &results.rows {
         assert_eq!(row.figures.len(), 6, "{row:?}");
         assert!(row.figures.values().flatten().all(|figure| figure.is_finite() && *figure > 0.0));
@@ -73,7 +77,7 @@ fn the_separation_of_queues_is_the_same_every_time() {
             work: std::env::temp_dir(),
             program: None,
         };
-        run(&options, &mut |_| ()).unwrap().table()
+        table(&run(&options, &mut |_| (), &mut |_| ()).unwrap().rows)
     };
     assert_eq!(measured(), measured());
 }
