@@ -71,7 +71,12 @@ const FILES: &[(&str, &str)] = &[
     (
         "../lib/defuse/libdefuse_preload.so",
         "The library that `defuse run` loads into programs, relative to the directory of defuse, or beside \
-      it. The variable DEFUSE_PRELOAD_LIBRARY overrides it.",
+      it. Without it, the program unpacks its own copy. The variable DEFUSE_PRELOAD_LIBRARY overrides both.",
+    ),
+    (
+        "/var/cache/defuse/library-*, ~/.cache/defuse/library-*",
+        "Unpacked copies of that library, of root and of other users. One that no run has used for a month is \
+      removed; they may be removed whenever no program of a run is left.",
     ),
     (
         "~/.cache/defuse",

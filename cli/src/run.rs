@@ -17,7 +17,7 @@ use defuse_preload_plan::analysis::{self, Binary};
 use defuse_preload_plan::cache::Cache;
 use defuse_preload_plan::reach::Exports;
 use defuse_preload_plan::{
-    ForkPolicy, Inherited, LIBRARY, MARK, MountPlan, ObjectSites, RunPlan, VARIABLE, layout,
+    ForkPolicy, Inherited, MountPlan, ObjectSites, RunPlan, VARIABLE, layout,
 };
 use rustix::fs::{MemfdFlags, Mode, SealFlags};
 use rustix::pipe::PipeFlags;
@@ -27,6 +27,7 @@ use crate::error::{Failure, Result, show_warnings, warn};
 use crate::inherited::OwnLimits;
 
 mod attend;
+mod library;
 mod mounts;
 
 /// Run a program on file systems in its own process
@@ -84,8 +85,7 @@ fn policy(text: &str) -> std::result::Result<ForkPolicy, String> {
 pub fn run(args: &RunArgs) -> Result<u8> {
     let program = &args.command[0];
     refuse(program, args.dispatch)?;
-    let library = library()?;
-    check_library(&library)?;
+    let library = library::find()?;
     let mounts = args.mount.iter().map(|text| mounts::parse(text, args.fork));
     let mut mounts = mounts.collect::<Result<Vec<_>>>()?;
     mounts::refuse_twice(&mounts)?;
@@ -240,61 +240,6 @@ fn refuse_foreign(shown: std::ffi::os_str::Display<'_>, path: &Path) -> Result {
         "{shown}: a program of 32 bits or of another machine, into which the library cannot be loaded: use `defuse \
          mount` for its files"
     )))
-}
-
-/// The variable with the path of the library.
-const LIBRARY_VARIABLE: &str = "DEFUSE_PRELOAD_LIBRARY";
-
-/// Finds the library: at the path in the variable, or in one of the directories of the program.
-fn library() -> Result<PathBuf> {
-    let program = std::env::current_exe().map_err(Failure::failed)?;
-    let named = std::env::var_os(LIBRARY_VARIABLE).filter(|named| !named.is_empty());
-    find_library(&program, named.as_deref())
-}
-
-fn find_library(program: &Path, named: Option<&OsStr>) -> Result<PathBuf> {
-    let folder = program.parent().unwrap_or(Path::new("/"));
-    let places = match named {
-        Some(named) => vec![PathBuf::from(named)],
-        None => vec![
-            // Cargo builds dependencies here. A copy beside the program could be older.
-            folder.join("deps").join(LIBRARY),
-            folder.join(LIBRARY),
-            folder.join("../lib/defuse").join(LIBRARY),
-        ],
-    };
-    let found = places.iter().find_map(|place| fs::canonicalize(place).ok());
-    let Some(library) = found.filter(|library| library.is_file()) else {
-        let places: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
-        return Err(Failure::Failed(format!(
-            "the library for programs was not found in {}: install it with `cargo xtask install`, \
-             or set its path in {LIBRARY_VARIABLE}",
-            places.join(", ")
-        )));
-    };
-    if library.as_os_str().as_bytes().iter().any(|byte| b": $".contains(byte)) {
-        return Err(Failure::Failed(format!(
-            "{}: LD_PRELOAD can name no library with a space, a colon or a dollar sign in its path: \
-             move it, and set its path in {LIBRARY_VARIABLE}",
-            library.display()
-        )));
-    }
-    Ok(library)
-}
-
-/// Refuses another library: a program into which the loader does not load ours uses the files of the kernel.
-fn check_library(library: &Path) -> Result {
-    match analysis::exports(library, MARK) {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(Failure::Failed(format!(
-            "{}: not the library for programs of a run: install it with `cargo xtask install`, or set its path in \
-             {LIBRARY_VARIABLE}",
-            library.display()
-        ))),
-        Err(error) => Err(Failure::Failed(format!(
-            "{error}: set the path of the library for programs in {LIBRARY_VARIABLE}"
-        ))),
-    }
 }
 
 /// The C library of this machine, the program, and its other libraries: they can have `syscall`
@@ -525,39 +470,4 @@ fn table(head: &str, rows: impl Iterator<Item = (String, layout::Counts)>) -> St
         text += &format!("{name:<20} {served:>12} {passed:>12} {missed:>8}\n");
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_library_is_found_where_it_is_built_installed_or_said_to_be() {
-        let place = tempfile::tempdir().unwrap();
-        let place = fs::canonicalize(place.path()).unwrap();
-        let program = place.join("bin/defuse");
-        let put = |folder: &str| {
-            let path = place.join(folder).join(LIBRARY);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(&path, "").unwrap();
-            path
-        };
-        fs::create_dir_all(place.join("bin")).unwrap();
-        let error = find_library(&program, None).unwrap_err().to_string();
-        for part in ["bin/deps/", "bin/libdefuse", "../lib/defuse/", "xtask install"] {
-            assert!(error.contains(part), "{error}");
-        }
-        // Each is preferred to those before.
-        for folder in ["lib/defuse", "bin", "bin/deps"] {
-            let path = put(folder);
-            assert_eq!(find_library(&program, None).unwrap(), path);
-        }
-        let named = put("else where");
-        let error = find_library(&program, Some(named.as_os_str())).unwrap_err().to_string();
-        assert!(error.contains("LD_PRELOAD can name"), "{error}");
-        let named = put("elsewhere");
-        assert_eq!(find_library(&program, Some(named.as_os_str())).unwrap(), named);
-        let error = find_library(&program, Some(OsStr::new("/no/such"))).unwrap_err().to_string();
-        assert!(error.contains("/no/such") && !error.contains("deps"), "{error}");
-    }
 }
