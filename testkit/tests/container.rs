@@ -183,3 +183,62 @@ fn a_limit_of_processes_is_named() {
         assert!(named > 0, "{line}: the limit was never met");
     }
 }
+
+/// Programs of people who have no FUSE, each with a line that prints one word at its end. docs/containers.md lists them.
+const PROGRAMS: &[(&str, &str)] = &[
+    (
+        "git",
+        "git init -q /x/r && cd /x/r && echo a > f && git add f && git -c user.name=n -c user.email=e commit -qm m && git status -s && git fsck --no-progress && echo done",
+    ),
+    (
+        "python3",
+        "python3 -c 'import os,sqlite3,shutil; os.makedirs(\"/x/a/b\"); open(\"/x/a/f\",\"w\").write(\"t\"*100000); shutil.copytree(\"/x/a\",\"/x/c\"); print(len(os.listdir(\"/x/c\"))==2 and \"done\")'",
+    ),
+    (
+        "sqlite3",
+        "sqlite3 /x/db 'pragma journal_mode=wal; create table t(a); insert into t values(1),(2); select sum(a)=3 from t' > out && tail -n 1 out | sed s/1/done/",
+    ),
+    (
+        "tar",
+        "tar -C /usr/share -cf /x/t.tar perl5 doc/bash && mkdir /x/to && tar -C /x/to -xf /x/t.tar && diff -r /usr/share/doc/bash /x/to/doc/bash && echo done",
+    ),
+    (
+        "rsync",
+        "rsync -a /usr/share/doc/bash /x/ && rsync -ac --itemize-changes /usr/share/doc/bash /x/ && echo done",
+    ),
+    (
+        "make",
+        "cd /x && printf 'all: b\\n\\techo done\\nb: a\\n\\tcp a b\\n' > Makefile && echo 1 > a && make -s",
+    ),
+    (
+        "cc",
+        "cd /x && printf '#include <stdio.h>\\nint main(void){return puts(\"done\")<0;}' > a.c && cc -pipe a.c -o a && ./a",
+    ),
+    (
+        "perl",
+        "perl -e 'open F,\">\",\"/x/f\"; print F \"done\"; close F; rename \"/x/f\",\"/x/g\"; open F,\"/x/g\"; print <F>,\"\\n\"'",
+    ),
+    (
+        "find",
+        "mkdir -p /x/a/b/c && touch /x/a/b/c/f && find /x -name f -exec grep -c . {} + ; find /x -type d | wc -l | sed s/4/done/",
+    ),
+    ("vim", "echo one > /x/f && vim -es -u NONE -c '%s/one/done/' -c wq /x/f; cat /x/f"),
+];
+
+#[test]
+fn programs_of_people_without_fuse_work_in_containers() {
+    for (name, line) in PROGRAMS {
+        if !Path::new("/usr/bin").join(name).exists() {
+            println!("skipped: {name} in a container: it is not installed");
+            continue;
+        }
+        let quoted = line.replace('\'', "'\\''");
+        let on = |source: &str| {
+            format!("export HOME=/x; defuse run --mount /x={source} -- sh -c '{quoted}'")
+        };
+        works_everywhere(&on("memory:"), "done");
+        let Some(output) = run(&Container::USUAL, &on("uhs:img")) else { return };
+        let (out, err) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(out.lines().last(), Some("done"), "{name} on an image: {out}{err}");
+    }
+}
