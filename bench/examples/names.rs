@@ -25,7 +25,7 @@ const DIRECTORIES: usize = 1000;
 /// An image of so many bytes for each file, and 256 MiB.
 const BYTES_OF_A_FILE: u64 = 6144;
 
-struct Run {
+struct NamesRun {
     fs: Box<dyn FileSystem>,
     dirs: Vec<Ino>,
     files: usize,
@@ -49,7 +49,7 @@ fn main() {
         }
     };
     fs.attached(defuse_fs::Origin::new(), Arc::new(NoNotify));
-    let mut run = Run { fs, dirs: Vec::new(), files, threads };
+    let mut run = NamesRun { fs, dirs: Vec::new(), files, threads };
     println!("{what}: {files} files in {DIRECTORIES} directories, {threads} threads");
     let before = resident();
     run.all();
@@ -71,7 +71,7 @@ fn uhs(device: Arc<dyn Device>) -> Box<dyn FileSystem> {
     Box::new(fs)
 }
 
-impl Run {
+impl NamesRun {
     fn all(&mut self) {
         let cx = context();
         let node = NewNode::new(FileKind::Directory, 0o755, cx.caller);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 
-use crate::workloads::Case;
+use crate::workloads::BenchmarkCase;
 
 /// A new build may be this much slower than the previous one; smaller differences are noise.
 const NO_WORSE: f64 = 0.97;
@@ -13,7 +13,7 @@ const NO_WORSE: f64 = 0.97;
 /// Compares defuse with libfuse, fuser and the native directory, interleaved in one run.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "defuse-bench", version)]
-pub struct Args {
+pub struct BenchmarkArgs {
     /// Rounds; each runs every cell on every target once.
     #[arg(long, default_value_t = 5)]
     pub rounds: usize,
@@ -81,7 +81,7 @@ pub enum BackingKind {
     Tmpfs,
 }
 
-impl Args {
+impl BenchmarkArgs {
     /// Number of rounds, limited by `--quick`.
     pub fn rounds(&self) -> usize {
         if self.quick { self.rounds.min(2) } else { self.rounds }.max(1)
@@ -93,7 +93,7 @@ impl Args {
     }
 
     /// The required ratio of our result to the better peer in a workload.
-    pub fn required(&self, case: &Case) -> f64 {
+    pub fn required(&self, case: &BenchmarkCase) -> f64 {
         if self.before.is_some() { NO_WORSE } else { case.required }
     }
 
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn only_selects_by_prefix() {
-        let args = Args::parse_from(["bench", "--only", "create,stat-cold"]);
+        let args = BenchmarkArgs::parse_from(["bench", "--only", "create,stat-cold"]);
         assert!(args.wants("create-4k") && args.wants("stat-cold"));
         assert!(!args.wants("stat-warm"));
         assert_eq!(args.threads, [1, 8]);
@@ -128,16 +128,16 @@ mod tests {
 
     #[test]
     fn an_earlier_build_sets_the_required_ratio() {
-        let case = Case::ALL.iter().find(|case| case.required > 1.0).unwrap();
-        let args = Args::parse_from(["bench"]);
+        let case = BenchmarkCase::ALL.iter().find(|case| case.required > 1.0).unwrap();
+        let args = BenchmarkArgs::parse_from(["bench"]);
         assert!(args.required(case) > 1.0);
-        let args = Args::parse_from(["bench", "--before", "/old/defuse"]);
+        let args = BenchmarkArgs::parse_from(["bench", "--before", "/old/defuse"]);
         assert!(args.required(case) < 1.0);
     }
 
     #[test]
     fn quick_bounds_rounds_and_time() {
-        let args = Args::parse_from(["bench", "--quick"]);
+        let args = BenchmarkArgs::parse_from(["bench", "--quick"]);
         assert_eq!((args.rounds(), args.min_time()), (2, Duration::from_millis(100)));
     }
 }

@@ -14,11 +14,11 @@ const IMAGE_BYTES: u64 = 3 << 30;
 
 /// A mounted backing file system; unmounted when dropped.
 #[derive(Debug)]
-pub struct Backing {
+pub struct BackingFileSystem {
     mountpoint: PathBuf,
 }
 
-impl Backing {
+impl BackingFileSystem {
     /// Creates and mounts a file system below `work`.
     pub fn create(kind: BackingKind, work: &Path) -> Result<Self> {
         let mountpoint = work.join("backing");
@@ -38,7 +38,7 @@ impl Backing {
     }
 }
 
-impl Drop for Backing {
+impl Drop for BackingFileSystem {
     fn drop(&mut self) {
         // A mount made with `-o loop` frees its loop device.
         if rustix::mount::unmount(&self.mountpoint, UnmountFlags::empty()).is_err() {

@@ -6,11 +6,11 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use defuse_bench::args::Args;
+use defuse_bench::args::BenchmarkArgs;
 use defuse_bench::{report, runner};
 
 fn main() -> anyhow::Result<ExitCode> {
-    let args = Args::parse();
+    let args = BenchmarkArgs::parse();
     if args.list {
         report::say(&report::catalogue())?;
         return Ok(ExitCode::SUCCESS);

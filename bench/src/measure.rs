@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow};
 use serde::Serialize;
 
-use crate::cpu::{Sample, Used};
-use crate::workloads::{BatchDirs, Case, Job, Until};
+use crate::cpu::{CpuSample, CpuTimes};
+use crate::workloads::{BatchDirs, BatchJob, BenchmarkCase, WorkDeadline};
 
 /// Limit on the time for preparation, as a multiple of the measured time. After it, a cell ends
 /// with less measured time.
@@ -16,7 +16,7 @@ const PATIENCE: u32 = 6;
 
 /// The measurement of one cell in one round.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Measurement {
+pub struct RoundMeasurement {
     /// Number of operations.
     pub operations: u64,
     /// Time of the operations in seconds, without preparation.
@@ -29,7 +29,7 @@ pub struct Measurement {
     pub system_ns: u64,
 }
 
-impl Measurement {
+impl RoundMeasurement {
     /// Operations per second.
     pub fn rate(&self) -> f64 {
         self.operations as f64 / self.seconds
@@ -46,7 +46,7 @@ impl Measurement {
         self.system_ns as f64 / 1e3 / self.operations as f64
     }
 
-    fn add(&mut self, operations: u64, elapsed: Duration, used: Used) {
+    fn add(&mut self, operations: u64, elapsed: Duration, used: CpuTimes) {
         self.operations += operations;
         self.seconds += elapsed.as_secs_f64();
         self.app_ns += used.app_ns;
@@ -58,13 +58,13 @@ impl Measurement {
 /// Runs batches of a workload until `least` time has been measured. `place_of` returns the
 /// directory of each batch.
 pub fn measure(
-    case: &Case,
+    case: &BenchmarkCase,
     daemon: Option<u32>,
     least: Duration,
     mut place_of: impl FnMut() -> BatchDirs,
-) -> Result<Measurement> {
+) -> Result<RoundMeasurement> {
     let started = Instant::now();
-    let mut sum = Measurement::default();
+    let mut sum = RoundMeasurement::default();
     loop {
         let place = place_of();
         let batch = case.jobs(&place).and_then(|jobs| {
@@ -83,7 +83,11 @@ pub fn measure(
 }
 
 /// Releases the jobs together and waits for all of them.
-fn run_batch(jobs: Vec<Job>, daemon: Option<u32>, time: Duration) -> Result<(u64, Duration, Used)> {
+fn run_batch(
+    jobs: Vec<BatchJob>,
+    daemon: Option<u32>,
+    time: Duration,
+) -> Result<(u64, Duration, CpuTimes)> {
     let ready = Barrier::new(jobs.len() + 1);
     let go = Barrier::new(jobs.len() + 1);
     thread::scope(|scope| {
@@ -94,17 +98,17 @@ fn run_batch(jobs: Vec<Job>, daemon: Option<u32>, time: Duration) -> Result<(u64
                 scope.spawn(move || {
                     ready.wait();
                     go.wait();
-                    job(&Until(Instant::now() + time))
+                    job(&WorkDeadline(Instant::now() + time))
                 })
             })
             .collect();
         ready.wait();
-        let before = Sample::take(daemon);
+        let before = CpuSample::take(daemon);
         let start = Instant::now();
         go.wait();
         let done: Vec<_> = threads.into_iter().map(thread::ScopedJoinHandle::join).collect();
         let elapsed = start.elapsed();
-        let used = before.until(&Sample::take(daemon));
+        let used = before.until(&CpuSample::take(daemon));
         let mut operations = 0;
         for result in done {
             operations += result.map_err(|_| anyhow!("a workload thread panicked"))??;
@@ -119,17 +123,18 @@ mod tests {
 
     #[test]
     fn figures_are_per_operation() {
-        let mut sum = Measurement::default();
-        let used = Used { app_ns: 3_000, daemon_ns: 1_000, system_ns: 9_000 };
+        let mut sum = RoundMeasurement::default();
+        let used = CpuTimes { app_ns: 3_000, daemon_ns: 1_000, system_ns: 9_000 };
         sum.add(2, Duration::from_millis(500), used);
         assert_eq!((sum.rate(), sum.cpu_us(), sum.system_us()), (4.0, 2.0, 4.5));
     }
 
     #[test]
     fn a_batch_adds_up_its_threads() {
-        let jobs: Vec<Job> = (0..4).map(|_| Box::new(|_: &Until| Ok(5_u64)) as Job).collect();
+        let jobs: Vec<BatchJob> =
+            (0..4).map(|_| Box::new(|_: &WorkDeadline| Ok(5_u64)) as BatchJob).collect();
         assert_eq!(run_batch(jobs, None, Duration::ZERO).unwrap().0, 20);
-        let failing: Vec<Job> = vec![Box::new(|_| Err(anyhow!("no")))];
+        let failing: Vec<BatchJob> = vec![Box::new(|_| Err(anyhow!("no")))];
         assert!(run_batch(failing, None, Duration::ZERO).is_err());
     }
 }

@@ -8,26 +8,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::args::Args;
-use crate::backing::Backing;
+use crate::args::BenchmarkArgs;
+use crate::backing::BackingFileSystem;
 use crate::caches;
-use crate::measure::{Measurement, measure};
+use crate::measure::{RoundMeasurement, measure};
 use crate::peers;
-use crate::report::{Cell, Results, Series};
-use crate::target::{self, Target};
-use crate::workloads::{BatchDirs, Case, Fileset};
+use crate::report::{BenchmarkCell, BenchmarkResults, TargetSeries};
+use crate::target::{self, BenchmarkTarget};
+use crate::workloads::{BatchDirs, BenchmarkCase, FilesetSizes};
 
 /// The mounts of the run. Fields are dropped in this order: targets before the file system that
 /// they serve.
-struct Stage {
-    targets: Vec<Target>,
+struct BenchmarkStage {
+    targets: Vec<BenchmarkTarget>,
     data: PathBuf,
-    _backing: Backing,
+    _backing: BackingFileSystem,
     _work: tempfile::TempDir,
 }
 
 /// Runs the benchmark. After an interrupt, the completed rounds are the result.
-pub fn run(args: &Args) -> Result<Results> {
+pub fn run(args: &BenchmarkArgs) -> Result<BenchmarkResults> {
     ensure!(rustix::process::geteuid().is_root(), "root is needed: to mount and to drop caches");
     if cfg!(debug_assertions) {
         eprintln!("this build is not optimised, nor is its fuser peer: run it with --release");
@@ -37,8 +37,8 @@ pub fn run(args: &Args) -> Result<Results> {
     let interrupted = catch_interrupt()?;
     defuse_measure::limits::raise_file_limit();
     let most_threads = args.threads.iter().copied().max().unwrap_or(1);
-    let stage = Stage::set(args, specs, Fileset::full(most_threads))?;
-    let mut results = Results::new(args, stage.targets.iter().map(|target| &target.spec));
+    let stage = BenchmarkStage::set(args, specs, FilesetSizes::full(most_threads))?;
+    let mut results = BenchmarkResults::new(args, stage.targets.iter().map(|target| &target.spec));
     results.cells = cells.iter().map(|cell| empty_cell(cell, &stage, args)).collect();
     let mut batches = 0;
     for round in 0..args.rounds() {
@@ -67,9 +67,9 @@ pub fn run(args: &Args) -> Result<Results> {
     Ok(results)
 }
 
-fn wanted_cells(args: &Args) -> Result<Vec<(&'static Case, usize)>> {
+fn wanted_cells(args: &BenchmarkArgs) -> Result<Vec<(&'static BenchmarkCase, usize)>> {
     ensure!(args.threads.iter().all(|&threads| threads > 0), "--threads: 0 threads do nothing");
-    let wanted = Case::ALL.iter().filter(|case| args.wants(case.name));
+    let wanted = BenchmarkCase::ALL.iter().filter(|case| args.wants(case.name));
     let cells: Vec<_> = wanted
         .flat_map(|case| args.threads.iter().map(move |&threads| (case, threads)))
         .filter(|(case, threads)| case.applies(*threads))
@@ -78,27 +78,35 @@ fn wanted_cells(args: &Args) -> Result<Vec<(&'static Case, usize)>> {
     Ok(cells)
 }
 
-fn empty_cell((case, threads): &(&'static Case, usize), stage: &Stage, args: &Args) -> Cell {
-    let series = stage.targets.iter().map(|target| Series::new(&target.spec)).collect();
+fn empty_cell(
+    (case, threads): &(&'static BenchmarkCase, usize),
+    stage: &BenchmarkStage,
+    args: &BenchmarkArgs,
+) -> BenchmarkCell {
+    let series = stage.targets.iter().map(|target| TargetSeries::new(&target.spec)).collect();
     let (workload, what) = (case.name.to_owned(), case.what.to_owned());
-    Cell { workload, what, threads: *threads, required: args.required(case), series }
+    BenchmarkCell { workload, what, threads: *threads, required: args.required(case), series }
 }
 
-impl Stage {
-    fn set(args: &Args, specs: Vec<target::Spec>, fileset: Fileset) -> Result<Self> {
+impl BenchmarkStage {
+    fn set(
+        args: &BenchmarkArgs,
+        specs: Vec<target::TargetSpec>,
+        fileset: FilesetSizes,
+    ) -> Result<Self> {
         let dir = args.work_dir();
         let work = tempfile::Builder::new()
             .prefix("defuse-bench-")
             .tempdir_in(&dir)
             .with_context(|| format!("no work directory in {}", dir.display()))?;
         eprintln!("working in {}", work.path().display());
-        let backing = Backing::create(args.backing, work.path())?;
+        let backing = BackingFileSystem::create(args.backing, work.path())?;
         let data = backing.data();
         fileset.create(&data)?;
         let mut stage = Self { targets: Vec::new(), data, _backing: backing, _work: work };
         for spec in specs {
             fs::create_dir(stage.data.join(own_dir(&spec.name)))?;
-            let target = Target::start(spec, &stage.data, stage._work.path())?;
+            let target = BenchmarkTarget::start(spec, &stage.data, stage._work.path())?;
             eprintln!("{}: {}", target.spec.name, target.spec.version);
             stage.targets.push(target);
         }
@@ -107,13 +115,13 @@ impl Stage {
 
     fn measure(
         &self,
-        cell: &Cell,
+        cell: &BenchmarkCell,
         index: usize,
-        args: &Args,
+        args: &BenchmarkArgs,
         batches: &mut u64,
-    ) -> Result<Measurement> {
+    ) -> Result<RoundMeasurement> {
         let target = &self.targets[index];
-        let case = Case::ALL.iter().find(|case| case.name == cell.workload);
+        let case = BenchmarkCase::ALL.iter().find(|case| case.name == cell.workload);
         let case = case.context("the cell's workload is unknown")?;
         let most_threads = args.threads.iter().copied().max().unwrap_or(1);
         caches::sync(&self.data)?;
@@ -126,7 +134,7 @@ impl Stage {
 
     fn place(
         &self,
-        target: &Target,
+        target: &BenchmarkTarget,
         batch: &str,
         threads: usize,
         most_threads: usize,
@@ -136,13 +144,13 @@ impl Stage {
             below: self.data.clone(),
             own: Path::new(&own_dir(&target.spec.name)).join(batch).display().to_string(),
             threads,
-            fileset: Fileset::full(most_threads),
+            fileset: FilesetSizes::full(most_threads),
             daemons: self.daemons(),
         }
     }
 
     fn daemons(&self) -> Vec<u32> {
-        self.targets.iter().filter_map(Target::pid).collect()
+        self.targets.iter().filter_map(BenchmarkTarget::pid).collect()
     }
 }
 

@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The role of a target. The verdict compares ours with the better peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum TargetRole {
     /// The directory itself.
     Native,
     /// A competitor.
@@ -26,11 +26,11 @@ pub enum Role {
 
 /// Describes how to start a target.
 #[derive(Debug, Clone)]
-pub struct Spec {
+pub struct TargetSpec {
     /// Name in the report.
     pub name: String,
     /// The role.
-    pub role: Role,
+    pub role: TargetRole,
     /// Program and arguments that stay in the foreground; `None` for the native directory.
     /// [`SOURCE`] and [`MOUNT`] are replaced by the directory and the mount point.
     pub command: Option<Vec<OsString>>,
@@ -45,17 +45,17 @@ pub const MOUNT: &str = "{mount}";
 
 /// A running target. It is unmounted and stopped when dropped, even during a panic.
 #[derive(Debug)]
-pub struct Target {
+pub struct BenchmarkTarget {
     /// The specification of the target.
-    pub spec: Spec,
+    pub spec: TargetSpec,
     /// The path of the served directory on this target.
     pub root: PathBuf,
     daemon: Option<Child>,
 }
 
-impl Target {
+impl BenchmarkTarget {
     /// Starts `spec` over `source`, mounts it below `work`, and waits until it is mounted.
-    pub fn start(spec: Spec, source: &Path, work: &Path) -> Result<Self> {
+    pub fn start(spec: TargetSpec, source: &Path, work: &Path) -> Result<Self> {
         let Some(command) = &spec.command else {
             return Ok(Self { spec, root: source.to_owned(), daemon: None });
         };
@@ -99,7 +99,7 @@ impl Target {
     }
 }
 
-impl Drop for Target {
+impl Drop for BenchmarkTarget {
     fn drop(&mut self) {
         let Some(daemon) = &mut self.daemon else { return };
         // A file that is still being released makes the first attempts fail.

@@ -4,15 +4,19 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use defuse_bench::measure::{Measurement, measure};
-use defuse_bench::target::{MOUNT, Role, SOURCE, Spec, Target};
-use defuse_bench::workloads::{BatchDirs, Case, Fileset};
+use defuse_bench::measure::{RoundMeasurement, measure};
+use defuse_bench::target::{BenchmarkTarget, MOUNT, SOURCE, TargetRole, TargetSpec};
+use defuse_bench::workloads::{BatchDirs, BenchmarkCase, FilesetSizes};
 
 const THREADS: usize = 2;
 
 /// Runs the workloads that need neither root, for cold caches, nor a file system with direct I/O.
-fn run_plain(root: &Path, below: &Path, daemon: Option<u32>) -> Vec<(&'static str, Measurement)> {
-    let special = |case: &&Case| {
+fn run_plain(
+    root: &Path,
+    below: &Path,
+    daemon: Option<u32>,
+) -> Vec<(&'static str, RoundMeasurement)> {
+    let special = |case: &&BenchmarkCase| {
         ["-cold", "-direct", "-shared"].iter().any(|part| case.name.ends_with(part))
             || ["readdir", "ls-l"].contains(&case.name)
     };
@@ -24,11 +28,11 @@ fn run_plain(root: &Path, below: &Path, daemon: Option<u32>) -> Vec<(&'static st
             below: below.to_owned(),
             own: format!("own/batch-{batches}"),
             threads: THREADS,
-            fileset: Fileset::tiny(THREADS),
+            fileset: FilesetSizes::tiny(THREADS),
             daemons: daemon.into_iter().collect(),
         }
     };
-    let plain = Case::ALL.iter().filter(|case| !special(case));
+    let plain = BenchmarkCase::ALL.iter().filter(|case| !special(case));
     plain
         .map(|case| {
             let measured = measure(case, daemon, Duration::from_millis(2), &mut place);
@@ -40,7 +44,7 @@ fn run_plain(root: &Path, below: &Path, daemon: Option<u32>) -> Vec<(&'static st
 fn served_directory(dir: &Path) -> std::path::PathBuf {
     let data = dir.join("data");
     fs::create_dir_all(data.join("own")).unwrap();
-    Fileset::tiny(THREADS).create(&data).unwrap();
+    FilesetSizes::tiny(THREADS).create(&data).unwrap();
     data
 }
 
@@ -64,13 +68,13 @@ fn workloads_run_through_the_fuser_peer() {
     let dir = tempfile::tempdir().unwrap();
     let data = served_directory(dir.path());
     let program = env!("CARGO_BIN_EXE_fuser_passthrough");
-    let spec = Spec {
+    let spec = TargetSpec {
         name: "fuser".into(),
-        role: Role::Peer,
+        role: TargetRole::Peer,
         command: Some([program, "--threads=2", SOURCE, MOUNT].map(Into::into).to_vec()),
         version: String::new(),
     };
-    let target = Target::start(spec, &data, dir.path()).unwrap();
+    let target = BenchmarkTarget::start(spec, &data, dir.path()).unwrap();
     let measured = run_plain(&target.root, &data, target.pid());
     assert!(measured.iter().map(|(_, measured)| measured.daemon_ns).sum::<u64>() > 0);
     assert_eq!(fs::read_dir(data.join("own")).unwrap().count(), 0, "batches clean up");

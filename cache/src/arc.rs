@@ -1,7 +1,7 @@
 //! ARC: the adaptive replacement cache (Megiddo and Modha, FAST 2003), with bytes in place of pages.
 
-use crate::lists::{At, Lists};
-use crate::policy::{Extent, Key, Policy, TRIES};
+use crate::lists::{ExtentLists, ListPosition};
+use crate::policy::{ExtentKey, ExtentUse, ReplacementPolicy, TRIES};
 
 /// Used once, and used more often; then the keys that left from each.
 const ONCE: usize = 0;
@@ -12,21 +12,25 @@ const GHOST_MORE: usize = 3;
 /// Two LRU lists, for extents used once and for the others. A use of an extent that has left one of them makes that
 /// list longer.
 #[derive(Debug)]
-pub struct Arc {
+pub struct ArcPolicy {
     capacity: u64,
     /// The bytes that extents used once should have.
     target: u64,
-    lists: Lists<(), 4>,
+    lists: ExtentLists<(), 4>,
 }
 
-impl Arc {
+impl ArcPolicy {
     /// An empty cache of so many bytes.
-    pub fn new(capacity: u64) -> Arc {
-        Arc { capacity, target: 0, lists: Lists::new() }
+    pub fn new(capacity: u64) -> ArcPolicy {
+        ArcPolicy { capacity, target: 0, lists: ExtentLists::new() }
     }
 
     /// Moves one extent to the keys that have left.
-    fn replace(&mut self, for_ghost_more: bool, may_leave: &dyn Fn(Key) -> bool) -> Option<Key> {
+    fn replace(
+        &mut self,
+        for_ghost_more: bool,
+        may_leave: &dyn Fn(ExtentKey) -> bool,
+    ) -> Option<ExtentKey> {
         let once = self.lists.bytes(ONCE);
         let takes_once =
             once > 0 && (once > self.target || (for_ghost_more && once == self.target));
@@ -38,7 +42,7 @@ impl Arc {
         Some(self.lists.key(at))
     }
 
-    fn make_room(&mut self, size: u64, for_ghost_more: bool, evicted: &mut Vec<Key>) {
+    fn make_room(&mut self, size: u64, for_ghost_more: bool, evicted: &mut Vec<ExtentKey>) {
         while self.bytes() + size > self.capacity {
             let Some(gone) = self.replace(for_ghost_more, &|_| true) else { break };
             evicted.push(gone);
@@ -46,7 +50,7 @@ impl Arc {
     }
 
     /// A use of an extent that has left.
-    fn return_of(&mut self, at: At, evicted: &mut Vec<Key>) {
+    fn return_of(&mut self, at: ListPosition, evicted: &mut Vec<ExtentKey>) {
         let (size, list) = (self.lists.size(at), self.lists.list(at));
         let (once, more) = (self.lists.bytes(GHOST_ONCE), self.lists.bytes(GHOST_MORE));
         if list == GHOST_ONCE {
@@ -60,9 +64,9 @@ impl Arc {
     }
 
     /// A use of an extent that is not remembered.
-    fn first_use(&mut self, size: u64, evicted: &mut Vec<Key>) {
-        let whole = |arc: &Arc| (0..4).map(|list| arc.lists.bytes(list)).sum::<u64>();
-        let first = |arc: &Arc| arc.lists.bytes(ONCE) + arc.lists.bytes(GHOST_ONCE);
+    fn first_use(&mut self, size: u64, evicted: &mut Vec<ExtentKey>) {
+        let whole = |arc: &ArcPolicy| (0..4).map(|list| arc.lists.bytes(list)).sum::<u64>();
+        let first = |arc: &ArcPolicy| arc.lists.bytes(ONCE) + arc.lists.bytes(GHOST_ONCE);
         while first(self) + size > self.capacity && self.lists.len(GHOST_ONCE) > 0 {
             self.forget(GHOST_ONCE);
         }
@@ -85,8 +89,8 @@ impl Arc {
     }
 }
 
-impl Policy for Arc {
-    fn access(&mut self, extent: Extent, evicted: &mut Vec<Key>) -> bool {
+impl ReplacementPolicy for ArcPolicy {
+    fn access(&mut self, extent: ExtentUse, evicted: &mut Vec<ExtentKey>) -> bool {
         if let Some(at) = self.lists.find(extent.key) {
             if self.lists.list(at) < GHOST_ONCE {
                 self.lists.move_to(at, MORE);
@@ -100,18 +104,18 @@ impl Policy for Arc {
         false
     }
 
-    fn evict(&mut self, may_leave: &dyn Fn(Key) -> bool) -> Option<Key> {
+    fn evict(&mut self, may_leave: &dyn Fn(ExtentKey) -> bool) -> Option<ExtentKey> {
         self.replace(false, may_leave)
     }
 
-    fn remove(&mut self, key: Key) -> bool {
+    fn remove(&mut self, key: ExtentKey) -> bool {
         let Some(at) = self.lists.find(key) else { return false };
         let was_there = self.lists.list(at) < GHOST_ONCE;
         self.lists.remove(at);
         was_there
     }
 
-    fn contains(&self, key: Key) -> bool {
+    fn contains(&self, key: ExtentKey) -> bool {
         self.lists.find(key).is_some_and(|at| self.lists.list(at) < GHOST_ONCE)
     }
 

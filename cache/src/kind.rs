@@ -1,17 +1,17 @@
 //! Policies by name.
 
-use crate::{Arc, Lfu, Lru, PlainE, Policy, QueueE, S3Fifo};
+use crate::{ArcPolicy, LfuPolicy, LruPolicy, PlainE, QueueE, ReplacementPolicy, S3FifoPolicy};
 
 /// A policy, by its name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum PolicyKind {
-    /// [`Lru`].
+    /// [`LruPolicy`].
     Lru,
-    /// [`Lfu`].
+    /// [`LfuPolicy`].
     Lfu,
-    /// [`Arc`].
+    /// [`ArcPolicy`].
     Arc,
-    /// [`S3Fifo`].
+    /// [`S3FifoPolicy`].
     S3Fifo,
     /// [`PlainE`].
     PlainE,
@@ -50,12 +50,12 @@ impl PolicyKind {
     }
 
     /// An empty cache of so many bytes. `seed` is for [`QueueE::new`].
-    pub fn make(self, capacity: u64, seed: u64) -> Box<dyn Policy> {
+    pub fn make(self, capacity: u64, seed: u64) -> Box<dyn ReplacementPolicy> {
         match self {
-            PolicyKind::Lru => Box::new(Lru::new(capacity)),
-            PolicyKind::Lfu => Box::new(Lfu::new(capacity)),
-            PolicyKind::Arc => Box::new(Arc::new(capacity)),
-            PolicyKind::S3Fifo => Box::new(S3Fifo::new(capacity)),
+            PolicyKind::Lru => Box::new(LruPolicy::new(capacity)),
+            PolicyKind::Lfu => Box::new(LfuPolicy::new(capacity)),
+            PolicyKind::Arc => Box::new(ArcPolicy::new(capacity)),
+            PolicyKind::S3Fifo => Box::new(S3FifoPolicy::new(capacity)),
             PolicyKind::PlainE => Box::new(PlainE::new(capacity)),
             PolicyKind::E => Box::new(QueueE::new(capacity, seed)),
         }

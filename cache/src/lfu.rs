@@ -2,36 +2,36 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::policy::{Extent, Key, Policy, TRIES};
+use crate::policy::{ExtentKey, ExtentUse, ReplacementPolicy, TRIES};
 
 /// Evicts the extent with the fewest uses since it came; of several, the one that was unused for the longest time.
 #[derive(Debug)]
-pub struct Lfu {
+pub struct LfuPolicy {
     capacity: u64,
     bytes: u64,
     /// The number of uses of all extents.
     now: u64,
-    order: BTreeSet<(u64, u64, Key)>,
-    extents: HashMap<Key, Counted>,
+    order: BTreeSet<(u64, u64, ExtentKey)>,
+    extents: HashMap<ExtentKey, ExtentCount>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Counted {
+struct ExtentCount {
     uses: u64,
     last: u64,
     size: u64,
 }
 
-impl Lfu {
+impl LfuPolicy {
     /// An empty cache of so many bytes.
-    pub fn new(capacity: u64) -> Lfu {
-        Lfu { capacity, bytes: 0, now: 0, order: BTreeSet::new(), extents: HashMap::new() }
+    pub fn new(capacity: u64) -> LfuPolicy {
+        LfuPolicy { capacity, bytes: 0, now: 0, order: BTreeSet::new(), extents: HashMap::new() }
     }
 }
 
-impl Policy for Lfu {
-    fn access(&mut self, extent: Extent, evicted: &mut Vec<Key>) -> bool {
-        let Extent { key, size, .. } = extent;
+impl ReplacementPolicy for LfuPolicy {
+    fn access(&mut self, extent: ExtentUse, evicted: &mut Vec<ExtentKey>) -> bool {
+        let ExtentUse { key, size, .. } = extent;
         self.now += 1;
         if let Some(known) = self.extents.get_mut(&key) {
             self.order.remove(&(known.uses, known.last, key));
@@ -47,25 +47,25 @@ impl Policy for Lfu {
             evicted.push(gone);
         }
         self.order.insert((1, self.now, key));
-        self.extents.insert(key, Counted { uses: 1, last: self.now, size });
+        self.extents.insert(key, ExtentCount { uses: 1, last: self.now, size });
         self.bytes += size;
         false
     }
 
-    fn evict(&mut self, may_leave: &dyn Fn(Key) -> bool) -> Option<Key> {
+    fn evict(&mut self, may_leave: &dyn Fn(ExtentKey) -> bool) -> Option<ExtentKey> {
         let mut least = self.order.iter().take(TRIES).map(|(_, _, key)| *key);
         let key = least.find(|&key| may_leave(key))?;
         self.remove(key).then_some(key)
     }
 
-    fn remove(&mut self, key: Key) -> bool {
+    fn remove(&mut self, key: ExtentKey) -> bool {
         let Some(gone) = self.extents.remove(&key) else { return false };
         self.order.remove(&(gone.uses, gone.last, key));
         self.bytes -= gone.size;
         true
     }
 
-    fn contains(&self, key: Key) -> bool {
+    fn contains(&self, key: ExtentKey) -> bool {
         self.extents.contains_key(&key)
     }
 

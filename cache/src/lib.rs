@@ -1,15 +1,15 @@
 //! Replacement policies for a cache that several processes share.
 //!
-//! A cache holds *extents*: parts of files, each with a key and a size in bytes. A [`Policy`] hears of each use,
-//! with the number of the process that made it, and says which extents leave. [`Shares`] is a policy around
+//! A cache holds *extents*: parts of files, each with a key and a size in bytes. A [`ReplacementPolicy`] hears of each use,
+//! with the number of the process that made it, and says which extents leave. [`OwnerShares`] is a policy around
 //! another one in which no owner displaces others beyond its part of the memory.
 //!
 //! | policy | extents that leave | cost of a use |
 //! |---|---|---|
-//! | [`Lru`] | unused for the longest time | O(1) |
-//! | [`Lfu`] | used least often since they came | O(log n) |
-//! | [`Arc`] | LRU within two lists, for one use and for more; their lengths adapt | O(1) |
-//! | [`S3Fifo`] | not used again while they passed a short queue, then those of a CLOCK | O(1) |
+//! | [`LruPolicy`] | unused for the longest time | O(1) |
+//! | [`LfuPolicy`] | used least often since they came | O(log n) |
+//! | [`ArcPolicy`] | LRU within two lists, for one use and for more; their lengths adapt | O(1) |
+//! | [`S3FifoPolicy`] | not used again while they passed a short queue, then those of a CLOCK | O(1) |
 //! | [`PlainE`] | those of the largest E, as the paper has it; all are sorted when memory is short | O(1), and O(n log n) for every n/16 evictions |
 //! | [`QueueE`] | those of the largest E among a few, in the queues of S3-FIFO; learns its parameters | O(1) |
 //!
@@ -73,11 +73,11 @@ mod policy;
 mod s3fifo;
 mod shares;
 
-pub use arc::Arc;
+pub use arc::ArcPolicy;
 pub use e::{PlainE, QueueE};
 pub use kind::PolicyKind;
-pub use lfu::Lfu;
-pub use lru::Lru;
-pub use policy::{Extent, Key, Policy, TRIES};
-pub use s3fifo::S3Fifo;
-pub use shares::Shares;
+pub use lfu::LfuPolicy;
+pub use lru::LruPolicy;
+pub use policy::{ExtentKey, ExtentUse, ReplacementPolicy, TRIES};
+pub use s3fifo::S3FifoPolicy;
+pub use shares::OwnerShares;

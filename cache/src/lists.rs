@@ -2,22 +2,22 @@
 
 use std::collections::HashMap;
 
-use crate::Key;
+use crate::ExtentKey;
 
 const NONE: u32 = u32::MAX;
 
 /// Extents in `N` lists, each with a value of type `V`.
 #[derive(Debug)]
-pub struct Lists<V, const N: usize> {
-    places: HashMap<Key, u32>,
-    nodes: Vec<Node<V>>,
+pub struct ExtentLists<V, const N: usize> {
+    places: HashMap<ExtentKey, u32>,
+    nodes: Vec<ExtentNode<V>>,
     free: Vec<u32>,
-    ends: [Ends; N],
+    ends: [ListEnds; N],
 }
 
 #[derive(Debug)]
-struct Node<V> {
-    key: Key,
+struct ExtentNode<V> {
+    key: ExtentKey,
     size: u64,
     list: usize,
     /// Towards the front.
@@ -27,7 +27,7 @@ struct Node<V> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Ends {
+struct ListEnds {
     front: u32,
     back: u32,
     len: usize,
@@ -36,35 +36,35 @@ struct Ends {
 
 /// The place of an extent, until it is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct At(u32);
+pub struct ListPosition(u32);
 
-impl<V, const N: usize> Lists<V, N> {
-    pub fn new() -> Lists<V, N> {
-        let none = Ends { front: NONE, back: NONE, len: 0, bytes: 0 };
-        Lists { places: HashMap::new(), nodes: Vec::new(), free: Vec::new(), ends: [none; N] }
+impl<V, const N: usize> ExtentLists<V, N> {
+    pub fn new() -> ExtentLists<V, N> {
+        let none = ListEnds { front: NONE, back: NONE, len: 0, bytes: 0 };
+        ExtentLists { places: HashMap::new(), nodes: Vec::new(), free: Vec::new(), ends: [none; N] }
     }
 
-    pub fn find(&self, key: Key) -> Option<At> {
-        self.places.get(&key).map(|&at| At(at))
+    pub fn find(&self, key: ExtentKey) -> Option<ListPosition> {
+        self.places.get(&key).map(|&at| ListPosition(at))
     }
 
-    pub fn list(&self, at: At) -> usize {
+    pub fn list(&self, at: ListPosition) -> usize {
         self.node(at).list
     }
 
-    pub fn key(&self, at: At) -> Key {
+    pub fn key(&self, at: ListPosition) -> ExtentKey {
         self.node(at).key
     }
 
-    pub fn size(&self, at: At) -> u64 {
+    pub fn size(&self, at: ListPosition) -> u64 {
         self.node(at).size
     }
 
-    pub fn value(&mut self, at: At) -> &mut V {
+    pub fn value(&mut self, at: ListPosition) -> &mut V {
         &mut self.nodes[at.0 as usize].value
     }
 
-    pub fn peek(&self, at: At) -> &V {
+    pub fn peek(&self, at: ListPosition) -> &V {
         &self.node(at).value
     }
 
@@ -82,19 +82,20 @@ impl<V, const N: usize> Lists<V, N> {
     }
 
     /// The oldest extent of a list.
-    pub fn back(&self, list: usize) -> Option<At> {
-        Some(At(self.ends[list].back)).filter(|at| at.0 != NONE)
+    pub fn back(&self, list: usize) -> Option<ListPosition> {
+        Some(ListPosition(self.ends[list].back)).filter(|at| at.0 != NONE)
     }
 
     /// The extents of a list, the oldest first.
-    pub fn oldest(&self, list: usize) -> impl Iterator<Item = At> {
-        let newer = |at: &At| Some(At(self.node(*at).newer)).filter(|at| at.0 != NONE);
+    pub fn oldest(&self, list: usize) -> impl Iterator<Item = ListPosition> {
+        let newer =
+            |at: &ListPosition| Some(ListPosition(self.node(*at).newer)).filter(|at| at.0 != NONE);
         std::iter::successors(self.back(list), newer)
     }
 
     /// Adds an extent that is in no list, in front.
-    pub fn push(&mut self, list: usize, key: Key, size: u64, value: V) -> At {
-        let node = Node { key, size, list, newer: NONE, older: NONE, value };
+    pub fn push(&mut self, list: usize, key: ExtentKey, size: u64, value: V) -> ListPosition {
+        let node = ExtentNode { key, size, list, newer: NONE, older: NONE, value };
         let at = match self.free.pop() {
             Some(at) => {
                 self.nodes[at as usize] = node;
@@ -108,17 +109,17 @@ impl<V, const N: usize> Lists<V, N> {
         let before = self.places.insert(key, at);
         assert!(before.is_none(), "an extent is in one list");
         self.link(at, list);
-        At(at)
+        ListPosition(at)
     }
 
     /// Moves an extent to the front of a list.
-    pub fn move_to(&mut self, at: At, list: usize) {
+    pub fn move_to(&mut self, at: ListPosition, list: usize) {
         self.unlink(at.0);
         self.link(at.0, list);
     }
 
     /// Removes an extent.
-    pub fn remove(&mut self, at: At) {
+    pub fn remove(&mut self, at: ListPosition) {
         self.unlink(at.0);
         self.places.remove(&self.nodes[at.0 as usize].key);
         self.free.push(at.0);
@@ -128,7 +129,7 @@ impl<V, const N: usize> Lists<V, N> {
         }
     }
 
-    fn node(&self, at: At) -> &Node<V> {
+    fn node(&self, at: ListPosition) -> &ExtentNode<V> {
         &self.nodes[at.0 as usize]
     }
 

@@ -1,24 +1,24 @@
 //! Least recently used.
 
-use crate::lists::Lists;
-use crate::policy::{Extent, Key, Policy, TRIES};
+use crate::lists::ExtentLists;
+use crate::policy::{ExtentKey, ExtentUse, ReplacementPolicy, TRIES};
 
 /// Evicts the extent that was unused for the longest time.
 #[derive(Debug)]
-pub struct Lru {
+pub struct LruPolicy {
     capacity: u64,
-    lists: Lists<(), 1>,
+    lists: ExtentLists<(), 1>,
 }
 
-impl Lru {
+impl LruPolicy {
     /// An empty cache of so many bytes.
-    pub fn new(capacity: u64) -> Lru {
-        Lru { capacity, lists: Lists::new() }
+    pub fn new(capacity: u64) -> LruPolicy {
+        LruPolicy { capacity, lists: ExtentLists::new() }
     }
 }
 
-impl Policy for Lru {
-    fn access(&mut self, extent: Extent, evicted: &mut Vec<Key>) -> bool {
+impl ReplacementPolicy for LruPolicy {
+    fn access(&mut self, extent: ExtentUse, evicted: &mut Vec<ExtentKey>) -> bool {
         if let Some(at) = self.lists.find(extent.key) {
             self.lists.move_to(at, 0);
             return true;
@@ -34,19 +34,19 @@ impl Policy for Lru {
         false
     }
 
-    fn evict(&mut self, may_leave: &dyn Fn(Key) -> bool) -> Option<Key> {
+    fn evict(&mut self, may_leave: &dyn Fn(ExtentKey) -> bool) -> Option<ExtentKey> {
         let at = self.lists.oldest(0).take(TRIES).find(|&at| may_leave(self.lists.key(at)))?;
         let key = self.lists.key(at);
         self.lists.remove(at);
         Some(key)
     }
 
-    fn remove(&mut self, key: Key) -> bool {
+    fn remove(&mut self, key: ExtentKey) -> bool {
         let found = self.lists.find(key);
         found.inspect(|&at| self.lists.remove(at)).is_some()
     }
 
-    fn contains(&self, key: Key) -> bool {
+    fn contains(&self, key: ExtentKey) -> bool {
         self.lists.find(key).is_some()
     }
 

@@ -1,7 +1,7 @@
 //! S3-FIFO: three queues, in the order of arrival (Yang and others, SOSP 2023).
 
-use crate::lists::{At, Lists};
-use crate::policy::{Extent, Key, Policy, TRIES};
+use crate::lists::{ExtentLists, ListPosition};
+use crate::policy::{ExtentKey, ExtentUse, ReplacementPolicy, TRIES};
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
@@ -13,26 +13,26 @@ const MOST_USES: u8 = 3;
 /// New extents are in a queue of a tenth of the memory. Those used more than once there go on to the main queue, where
 /// each use is worth another round.
 #[derive(Debug)]
-pub struct S3Fifo {
+pub struct S3FifoPolicy {
     capacity: u64,
     /// Uses since the extent came to its queue.
-    lists: Lists<u8, 3>,
+    lists: ExtentLists<u8, 3>,
 }
 
-impl S3Fifo {
+impl S3FifoPolicy {
     /// An empty cache of so many bytes.
-    pub fn new(capacity: u64) -> S3Fifo {
-        S3Fifo { capacity, lists: Lists::new() }
+    pub fn new(capacity: u64) -> S3FifoPolicy {
+        S3FifoPolicy { capacity, lists: ExtentLists::new() }
     }
 
     /// The extent whose turn it is.
-    fn next(&self) -> Option<At> {
+    fn next(&self) -> Option<ListPosition> {
         let is_small = self.lists.bytes(SMALL) * 10 >= self.bytes();
         let back = if is_small { self.lists.back(SMALL) } else { self.lists.back(MAIN) };
         back.or(self.lists.back(SMALL)).or(self.lists.back(MAIN))
     }
 
-    fn pass_small(&mut self, at: At) -> Option<Key> {
+    fn pass_small(&mut self, at: ListPosition) -> Option<ExtentKey> {
         let is_used = *self.lists.value(at) > 1;
         *self.lists.value(at) = 0;
         self.lists.move_to(at, if is_used { MAIN } else { GHOST });
@@ -44,7 +44,7 @@ impl S3Fifo {
         gone
     }
 
-    fn pass_main(&mut self, at: At) -> Option<Key> {
+    fn pass_main(&mut self, at: ListPosition) -> Option<ExtentKey> {
         let uses = self.lists.value(at);
         if *uses > 0 {
             *uses -= 1;
@@ -57,8 +57,8 @@ impl S3Fifo {
     }
 }
 
-impl Policy for S3Fifo {
-    fn access(&mut self, extent: Extent, evicted: &mut Vec<Key>) -> bool {
+impl ReplacementPolicy for S3FifoPolicy {
+    fn access(&mut self, extent: ExtentUse, evicted: &mut Vec<ExtentKey>) -> bool {
         let found = self.lists.find(extent.key);
         let ghost = found.filter(|&at| self.lists.list(at) == GHOST);
         if let (Some(at), None) = (found, ghost) {
@@ -81,7 +81,7 @@ impl Policy for S3Fifo {
         false
     }
 
-    fn evict(&mut self, may_leave: &dyn Fn(Key) -> bool) -> Option<Key> {
+    fn evict(&mut self, may_leave: &dyn Fn(ExtentKey) -> bool) -> Option<ExtentKey> {
         let mut tries = 0;
         while tries < TRIES {
             let at = self.next()?;
@@ -102,14 +102,14 @@ impl Policy for S3Fifo {
         None
     }
 
-    fn remove(&mut self, key: Key) -> bool {
+    fn remove(&mut self, key: ExtentKey) -> bool {
         let Some(at) = self.lists.find(key) else { return false };
         let was_there = self.lists.list(at) != GHOST;
         self.lists.remove(at);
         was_there
     }
 
-    fn contains(&self, key: Key) -> bool {
+    fn contains(&self, key: ExtentKey) -> bool {
         self.lists.find(key).is_some_and(|at| self.lists.list(at) != GHOST)
     }
 

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use crate::lists::Lists;
-use crate::policy::{Extent, Key, Policy};
+use crate::lists::ExtentLists;
+use crate::policy::{ExtentKey, ExtentUse, ReplacementPolicy};
 
 /// A policy in which no owner displaces others beyond its part.
 ///
@@ -11,30 +11,30 @@ use crate::policy::{Extent, Key, Policy};
 /// memory is short, only extents of owners with more than their part may leave: the memory divided by the number of
 /// owners that have something in it. So an owner that has no more than its part loses nothing to others, whatever
 /// they do, and one that is alone has all memory. Of the extents that may leave, the policy chooses.
-pub struct Shares {
-    policy: Box<dyn Policy>,
-    owners: HashMap<u32, Lists<(), 1>>,
-    charged: HashMap<Key, u32>,
+pub struct OwnerShares {
+    policy: Box<dyn ReplacementPolicy>,
+    owners: HashMap<u32, ExtentLists<(), 1>>,
+    charged: HashMap<ExtentKey, u32>,
 }
 
-impl std::fmt::Debug for Shares {
+impl std::fmt::Debug for OwnerShares {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Shares({} of {} bytes)", self.policy.bytes(), self.policy.capacity())
     }
 }
 
-impl Shares {
+impl OwnerShares {
     /// No owners, and this policy.
-    pub fn new(policy: Box<dyn Policy>) -> Shares {
-        Shares { policy, owners: HashMap::new(), charged: HashMap::new() }
+    pub fn new(policy: Box<dyn ReplacementPolicy>) -> OwnerShares {
+        OwnerShares { policy, owners: HashMap::new(), charged: HashMap::new() }
     }
 
-    /// [`Policy::access`], by a process of `owner`.
-    pub fn access(&mut self, extent: Extent, owner: u32, evicted: &mut Vec<Key>) -> bool {
+    /// [`ReplacementPolicy::access`], by a process of `owner`.
+    pub fn access(&mut self, extent: ExtentUse, owner: u32, evicted: &mut Vec<ExtentKey>) -> bool {
         if !self.charged.contains_key(&extent.key) && extent.fits(self.policy.capacity()) {
             self.make_room(extent.size, owner, evicted);
             self.charged.insert(extent.key, owner);
-            let own = self.owners.entry(owner).or_insert_with(Lists::new);
+            let own = self.owners.entry(owner).or_insert_with(ExtentLists::new);
             own.push(0, extent.key, extent.size, ());
         }
         let before = evicted.len();
@@ -44,14 +44,14 @@ impl Shares {
         hit
     }
 
-    /// [`Policy::remove`].
-    pub fn remove(&mut self, key: Key) -> bool {
+    /// [`ReplacementPolicy::remove`].
+    pub fn remove(&mut self, key: ExtentKey) -> bool {
         self.discharge(key);
         self.policy.remove(key)
     }
 
     /// The policy, to ask.
-    pub fn policy(&self) -> &dyn Policy {
+    pub fn policy(&self) -> &dyn ReplacementPolicy {
         &*self.policy
     }
 
@@ -60,9 +60,9 @@ impl Shares {
         self.owners.get(&owner).map_or(0, |own| own.bytes(0))
     }
 
-    fn make_room(&mut self, size: u64, owner: u32, evicted: &mut Vec<Key>) {
+    fn make_room(&mut self, size: u64, owner: u32, evicted: &mut Vec<ExtentKey>) {
         while self.policy.bytes() + size > self.policy.capacity() {
-            let Shares { policy, owners, charged } = self;
+            let OwnerShares { policy, owners, charged } = self;
             let count = owners.len() + usize::from(!owners.contains_key(&owner));
             let part = policy.capacity() / count.max(1) as u64;
             let more = |other: u32| if other == owner { size } else { 0 };
@@ -76,8 +76,8 @@ impl Shares {
     }
 
     /// Evicts the oldest extent of the owner with the most bytes, if `owner` gets `size` more.
-    fn evict_oldest(&mut self, owner: u32, size: u64) -> Option<Key> {
-        let bytes = |(other, own): &(&u32, &Lists<(), 1>)| {
+    fn evict_oldest(&mut self, owner: u32, size: u64) -> Option<ExtentKey> {
+        let bytes = |(other, own): &(&u32, &ExtentLists<(), 1>)| {
             (own.bytes(0) + if **other == owner { size } else { 0 }, **other)
         };
         let (_, own) = self.owners.iter().max_by_key(bytes)?;
@@ -85,7 +85,7 @@ impl Shares {
         self.policy.remove(gone).then_some(gone)
     }
 
-    fn discharge(&mut self, key: Key) {
+    fn discharge(&mut self, key: ExtentKey) {
         let Some(owner) = self.charged.remove(&key) else { return };
         let Some(own) = self.owners.get_mut(&owner) else { return };
         if let Some(at) = own.find(key) {

@@ -3,29 +3,29 @@
 use std::collections::HashMap;
 
 use defuse_cache::e::{CHOICES, SAMPLE};
-use defuse_cache::{Extent, Key, Policy, PolicyKind, QueueE, Shares};
+use defuse_cache::{ExtentKey, ExtentUse, OwnerShares, PolicyKind, QueueE, ReplacementPolicy};
 use proptest::prelude::*;
 
 #[derive(Clone, Copy, Debug)]
-enum Step {
+enum PolicyStep {
     Use(u64, u32),
     Remove(u64),
     /// Evicts an extent with an even number.
     EvictEven,
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<PolicyStep>> {
     let step = prop_oneof![
-        8 => (0..200_u64, 0..100_u32).prop_map(|(key, user)| Step::Use(key, user)),
-        1 => (0..200_u64).prop_map(Step::Remove),
-        1 => Just(Step::EvictEven),
+        8 => (0..200_u64, 0..100_u32).prop_map(|(key, user)| PolicyStep::Use(key, user)),
+        1 => (0..200_u64).prop_map(PolicyStep::Remove),
+        1 => Just(PolicyStep::EvictEven),
     ];
     proptest::collection::vec(step, 1..400)
 }
 
 /// Sizes of 0 to 60 bytes, which depend on the key; those above the capacity never enter.
-fn extent(key: u64, user: u32) -> Extent {
-    Extent { key: Key::new(key % 3, key), size: key * 7 % 61, user }
+fn extent(key: u64, user: u32) -> ExtentUse {
+    ExtentUse { key: ExtentKey::new(key % 3, key), size: key * 7 % 61, user }
 }
 
 proptest! {
@@ -38,11 +38,11 @@ proptest! {
     ) {
         for (name, kind) in PolicyKind::ALL {
             let mut policy = kind.make(capacity, 7);
-            let mut there: HashMap<Key, u64> = HashMap::new();
+            let mut there: HashMap<ExtentKey, u64> = HashMap::new();
             for &step in &steps {
                 let mut evicted = Vec::new();
                 match step {
-                    Step::Use(key, user) => {
+                    PolicyStep::Use(key, user) => {
                         let one = extent(key, user);
                         let hit = policy.access(one, &mut evicted);
                         prop_assert_eq!(hit, there.contains_key(&one.key), "{}", name);
@@ -50,11 +50,11 @@ proptest! {
                             there.insert(one.key, one.size);
                         }
                     }
-                    Step::Remove(key) => {
+                    PolicyStep::Remove(key) => {
                         let key = extent(key, 0).key;
                         prop_assert_eq!(policy.remove(key), there.remove(&key).is_some());
                     }
-                    Step::EvictEven => {
+                    PolicyStep::EvictEven => {
                         evicted.extend(policy.evict(&|key| key.index % 2 == 0));
                         prop_assert!(evicted.iter().all(|key| key.index % 2 == 0), "{}", name);
                     }
@@ -75,13 +75,13 @@ proptest! {
     ) {
         const CAPACITY: u64 = 40;
         for (name, kind) in PolicyKind::ALL {
-            let mut shares = Shares::new(kind.make(CAPACITY, 7));
-            let mut charged: HashMap<Key, u32> = HashMap::new();
+            let mut shares = OwnerShares::new(kind.make(CAPACITY, 7));
+            let mut charged: HashMap<ExtentKey, u32> = HashMap::new();
             for &(owner, index) in &steps {
                 // Keys of different owners overlap in part.
-                let key = Key::new(u64::from(owner) / 2, index);
+                let key = ExtentKey::new(u64::from(owner) / 2, index);
                 let mut evicted = Vec::new();
-                shares.access(Extent { key, size: 1, user: owner }, owner, &mut evicted);
+                shares.access(ExtentUse { key, size: 1, user: owner }, owner, &mut evicted);
                 for gone in evicted {
                     let whose = charged.remove(&gone).unwrap();
                     let count = (0..4).filter(|&one| {
@@ -108,21 +108,21 @@ proptest! {
 #[test]
 fn a_flood_by_one_owner_displaces_nothing_that_two_others_use() {
     for (name, kind) in PolicyKind::ALL {
-        let mut shares = Shares::new(kind.make(300, 7));
+        let mut shares = OwnerShares::new(kind.make(300, 7));
         let mut evicted = Vec::new();
-        let mut access = |owner: u32, user: u32, key: Key| {
-            shares.access(Extent { key, size: 1, user }, owner, &mut evicted)
+        let mut access = |owner: u32, user: u32, key: ExtentKey| {
+            shares.access(ExtentUse { key, size: 1, user }, owner, &mut evicted)
         };
         // Charged to owners 1 and 2, 75 each: less than their parts.
         for index in 0..150 {
-            access(1 + (index % 2) as u32, index as u32 % 2, Key::new(0, index));
+            access(1 + (index % 2) as u32, index as u32 % 2, ExtentKey::new(0, index));
         }
         for flood in 0..3000 {
             for user in 2..34 {
-                access(3, user, Key::new(1, flood));
+                access(3, user, ExtentKey::new(1, flood));
             }
         }
-        let kept = (0..150).filter(|&index| access(1, 0, Key::new(0, index))).count();
+        let kept = (0..150).filter(|&index| access(1, 0, ExtentKey::new(0, index))).count();
         assert_eq!(kept, 150, "{name}");
     }
 }
@@ -133,10 +133,10 @@ fn a_policy_remembers_a_bounded_number_of_keys() {
         let mut policy = kind.make(1000, 7);
         let mut evicted = Vec::new();
         for number in 0..60_000_u64 {
-            let key = Key::new(number % 7, number);
-            policy.access(Extent { key, size: 1, user: number as u32 }, &mut evicted);
+            let key = ExtentKey::new(number % 7, number);
+            policy.access(ExtentUse { key, size: 1, user: number as u32 }, &mut evicted);
             if number % 5 == 0 {
-                policy.access(Extent { key, size: 1, user: 0 }, &mut evicted);
+                policy.access(ExtentUse { key, size: 1, user: 0 }, &mut evicted);
             }
         }
         // Four keys that have left for each extent, and the miniatures, whose size varies with the sample.
@@ -153,7 +153,7 @@ fn e_learns_that_recency_misleads_in_a_loop_and_leads_elsewhere() {
     let mut hits = 0;
     for _ in 0..40 {
         for index in 0..1500 {
-            let extent = Extent { key: Key::new(0, index), size: 1, user: 0 };
+            let extent = ExtentUse { key: ExtentKey::new(0, index), size: 1, user: 0 };
             hits += u64::from(policy.access(extent, &mut evicted));
         }
     }
@@ -162,7 +162,7 @@ fn e_learns_that_recency_misleads_in_a_loop_and_leads_elsewhere() {
     // Files that are used four times and never again.
     for file in 1..400 {
         for index in (0..4).flat_map(|_| 0..200) {
-            let extent = Extent { key: Key::new(file, index), size: 1, user: 0 };
+            let extent = ExtentUse { key: ExtentKey::new(file, index), size: 1, user: 0 };
             policy.access(extent, &mut evicted);
         }
     }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use defuse_cache::{Arc, Extent, Key, Lfu, Lru, PlainE, Policy, S3Fifo};
+use defuse_cache::{
+    ArcPolicy, ExtentKey, ExtentUse, LfuPolicy, LruPolicy, PlainE, ReplacementPolicy, S3FifoPolicy,
+};
 use proptest::prelude::*;
 
 const CAPACITY: u64 = 12;
@@ -14,15 +16,15 @@ fn uses() -> impl Strategy<Value = Vec<(u64, u32)>> {
 
 /// Gives both the same uses. The naive one returns the keys in the cache after each use.
 fn compare(
-    policy: &mut dyn Policy,
+    policy: &mut dyn ReplacementPolicy,
     uses: &[(u64, u32)],
     mut naive: impl FnMut(u64, u32) -> BTreeSet<u64>,
 ) {
     let mut evicted = Vec::new();
     for (number, &(key, user)) in uses.iter().enumerate() {
-        policy.access(Extent { key: Key::new(0, key), size: 1, user }, &mut evicted);
+        policy.access(ExtentUse { key: ExtentKey::new(0, key), size: 1, user }, &mut evicted);
         let expected = naive(key, user);
-        let there = (0..40).filter(|&key| policy.contains(Key::new(0, key))).collect();
+        let there = (0..40).filter(|&key| policy.contains(ExtentKey::new(0, key))).collect();
         assert_eq!(expected, there, "after use {number}, of {key}");
     }
 }
@@ -40,7 +42,7 @@ proptest! {
     #[test]
     fn lru_evicts_the_key_that_was_unused_for_the_longest_time(uses in uses()) {
         let mut order = Vec::new();
-        compare(&mut Lru::new(CAPACITY), &uses, |key, _| {
+        compare(&mut LruPolicy::new(CAPACITY), &uses, |key, _| {
             if !take(&mut order, key) && order.len() as u64 == CAPACITY {
                 order.remove(0);
             }
@@ -53,7 +55,7 @@ proptest! {
     fn lfu_evicts_the_key_with_the_fewest_uses_and_of_those_the_oldest(uses in uses()) {
         // Key, uses, last use.
         let (mut all, mut now) = (Vec::<(u64, u64, u64)>::new(), 0);
-        compare(&mut Lfu::new(CAPACITY), &uses, |key, _| {
+        compare(&mut LfuPolicy::new(CAPACITY), &uses, |key, _| {
             now += 1;
             if let Some(found) = all.iter_mut().find(|one| one.0 == key) {
                 (found.1, found.2) = (found.1 + 1, now);
@@ -81,7 +83,7 @@ proptest! {
                 b2.push(t2.remove(0));
             }
         }
-        compare(&mut Arc::new(CAPACITY), &uses, |key, _| {
+        compare(&mut ArcPolicy::new(CAPACITY), &uses, |key, _| {
             if take(&mut t1, key) || take(&mut t2, key) {
                 t2.push(key);
             } else if b1.contains(&key) || b2.contains(&key) {
@@ -124,7 +126,7 @@ proptest! {
     fn s3_fifo_keeps_the_queues_of_its_paper(uses in uses()) {
         let (mut small, mut main) = (Vec::<u64>::new(), Vec::<u64>::new());
         let (mut ghost, mut freq) = (Vec::<u64>::new(), [0_u8; 40]);
-        compare(&mut S3Fifo::new(CAPACITY), &uses, |key, _| {
+        compare(&mut S3FifoPolicy::new(CAPACITY), &uses, |key, _| {
             let at = key as usize;
             if small.contains(&key) || main.contains(&key) {
                 freq[at] = (freq[at] + 1).min(3);

@@ -7,24 +7,24 @@ use defuse_direct::{Outcome, Queue, QueueOptions};
 use defuse_fs::{Errno, Result};
 
 /// A context. Its jobs return a number of bytes, or a negative error number.
-pub type Context = Queue<i64>;
+pub type AioContext = Queue<i64>;
 
 /// All contexts of the process.
 #[derive(Default)]
-pub struct Contexts {
+pub struct AioContexts {
     /// Each context with the process that created it: its threads do not exist in a child process.
-    all: Mutex<BTreeMap<i32, (Arc<Context>, u32)>>,
+    all: Mutex<BTreeMap<i32, (Arc<AioContext>, u32)>>,
 }
 
-impl Contexts {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<i32, (Arc<Context>, u32)>> {
+impl AioContexts {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<i32, (Arc<AioContext>, u32)>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Creates a context and returns its number. Fails with `EINVAL` or `EMFILE`.
     pub fn create(&self, capacity: usize, threads: usize) -> Result<i32> {
         let on_start = crate::memory::block_signals;
-        let context = Context::new(QueueOptions { capacity, threads, on_start })?;
+        let context = AioContext::new(QueueOptions { capacity, threads, on_start })?;
         let mut all = self.all();
         let number = (0..).find(|number| !all.contains_key(number)).ok_or(Errno::EMFILE)?;
         all.insert(number, (Arc::new(context), std::process::id()));
@@ -32,7 +32,7 @@ impl Contexts {
     }
 
     /// The context of a number. Fails with `EINVAL` if this process has none.
-    pub fn get(&self, number: i32) -> Result<Arc<Context>> {
+    pub fn get(&self, number: i32) -> Result<Arc<AioContext>> {
         match self.all().get(&number) {
             Some((context, process)) if *process == std::process::id() => Ok(Arc::clone(context)),
             _ => Err(Errno::EINVAL),

@@ -14,10 +14,10 @@ use defuse_direct::{Description, Result};
 use defuse_fs::{Errno, FileKind};
 use rustix::mm::{MapFlags, MprotectFlags, MremapFlags, MsyncFlags, ProtFlags};
 
-use crate::state::State;
+use crate::state::LibraryState;
 
 /// A shared mapping that is a copy.
-struct Copied {
+struct SharedCopy {
     len: usize,
     offset: u64,
     file: Arc<Description>,
@@ -29,10 +29,10 @@ struct Copied {
 
 /// All shared copies, by start address.
 #[derive(Default)]
-pub struct Mappings(Mutex<BTreeMap<usize, Copied>>);
+pub struct SharedCopies(Mutex<BTreeMap<usize, SharedCopy>>);
 
 /// The arguments of mmap(2).
-pub struct Wanted {
+pub struct MmapArguments {
     /// The requested address; 0 for any.
     pub hint: usize,
     pub len: usize,
@@ -41,7 +41,7 @@ pub struct Wanted {
     pub offset: u64,
 }
 
-impl Wanted {
+impl MmapArguments {
     /// Fails with `EINVAL` if the length is 0, if the offset is within a page, or for flags about
     /// memory that the program already has.
     fn check(&self) -> Result<()> {
@@ -75,7 +75,7 @@ fn errno(errno: rustix::io::Errno) -> Errno {
 }
 
 /// Checks whether `file` may be mapped like this. Fails with `EBADF`, `ENODEV` or `EACCES`.
-fn allowed(file: &Description, wanted: &Wanted) -> Result<()> {
+fn allowed(file: &Description, wanted: &MmapArguments) -> Result<()> {
     if file.is_path() {
         return Err(Errno::EBADF.into());
     }
@@ -89,13 +89,18 @@ fn allowed(file: &Description, wanted: &Wanted) -> Result<()> {
     }
 }
 
-impl Mappings {
-    fn all(&self) -> MutexGuard<'_, BTreeMap<usize, Copied>> {
+impl SharedCopies {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<usize, SharedCopy>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// mmap(2).
-    pub fn map(&self, state: &State, file: Arc<Description>, wanted: &Wanted) -> Result<usize> {
+    pub fn map(
+        &self,
+        state: &LibraryState,
+        file: Arc<Description>,
+        wanted: &MmapArguments,
+    ) -> Result<usize> {
         wanted.check()?;
         allowed(&file, wanted)?;
         let hint = wanted.hint as *mut c_void;
@@ -155,13 +160,13 @@ impl Mappings {
             if writes {
                 at_exit();
             }
-            all.insert(at.addr(), Copied { len, offset, file, id, writes });
+            all.insert(at.addr(), SharedCopy { len, offset, file, id, writes });
         }
         Ok(at.addr())
     }
 
     /// munmap(2). Writes the range back first; if that fails, it stays mapped.
-    pub fn unmap(&self, state: &State, at: usize, len: usize) -> Result<()> {
+    pub fn unmap(&self, state: &LibraryState, at: usize, len: usize) -> Result<()> {
         let end = at.checked_add(len).filter(|_| len > 0).ok_or(Errno::EINVAL)?;
         let mut all = self.all();
         write_back(state, &all, (at, end), None)?;
@@ -172,7 +177,7 @@ impl Mappings {
     }
 
     /// msync(2).
-    pub fn sync(&self, state: &State, at: usize, len: usize, flags: c_int) -> Result<()> {
+    pub fn sync(&self, state: &LibraryState, at: usize, len: usize, flags: c_int) -> Result<()> {
         let end = at.checked_add(len).ok_or(Errno::ENOMEM)?;
         let how = MsyncFlags::from_bits_retain(flags as u32);
         // The kernel first, which checks the arguments. SAFETY: changes no memory.
@@ -188,7 +193,7 @@ impl Mappings {
     }
 
     /// Writes back everything. A program that ends gets no error any more, but its user a message.
-    pub fn finish(&self, state: &State) {
+    pub fn finish(&self, state: &LibraryState) {
         if let Err(stop) = write_back(state, &self.all(), (0, usize::MAX), None) {
             eprintln!(
                 "defuse: stores to a mapped file are lost at the end of the program: {}",
@@ -200,10 +205,10 @@ impl Mappings {
 
 /// The copies that overlap a range of addresses.
 fn within(
-    all: &BTreeMap<usize, Copied>,
+    all: &BTreeMap<usize, SharedCopy>,
     (from, end): (usize, usize),
-) -> impl Iterator<Item = (usize, &Copied)> {
-    let hit = move |&(&at, copied): &(&usize, &Copied)| at < end && at + copied.len > from;
+) -> impl Iterator<Item = (usize, &SharedCopy)> {
+    let hit = move |&(&at, copied): &(&usize, &SharedCopy)| at < end && at + copied.len > from;
     all.iter().filter(hit).map(|(&at, copied)| (at, copied))
 }
 
@@ -219,7 +224,7 @@ fn at_exit() {
     });
 }
 
-fn fill(state: &State, file: &Description, room: &mut [u8], offset: u64) -> Result<()> {
+fn fill(state: &LibraryState, file: &Description, room: &mut [u8], offset: u64) -> Result<()> {
     let mut done = 0;
     while done < room.len() {
         let from = offset + done as u64;
@@ -234,8 +239,8 @@ fn fill(state: &State, file: &Description, room: &mut [u8], offset: u64) -> Resu
 /// Writes back the mappings in a range of addresses, of one file or of all. Data beyond the end of
 /// a file is ignored.
 fn write_back(
-    state: &State,
-    all: &BTreeMap<usize, Copied>,
+    state: &LibraryState,
+    all: &BTreeMap<usize, SharedCopy>,
     (from, end): (usize, usize),
     id: Option<(u64, u64)>,
 ) -> Result<()> {
@@ -264,7 +269,7 @@ fn write_back(
 }
 
 /// Removes a range of addresses from the copies.
-fn forget(all: &mut BTreeMap<usize, Copied>, from: usize, end: usize) {
+fn forget(all: &mut BTreeMap<usize, SharedCopy>, from: usize, end: usize) {
     let places: Vec<usize> = within(all, (from, end)).map(|(at, _)| at).collect();
     for at in places {
         let Some(copied) = all.remove(&at) else { continue };
@@ -272,10 +277,10 @@ fn forget(all: &mut BTreeMap<usize, Copied>, from: usize, end: usize) {
         if last > end {
             let offset = copied.offset + (end - at) as u64;
             let file = Arc::clone(&copied.file);
-            all.insert(end, Copied { len: last - end, offset, file, ..copied });
+            all.insert(end, SharedCopy { len: last - end, offset, file, ..copied });
         }
         if at < from {
-            all.insert(at, Copied { len: from - at, ..copied });
+            all.insert(at, SharedCopy { len: from - at, ..copied });
         }
     }
 }

@@ -30,9 +30,9 @@ pub fn errno() -> i32 {
 
 /// A C string, or NULL.
 #[repr(transparent)]
-pub struct Text(*const c_char);
+pub struct CStringArg(*const c_char);
 
-impl Text {
+impl CStringArg {
     /// The bytes without the NUL. Fails with `EFAULT` for NULL.
     pub fn get(&self) -> Result<&[u8]> {
         if self.0.is_null() {
@@ -50,9 +50,9 @@ impl Text {
 
 /// An input value, or NULL.
 #[repr(transparent)]
-pub struct In<T>(*const T);
+pub struct InPointer<T>(*const T);
 
-impl<T: Copy> In<T> {
+impl<T: Copy> InPointer<T> {
     /// The value. Fails with `EFAULT` for NULL.
     pub fn get(&self) -> Result<T> {
         self.nth(0)
@@ -75,9 +75,9 @@ impl<T: Copy> In<T> {
 
 /// An output value, or NULL.
 #[repr(transparent)]
-pub struct Out<T>(*mut T);
+pub struct OutPointer<T>(*mut T);
 
-impl<T: Copy> Out<T> {
+impl<T: Copy> OutPointer<T> {
     /// Writes the value. Fails with `EFAULT` for NULL.
     pub fn put(&self, value: T) -> Result<()> {
         self.put_nth(0, value)
@@ -100,7 +100,7 @@ impl<T: Copy> Out<T> {
 
     /// The current value, for arguments that are both input and output.
     pub fn get(&self) -> Result<T> {
-        In(self.0.cast_const()).get()
+        InPointer(self.0.cast_const()).get()
     }
 
     /// True for NULL.
@@ -111,9 +111,9 @@ impl<T: Copy> Out<T> {
 
 /// An input buffer, or NULL.
 #[repr(transparent)]
-pub struct Bytes<T>(*const T);
+pub struct InBuffer<T>(*const T);
 
-impl<T> Bytes<T> {
+impl<T> InBuffer<T> {
     /// The buffer. Fails with `EFAULT` for NULL with a length.
     ///
     /// # Safety
@@ -133,9 +133,9 @@ impl<T> Bytes<T> {
 
 /// An output buffer, or NULL.
 #[repr(transparent)]
-pub struct Room<T>(*mut T);
+pub struct OutBuffer<T>(*mut T);
 
-impl<T> Room<T> {
+impl<T> OutBuffer<T> {
     /// The buffer. Fails with `EFAULT` for NULL with a length.
     ///
     /// # Safety
@@ -160,12 +160,12 @@ impl<T> Room<T> {
 
 /// An array of `struct iovec`, or NULL.
 #[repr(transparent)]
-pub struct Vectors(*const libc::iovec);
+pub struct IovecArray(*const libc::iovec);
 
-impl Vectors {
+impl IovecArray {
     /// An array at an address inside of another argument.
     pub fn at(start: *const libc::iovec) -> Self {
-        Vectors(start)
+        IovecArray(start)
     }
 
     /// A copy of the array. Fails with `EINVAL` for more than 1024 elements.
@@ -173,7 +173,7 @@ impl Vectors {
     /// # Safety
     ///
     /// `count` must be the length of the array that C has stated.
-    pub unsafe fn of(&self, count: i32) -> Result<Pieces> {
+    pub unsafe fn of(&self, count: i32) -> Result<IovecBuffers> {
         let count = usize::try_from(count).ok().filter(|&count| count <= VECTORS_MAX);
         let count = count.ok_or(Errno::EINVAL)?;
         if count > 0 && self.0.is_null() {
@@ -181,17 +181,17 @@ impl Vectors {
         }
         // SAFETY: C promises the array.
         let each = |index| unsafe { self.0.add(index).read_unaligned() };
-        Pieces::new((0..count).map(each).collect())
+        IovecBuffers::new((0..count).map(each).collect())
     }
 }
 
 /// Several buffers of C, none of them NULL.
-pub struct Pieces(Vec<libc::iovec>);
+pub struct IovecBuffers(Vec<libc::iovec>);
 
 // SAFETY: these are addresses; the functions that use them state their requirements.
-unsafe impl Send for Pieces {}
+unsafe impl Send for IovecBuffers {}
 
-impl Pieces {
+impl IovecBuffers {
     fn new(pieces: Vec<libc::iovec>) -> Result<Self> {
         let bad = |piece: &libc::iovec| {
             piece.iov_len > isize::MAX as usize || piece.iov_base.is_null() && piece.iov_len > 0
@@ -199,12 +199,12 @@ impl Pieces {
         if pieces.iter().any(bad) {
             return Err(Errno::EFAULT.into());
         }
-        Ok(Pieces(pieces))
+        Ok(IovecBuffers(pieces))
     }
 
     /// A single buffer. Fails with `EFAULT` for NULL with a length.
     pub fn one(start: *mut c_void, len: usize) -> Result<Self> {
-        Pieces::new(vec![libc::iovec { iov_base: start, iov_len: len }])
+        IovecBuffers::new(vec![libc::iovec { iov_base: start, iov_len: len }])
     }
 
     /// The buffers for reading from them.
@@ -227,7 +227,7 @@ impl Pieces {
     ///
     /// # Safety
     ///
-    /// As for [`slices`](Pieces::slices). In addition, nobody else may use the memory, and no two
+    /// As for [`slices`](IovecBuffers::slices). In addition, nobody else may use the memory, and no two
     /// buffers may overlap.
     pub unsafe fn rooms(&mut self) -> Vec<IoSliceMut<'_>> {
         let each = |piece: &libc::iovec| match piece.iov_len {
@@ -244,9 +244,9 @@ impl Pieces {
 
 /// An object of this library that C holds by a pointer, or NULL.
 #[repr(transparent)]
-pub struct Handle<T>(*mut T);
+pub struct ObjectHandle<T>(*mut T);
 
-impl<T> Handle<T> {
+impl<T> ObjectHandle<T> {
     /// Passes the object to C.
     pub fn give(value: T) -> *mut T {
         Box::into_raw(Box::new(value))
@@ -284,7 +284,7 @@ pub fn allocated(text: &[u8]) -> Result<*mut c_char> {
 }
 
 /// A C structure of zeros.
-pub fn zeroed<T: Plain>() -> T {
+pub fn zeroed<T: PlainData>() -> T {
     // SAFETY: it is plain data, for which zeros are valid.
     unsafe { std::mem::zeroed() }
 }
@@ -294,18 +294,18 @@ pub fn zeroed<T: Plain>() -> T {
 /// # Safety
 ///
 /// No field may be a reference, a function or another type that is never zero.
-pub unsafe trait Plain {}
+pub unsafe trait PlainData {}
 
 // SAFETY: numbers and arrays of numbers.
-unsafe impl Plain for libc::stat {}
+unsafe impl PlainData for libc::stat {}
 // SAFETY: as above.
-unsafe impl Plain for libc::statx {}
+unsafe impl PlainData for libc::statx {}
 // SAFETY: as above.
-unsafe impl Plain for libc::statfs64 {}
+unsafe impl PlainData for libc::statfs64 {}
 // SAFETY: as above.
-unsafe impl Plain for libc::statvfs {}
+unsafe impl PlainData for libc::statvfs {}
 // SAFETY: as above.
-unsafe impl Plain for libc::dirent {}
+unsafe impl PlainData for libc::dirent {}
 
 /// Blocks all signals on this thread, so that the application's handlers run on its own threads.
 pub fn block_signals() {

@@ -7,31 +7,31 @@ use defuse_direct::{
 };
 use defuse_fs::Errno;
 
-use crate::aio::Contexts;
-use crate::mappings::Mappings;
+use crate::aio::AioContexts;
+use crate::mappings::SharedCopies;
 use crate::memory;
 
 /// The state, one per process.
-pub struct State {
+pub struct LibraryState {
     pub client: Client,
     pub descriptors: Descriptors,
     pub task: Task,
-    pub contexts: Contexts,
-    pub mappings: Mappings,
+    pub contexts: AioContexts,
+    pub mappings: SharedCopies,
 }
 
-static STATE: OnceLock<Option<State>> = OnceLock::new();
+static STATE: OnceLock<Option<LibraryState>> = OnceLock::new();
 
 /// The state, created at the first call. Fails with `EIO` if the credentials of the process cannot
 /// be read.
-fn state() -> Result<&'static State> {
+fn state() -> Result<&'static LibraryState> {
     let make = || {
-        Some(State {
+        Some(LibraryState {
             task: Task::of_this_process().ok()?,
             client: Client::new(Options::default()),
             descriptors: Descriptors::new(1 << 20),
-            contexts: Contexts::default(),
-            mappings: Mappings::default(),
+            contexts: AioContexts::default(),
+            mappings: SharedCopies::default(),
         })
     };
     STATE.get_or_init(make).as_ref().ok_or(Stop::Errno(Errno::EIO))
@@ -48,30 +48,30 @@ pub fn finish() {
 }
 
 /// The return type of a function that can fail.
-pub trait Returned {
+pub trait ReturnValue {
     /// The value on failure.
     const FAILED: Self;
 }
 
-impl Returned for i32 {
+impl ReturnValue for i32 {
     const FAILED: i32 = -1;
 }
 
-impl Returned for i64 {
+impl ReturnValue for i64 {
     const FAILED: i64 = -1;
 }
 
-impl Returned for isize {
+impl ReturnValue for isize {
     const FAILED: isize = -1;
 }
 
-impl<T> Returned for *mut T {
+impl<T> ReturnValue for *mut T {
     const FAILED: *mut T = std::ptr::null_mut();
 }
 
 /// Runs a call, and turns a panic into `EIO`. Restores `errno`, which the file system may have
 /// changed: callers of readdir(3) use it to distinguish the end from an error.
-fn guarded<T>(run: impl FnOnce(&'static State) -> Result<T>) -> Result<T, Errno> {
+fn guarded<T>(run: impl FnOnce(&'static LibraryState) -> Result<T>) -> Result<T, Errno> {
     let before = memory::errno();
     let run = std::panic::AssertUnwindSafe(|| run(state()?));
     let result = std::panic::catch_unwind(run).unwrap_or(Err(Stop::Errno(Errno::EIO)));
@@ -80,7 +80,7 @@ fn guarded<T>(run: impl FnOnce(&'static State) -> Result<T>) -> Result<T, Errno>
 }
 
 /// Runs a call. On failure, sets `errno` and returns -1, or NULL.
-pub fn call<T: Returned>(run: impl FnOnce(&'static State) -> Result<T>) -> T {
+pub fn call<T: ReturnValue>(run: impl FnOnce(&'static LibraryState) -> Result<T>) -> T {
     guarded(run).unwrap_or_else(|errno| {
         memory::set_errno(errno.raw());
         T::FAILED
@@ -88,40 +88,40 @@ pub fn call<T: Returned>(run: impl FnOnce(&'static State) -> Result<T>) -> T {
 }
 
 /// Runs a call that returns 0 on success.
-pub fn done(run: impl FnOnce(&'static State) -> Result<()>) -> i32 {
+pub fn done(run: impl FnOnce(&'static LibraryState) -> Result<()>) -> i32 {
     call(|state| run(state).map(|()| 0))
 }
 
 /// Runs a call that returns a number of bytes.
-pub fn count(run: impl FnOnce(&'static State) -> Result<usize>) -> isize {
+pub fn count(run: impl FnOnce(&'static LibraryState) -> Result<usize>) -> isize {
     call(|state| run(state).map(|count| count as isize))
 }
 
 /// Runs a call that returns the error number, and leaves `errno` unchanged.
-pub fn number(run: impl FnOnce(&'static State) -> Result<()>) -> i32 {
+pub fn number(run: impl FnOnce(&'static LibraryState) -> Result<()>) -> i32 {
     guarded(run).map_or_else(Errno::raw, |()| 0)
 }
 
 /// The start of a relative path.
-pub enum Start {
+pub enum PathStart {
     Cwd,
     Dir(Opened),
     /// `AT_EMPTY_PATH`.
     Itself(Opened),
 }
 
-impl Start {
+impl PathStart {
     /// The start as the client takes it.
     pub fn at(&self) -> At<'_> {
         match self {
-            Start::Cwd => At::Cwd,
-            Start::Dir(dir) => At::Dir(dir),
-            Start::Itself(file) => At::Itself(file),
+            PathStart::Cwd => At::Cwd,
+            PathStart::Dir(dir) => At::Dir(dir),
+            PathStart::Itself(file) => At::Itself(file),
         }
     }
 }
 
-impl State {
+impl LibraryState {
     /// The open file of a descriptor.
     pub fn file(&self, fd: i32) -> Result<Opened> {
         Ok(self.descriptors.get(fd)?)
@@ -134,14 +134,14 @@ impl State {
 
     /// The start of `path`: `dir`, which is a descriptor or `AT_FDCWD`, and is ignored for an
     /// absolute path. `flags` may contain `AT_EMPTY_PATH`.
-    pub fn start(&self, dir: i32, path: &[u8], flags: i32) -> Result<Start> {
+    pub fn start(&self, dir: i32, path: &[u8], flags: i32) -> Result<PathStart> {
         if path.is_empty() && flags & libc::AT_EMPTY_PATH != 0 && dir != libc::AT_FDCWD {
-            return Ok(Start::Itself(self.file(dir)?));
+            return Ok(PathStart::Itself(self.file(dir)?));
         }
         if dir == libc::AT_FDCWD || path.starts_with(b"/") || self.client.may_be_inside(path) {
-            return Ok(Start::Cwd);
+            return Ok(PathStart::Cwd);
         }
-        Ok(Start::Dir(self.file(dir)?))
+        Ok(PathStart::Dir(self.file(dir)?))
     }
 }
 

@@ -50,7 +50,7 @@ fn every_function_has_a_manual_page_with_its_description() {
         .collect();
     assert!(functions.len() > 100, "{functions:?}");
     for function in functions {
-        let is_in = |page: &&manual::Page| {
+        let is_in = |page: &&manual::ManualPage| {
             let names = page.1.lines().skip_while(|line| *line != ".SH NAME").nth(1).unwrap();
             let named = names.split(" \\- ").next().unwrap().split(", ").any(|n| n == function);
             named && page.1.contains(&format!("\n.BR {function} ()\n"))

@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use defuse_measure::gluster::{self, Servers};
+use defuse_measure::gluster::{self, GlusterServers};
 use defuse_memory::Memory;
 use defuse_socket::{Server, ServerOptions};
 
@@ -250,9 +250,9 @@ fn defuse() -> PathBuf {
 }
 
 /// A process that ends with its test.
-struct Ends(Child);
+struct ChildGuard(Child);
 
-impl Drop for Ends {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -272,7 +272,7 @@ fn a_program_in_c_has_a_device_and_others_reach_it_at_its_path() {
     let shown = |file: &str| run(Command::new(&made).arg(&socket).arg(file));
     let mut program = Command::new(&made);
     program.arg(&socket).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut program = Ends(program.spawn().unwrap());
+    let mut program = ChildGuard(program.spawn().unwrap());
     let mut input = program.0.stdin.take().unwrap();
     let holder = format!("process {} of user", program.0.id());
     let mut lines = BufReader::new(program.0.stdout.take().unwrap()).lines();
@@ -312,7 +312,7 @@ fn a_child_of_a_program_in_c_or_python_is_served_or_refused_by_each_file_system(
     let manager = managed(&defuse, dir.path());
     let mut shared = Command::new(&defuse);
     shared.args(["serve", "--foreground", "--shared", "memory:"]).arg(path("shared"));
-    let _shared = Ends(shared.stderr(Stdio::null()).spawn().unwrap());
+    let _shared = ChildGuard(shared.stderr(Stdio::null()).spawn().unwrap());
     while !path("shared").exists() {
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -363,12 +363,12 @@ fn a_child_of_a_program_in_c_or_python_is_served_or_refused_by_each_file_system(
 }
 
 /// A manager with one device, `/one`, that applications may have.
-struct Managed {
+struct ManagedDevice {
     socket: PathBuf,
-    _manager: Ends,
+    _manager: ChildGuard,
 }
 
-fn managed(defuse: &Path, dir: &Path) -> Managed {
+fn managed(defuse: &Path, dir: &Path) -> ManagedDevice {
     let path = |name: &str| dir.join(name);
     run(Command::new(defuse).args(["mkfs", "uhs", "--size", "64M"]).arg(path("one")));
     let (socket, source) = (path("managed"), format!("uhs:{}", path("one").display()));
@@ -378,14 +378,14 @@ fn managed(defuse: &Path, dir: &Path) -> Managed {
     std::fs::write(path("config"), config).unwrap();
     let mut manager = Command::new(defuse);
     manager.args(["manager", "--foreground"]).arg(path("config")).stderr(Stdio::null());
-    let manager = Ends(manager.spawn().unwrap());
+    let manager = ChildGuard(manager.spawn().unwrap());
     let stat = || Command::new(defuse).arg("stat").arg(&socket).output().unwrap();
     let begin = Instant::now();
     while !stat().status.success() {
         assert!(begin.elapsed() < Duration::from_secs(60), "there is no manager");
         std::thread::sleep(Duration::from_millis(50));
     }
-    Managed { socket, _manager: manager }
+    ManagedDevice { socket, _manager: manager }
 }
 
 #[test]
@@ -397,7 +397,7 @@ fn a_program_in_c_writes_and_reads_files_of_a_volume_and_its_child_is_refused() 
     let forks = program("tests/c/fork.c", &["-D_GNU_SOURCE"]);
     let Some((_dir, program)) = program("tests/c/volume.c", &["-D_GNU_SOURCE"]) else { return };
     let Some((_other, forks)) = forks else { return };
-    let servers = Servers::start().unwrap();
+    let servers = GlusterServers::start().unwrap();
     for volume in gluster::VOLUMES {
         let mut inside = servers.command(Path::new(program.get_program()));
         inside.args(program.get_args());

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use defuse_probe::{Op, Snapshot, Stage};
-use defuse_trace::{CollectorKind, Wanted};
+use defuse_trace::{CollectorKind, CollectorOptions};
 use serde::Serialize;
 
 use crate::error::{Failure, Result, print, warn};
@@ -85,7 +85,7 @@ struct Breakdown {
 pub fn run(args: &BreakdownArgs) -> Result {
     let target = Target::find(&args.target)?;
     let id = target.connection.id;
-    let wanted = Wanted { connection: Some(id), ..Wanted::default() };
+    let wanted = CollectorOptions { connection: Some(id), ..CollectorOptions::default() };
     let until = Until::new(args.duration)?;
     let mut collector = args.kernel.start(wanted)?;
     let status = match args.command.split_first() {

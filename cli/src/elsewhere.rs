@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use defuse_fuse::mount::{MountEntry, parse_mountinfo};
-use defuse_trace::Process;
+use defuse_trace::DaemonProcess;
 
 use crate::registry::process_start;
 
@@ -28,7 +28,7 @@ impl Daemon {
     pub fn all_of(connection: u32) -> Vec<Daemon> {
         let holders = defuse_trace::processes_of(Some(connection)).remove(&connection);
         let is_ours =
-            |pid: &u32| Process::read(*pid).is_some_and(|it| it.comm.starts_with("defuse"));
+            |pid: &u32| DaemonProcess::read(*pid).is_some_and(|it| it.comm.starts_with("defuse"));
         let holders = holders.unwrap_or_default().into_iter().filter(is_ours);
         let mut all: Vec<Daemon> =
             holders.filter_map(|pid| Some(Daemon { pid, start: process_start(pid)? })).collect();

@@ -1,6 +1,6 @@
 //! Tracing of the kernel by commands: the choice of the method, and messages without permission.
 
-use defuse_trace::{Collector, CollectorKind, Wanted};
+use defuse_trace::{Collector, CollectorKind, CollectorOptions};
 
 use crate::error::{Failure, Result};
 
@@ -23,11 +23,11 @@ enum Via {
 
 impl KernelArgs {
     /// Starts a collector.
-    pub fn start(&self, wanted: Wanted) -> Result<Collector> {
+    pub fn start(&self, wanted: CollectorOptions) -> Result<Collector> {
         let kind = self.via.map(|via| match via {
             Via::Bpf => CollectorKind::Bpf,
             Via::Tracefs => CollectorKind::Tracefs,
         });
-        Collector::start(&Wanted { kind, ..wanted }).map_err(Failure::failed)
+        Collector::start(&CollectorOptions { kind, ..wanted }).map_err(Failure::failed)
     }
 }

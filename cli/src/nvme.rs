@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use defuse_block::{Access, Device, File, Ram};
-use defuse_nvme::host::{Address, Found, Host};
-use defuse_nvme::measure::{Answering, Cost, Reads};
-use defuse_nvme::{Model, Nvme, Options, Vfio};
+use defuse_nvme::host::{HostController, PciAddress, SysfsHost};
+use defuse_nvme::measure::{InstantController, RandomReadTest, ReadCost};
+use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions, VfioController};
 use serde::Serialize;
 
 use crate::error::{Failure, Result, print};
@@ -56,7 +56,7 @@ struct JsonArgs {
 struct AddressArgs {
     /// The address of the controller, such as 0000:01:00.0
     #[arg(value_parser = address)]
-    address: Address,
+    address: PciAddress,
 }
 
 #[derive(clap::Args)]
@@ -88,7 +88,7 @@ struct CompareArgs {
 struct BenchArgs {
     /// The address of a controller that user space has
     #[arg(value_parser = address)]
-    address: Option<Address>,
+    address: Option<PciAddress>,
     /// The driver alone, on a controller that answers at once
     #[arg(long)]
     driver: bool,
@@ -131,7 +131,7 @@ struct Measured {
 
 /// Does what is asked.
 pub fn run(args: &NvmeArgs) -> Result {
-    let host = Host::at(&args.root);
+    let host = SysfsHost::at(&args.root);
     match &args.command {
         Command::List(json) => list(&host, json),
         Command::Bind(args) => host.bind(&args.address).map_err(Failure::failed),
@@ -143,16 +143,16 @@ pub fn run(args: &NvmeArgs) -> Result {
     }
 }
 
-fn address(text: &str) -> std::result::Result<Address, String> {
-    Address::parse(text).ok_or_else(|| "write it as 0000:01:00.0; `defuse nvme list`".to_owned())
+fn address(text: &str) -> std::result::Result<PciAddress, String> {
+    PciAddress::parse(text).ok_or_else(|| "write it as 0000:01:00.0; `defuse nvme list`".to_owned())
 }
 
-fn list(host: &Host, args: &JsonArgs) -> Result {
+fn list(host: &SysfsHost, args: &JsonArgs) -> Result {
     let found = host.controllers().map_err(|error| {
         Failure::Failed(format!("cannot read the devices of this machine: {error}"))
     })?;
     if args.json {
-        let row = |found: Found| Row {
+        let row = |found: HostController| Row {
             address: found.address.to_string(),
             id: found.id,
             driver: found.driver,
@@ -165,7 +165,7 @@ fn list(host: &Host, args: &JsonArgs) -> Result {
     }
     let mut text =
         format!("{:12}  {:9}  {:9}  {:>5}  IN USE\n", "ADDRESS", "ID", "DRIVER", "IOMMU");
-    for Found { address, id, driver, iommu_group, namespaces, holders, .. } in found {
+    for HostController { address, id, driver, iommu_group, namespaces, holders, .. } in found {
         let driver = driver.unwrap_or_else(|| "-".to_owned());
         let group = iommu_group.map_or_else(|| "-".to_owned(), |group| group.to_string());
         let used = match (holders.is_empty(), namespaces.is_empty()) {
@@ -179,13 +179,13 @@ fn list(host: &Host, args: &JsonArgs) -> Result {
     print(&text)
 }
 
-fn open(host: &Host, which: &AddressArgs, namespace: u32) -> Result<Nvme> {
-    let options = Options { namespace, ..Options::default() };
-    let vfio = Vfio::open(host, &which.address).map_err(Failure::failed)?;
-    Nvme::open(vfio, &options).map_err(Failure::failed)
+fn open(host: &SysfsHost, which: &AddressArgs, namespace: u32) -> Result<NvmeDevice> {
+    let options = NvmeOptions { namespace, ..NvmeOptions::default() };
+    let vfio = VfioController::open(host, &which.address).map_err(Failure::failed)?;
+    NvmeDevice::open(vfio, &options).map_err(Failure::failed)
 }
 
-fn compare(host: &Host, args: &CompareArgs) -> Result {
+fn compare(host: &SysfsHost, args: &CompareArgs) -> Result {
     let path = args.file.display();
     let failed = |error| Failure::Failed(format!("cannot read {path}: {error}"));
     let mut file = std::fs::File::open(&args.file).map_err(failed)?;
@@ -213,7 +213,7 @@ fn compare(host: &Host, args: &CompareArgs) -> Result {
     }
 }
 
-fn identify(disk: &Nvme, args: &AskArgs) -> Result {
+fn identify(disk: &NvmeDevice, args: &AskArgs) -> Result {
     let (controller, facts) = (disk.controller_facts(), disk.facts());
     let rows = [
         ("model", controller.model.clone()),
@@ -234,7 +234,7 @@ fn identify(disk: &Nvme, args: &AskArgs) -> Result {
     pairs(&rows, args.json.json)
 }
 
-fn smart(disk: &Nvme, args: &AskArgs) -> Result {
+fn smart(disk: &NvmeDevice, args: &AskArgs) -> Result {
     let smart = disk.smart().map_err(Failure::failed)?;
     let errors = disk.errors().map_err(Failure::failed)?;
     let bytes = |units: u128| units.saturating_mul(512_000).to_string();
@@ -254,18 +254,18 @@ fn smart(disk: &Nvme, args: &AskArgs) -> Result {
     pairs(&rows, args.json.json)
 }
 
-fn bench(host: &Host, args: &BenchArgs) -> Result {
+fn bench(host: &SysfsHost, args: &BenchArgs) -> Result {
     if !args.seconds.is_finite() || !(0.01..=3600.0).contains(&args.seconds) {
         return Err(Failure::usage("--seconds takes a number from 0.01 to 3600"));
     }
-    let reads = Reads { depth: args.depth, time: Duration::from_secs_f64(args.seconds) };
+    let reads = RandomReadTest { depth: args.depth, time: Duration::from_secs_f64(args.seconds) };
     let mut rows = Vec::new();
     if args.driver {
         rows.push(of_driver(&reads)?);
     }
     if let Some(address) = &args.address {
-        let vfio = Vfio::open(host, address).map_err(Failure::failed)?;
-        let disk = Nvme::open(vfio, &Options::default()).map_err(Failure::failed)?;
+        let vfio = VfioController::open(host, address).map_err(Failure::failed)?;
+        let disk = NvmeDevice::open(vfio, &NvmeOptions::default()).map_err(Failure::failed)?;
         rows.push(measured(&reads, &disk)?);
     }
     for path in &args.file {
@@ -288,19 +288,20 @@ fn bench(host: &Host, args: &BenchArgs) -> Result {
 }
 
 /// The cost of the driver alone: the controller answers at once and moves no data.
-fn of_driver(reads: &Reads) -> Result<Measured> {
-    let model = Model::new(&Ram::new(4096, 1 << 16), 1).map_err(Failure::failed)?;
-    let disk = Nvme::open(Answering::new(model), &Options::default()).map_err(Failure::failed)?;
+fn of_driver(reads: &RandomReadTest) -> Result<Measured> {
+    let model = ControllerModel::new(&Ram::new(4096, 1 << 16), 1).map_err(Failure::failed)?;
+    let disk = NvmeDevice::open(InstantController::new(model), &NvmeOptions::default())
+        .map_err(Failure::failed)?;
     let cost = reads.run(&disk).map_err(Failure::failed)?;
     Ok(row("the driver, on a controller that answers at once", cost))
 }
 
-fn of_file(reads: &Reads, path: &Path) -> Result<Measured> {
+fn of_file(reads: &RandomReadTest, path: &Path) -> Result<Measured> {
     let file = File::open(path, Access::Read).map_err(Failure::failed)?;
     measured(reads, &file)
 }
 
-fn measured(reads: &Reads, device: &dyn Device) -> Result<Measured> {
+fn measured(reads: &RandomReadTest, device: &dyn Device) -> Result<Measured> {
     let cost = reads.run(device).map_err(|errno| {
         let why = device.shortage().unwrap_or_else(|| errno.to_string());
         Failure::Failed(format!("{} cannot be read: {why}", device.facts().name))
@@ -308,7 +309,7 @@ fn measured(reads: &Reads, device: &dyn Device) -> Result<Measured> {
     Ok(row(&device.facts().name, cost))
 }
 
-fn row(device: &str, cost: Cost) -> Measured {
+fn row(device: &str, cost: ReadCost) -> Measured {
     Measured {
         device: device.to_owned(),
         operations: cost.operations,

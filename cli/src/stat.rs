@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use defuse_probe::{Snapshot, Stage};
-use defuse_trace::{Collector, Wanted};
+use defuse_trace::{Collector, CollectorOptions};
 use serde::Serialize;
 
 use crate::control::{self, Agreement};
@@ -248,7 +248,10 @@ impl<'a> Source<'a> {
         let Some(kernel) = kernel else {
             return Ok(Source { target, collector: None, before: None });
         };
-        let wanted = Wanted { connection: Some(target.connection.id), ..Wanted::default() };
+        let wanted = CollectorOptions {
+            connection: Some(target.connection.id),
+            ..CollectorOptions::default()
+        };
         let collector = kernel.start(wanted)?;
         let before = match &target.ours {
             Some(found) => Some(control::stat(found)?),

@@ -110,7 +110,7 @@ fn one(id: u32) -> Result<FuseConnection> {
     let detached = || {
         let pids = defuse_trace::processes_of(Some(id)).remove(&id).unwrap_or_default();
         let processes =
-            pids.into_iter().filter_map(defuse_trace::Process::read).collect::<Vec<_>>();
+            pids.into_iter().filter_map(defuse_trace::DaemonProcess::read).collect::<Vec<_>>();
         (!processes.is_empty()).then_some(FuseConnection { id, mounts: Vec::new(), processes })
     };
     found.or_else(detached).ok_or_else(|| {

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use defuse_fs::Errno;
 use defuse_probe::Op;
-use defuse_trace::{Collector, Event, Filter, NodeNames, Timeline, Wanted};
+use defuse_trace::{
+    Collector, CollectorOptions, CompletedRequest, EventFilter, NodeNames, TraceTimeline,
+};
 use serde_json::json;
 
 use crate::breakdown::operation;
@@ -70,14 +72,15 @@ fn seconds(text: &str) -> std::result::Result<Duration, String> {
 pub fn run(args: &TraceArgs) -> Result {
     let target = Target::find(&args.target)?;
     let slower_than = args.slower_than.unwrap_or_default();
-    let filter = Filter {
+    let filter = EventFilter {
         ops: args.op.clone(),
         pid: args.pid,
         slower_than_ns: u64::try_from(slower_than.as_nanos()).unwrap_or(u64::MAX),
         errors: args.errors,
     };
     let connection = Some(target.connection.id);
-    let wanted = Wanted { connection, events: Some(filter), ..Wanted::default() };
+    let wanted =
+        CollectorOptions { connection, events: Some(filter), ..CollectorOptions::default() };
     let mut sink = Sink::open(args, &target)?;
     let until = Until::new(args.duration)?;
     let mut collector = args.kernel.start(wanted)?;
@@ -108,7 +111,7 @@ fn follow(
     loop {
         let goes_on = until.sleep(PERIOD) && target.is_there();
         let mut outcome = Ok(());
-        let mut each = |event: Event| {
+        let mut each = |event: CompletedRequest| {
             names.learn(&event);
             let name = names.describe(&event);
             if left == 0 || outcome.is_err() || !is_named(args.name.as_deref(), name.as_deref()) {
@@ -134,14 +137,14 @@ fn is_named(wanted: Option<&str>, name: Option<&str>) -> bool {
 enum Sink {
     Lines { text: String, first_ns: Option<u64>, last_ns: u64 },
     Json { text: String },
-    Perfetto { timeline: Option<Timeline<BufWriter<File>>>, path: PathBuf },
+    Perfetto { timeline: Option<TraceTimeline<BufWriter<File>>>, path: PathBuf },
 }
 
 impl Sink {
     fn open(args: &TraceArgs, target: &Target) -> Result<Sink> {
         if let Some(path) = &args.perfetto {
             let timeline = File::create(path)
-                .and_then(|file| Timeline::begin(BufWriter::new(file), &target.connection))
+                .and_then(|file| TraceTimeline::begin(BufWriter::new(file), &target.connection))
                 .map_err(|error| cannot_write(path, &error))?;
             return Ok(Sink::Perfetto { timeline: Some(timeline), path: path.clone() });
         }
@@ -151,7 +154,7 @@ impl Sink {
         Ok(Sink::Lines { text: heading(), first_ns: None, last_ns: 0 })
     }
 
-    fn put(&mut self, event: &Event, name: Option<&str>) -> Result {
+    fn put(&mut self, event: &CompletedRequest, name: Option<&str>) -> Result {
         match self {
             Sink::Lines { text, first_ns, last_ns } => {
                 let first_ns = *first_ns.get_or_insert(event.ended_ns);
@@ -211,7 +214,7 @@ fn heading() -> String {
     )
 }
 
-fn line(text: &mut String, at_ns: u64, event: &Event, name: Option<&str>) {
+fn line(text: &mut String, at_ns: u64, event: &CompletedRequest, name: Option<&str>) {
     let us = |ns: Option<u64>| match ns {
         Some(ns) => format!("{}.{}", ns / 1_000, ns % 1_000 / 100),
         None => "-".to_owned(),
@@ -241,7 +244,7 @@ fn result(error: i32) -> String {
     }
 }
 
-fn as_json(event: &Event, name: Option<&str>) -> serde_json::Value {
+fn as_json(event: &CompletedRequest, name: Option<&str>) -> serde_json::Value {
     json!({
         "op": event.op, "connection": event.connection, "unique": event.unique,
         "nodeid": event.nodeid, "child": event.child, "name": name,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::{IsTerminal, Write as _};
 use std::path::PathBuf;
 
-use defuse_trace::{Knob, Knobs, Values};
+use defuse_trace::{FusectlMount, FusectlSetting, FusectlValues};
 use serde::Serialize;
 
 use crate::control;
@@ -39,7 +39,7 @@ pub struct TuneArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Setting {
     /// A limit of the kernel.
-    Kernel(Knob, u16),
+    Kernel(FusectlSetting, u16),
     /// The maximum number of worker threads of a mount of defuse.
     Workers(u16),
 }
@@ -58,7 +58,8 @@ fn setting(text: &str) -> std::result::Result<Setting, String> {
     if name == WORKERS {
         return (value <= 1024).then_some(Setting::Workers(value)).ok_or_else(wrong);
     }
-    let knob = Knob::ALL.into_iter().find(|knob| knob.name() == name).ok_or_else(wrong)?;
+    let knob =
+        FusectlSetting::ALL.into_iter().find(|knob| knob.name() == name).ok_or_else(wrong)?;
     Ok(Setting::Kernel(knob, value))
 }
 
@@ -66,7 +67,7 @@ fn setting(text: &str) -> std::result::Result<Setting, String> {
 struct Shown {
     connection: u32,
     #[serde(flatten)]
-    values: Values,
+    values: FusectlValues,
     /// Maximum number of worker threads, if the daemon tells.
     #[serde(skip_serializing_if = "Option::is_none")]
     workers: Option<u64>,
@@ -75,7 +76,7 @@ struct Shown {
 /// Shows or changes the limits of a connection.
 pub fn run(args: &TuneArgs) -> Result {
     let target = Target::find(&args.target)?;
-    let knobs = Knobs::open().map_err(Failure::failed)?;
+    let knobs = FusectlMount::open().map_err(Failure::failed)?;
     let id = target.connection.id;
     if args.abort {
         let name = target.connection.name();
@@ -102,7 +103,7 @@ pub fn run(args: &TuneArgs) -> Result {
 }
 
 fn table(shown: &Shown) -> String {
-    let Values { waiting, max_background, congestion_threshold } = shown.values;
+    let FusectlValues { waiting, max_background, congestion_threshold } = shown.values;
     let rows = [
         ("connection", Some(u64::from(shown.connection))),
         ("waiting", Some(waiting)),
@@ -137,7 +138,10 @@ mod tests {
 
     #[test]
     fn settings_have_a_name_and_a_number() {
-        assert_eq!(setting("max_background=12"), Ok(Setting::Kernel(Knob::MaxBackground, 12)));
+        assert_eq!(
+            setting("max_background=12"),
+            Ok(Setting::Kernel(FusectlSetting::MaxBackground, 12))
+        );
         assert_eq!(setting("workers=1024"), Ok(Setting::Workers(1024)));
         for wrong in ["", "max_background", "max_background=0", "max_background=65536", "x=1"] {
             assert!(setting(wrong).is_err(), "{wrong}");
@@ -149,7 +153,7 @@ mod tests {
 
     #[test]
     fn values_are_aligned() {
-        let values = Values { waiting: 3, max_background: 12, congestion_threshold: 9 };
+        let values = FusectlValues { waiting: 3, max_background: 12, congestion_threshold: 9 };
         let expected = "connection                43\nwaiting                    3\n\
                         max_background            12\ncongestion_threshold       9\n";
         let mut shown = Shown { connection: 43, values, workers: None };

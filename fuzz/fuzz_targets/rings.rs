@@ -5,7 +5,7 @@
 #![no_main]
 
 use defuse_ring::layout::{LANES, number_in};
-use defuse_ring::{Desk, Lane, Memory, Shared};
+use defuse_ring::{LaneServer, ClientLane, MappedMemory, PeerMemory};
 use libfuzzer_sys::fuzz_target;
 
 /// The words of lane 0 and of the header, and its first entries (ring/SPEC.md).
@@ -16,10 +16,10 @@ fn number(message: &[u8]) -> u64 {
 }
 
 fuzz_target!(|input: &[u8]| {
-    let (memory, fd) = Memory::new().unwrap();
-    let desk = Desk::new(memory);
-    let client = Memory::of(fd).unwrap();
-    let mut lane = Lane::new(0);
+    let (memory, fd) = MappedMemory::new().unwrap();
+    let desk = LaneServer::new(memory);
+    let client = MappedMemory::of(fd).unwrap();
+    let mut lane = ClientLane::new(0);
     let mut room = [0; 512];
     for step in input.chunks_exact(6) {
         let value = u32::from_le_bytes([step[2], step[3], step[4], step[5]]);
@@ -44,7 +44,7 @@ fuzz_target!(|input: &[u8]| {
                 let number = lane.next_number();
                 let _ = lane.submit(&client, number, &[&room[..40]], 0);
                 if let Ok(Some(answer)) = lane.poll(&client) {
-                    assert!(answer.len <= Lane::longest());
+                    assert!(answer.len <= ClientLane::longest());
                 }
             }
         }

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use allocator_api2::alloc::{AllocError, Allocator, Global, Layout};
 
-use crate::mapping::Mapping;
-use crate::pool::Pool;
+use crate::mapping::AnonymousMapping;
+use crate::pool::HugePagePool;
 use crate::{HUGE, LEAST, PAGE};
 
 /// Memory in large pages. Clones share blocks of 2 MiB, which they divide among allocations of less than that; a larger allocation
@@ -17,11 +17,11 @@ use crate::{HUGE, LEAST, PAGE};
 /// The first blocks have small pages. An allocation beyond the last free memory of the machine fails as that of any table does.
 #[derive(Clone, Debug, Default)]
 pub struct HugePages {
-    pool: Arc<Mutex<Pool>>,
+    pool: Arc<Mutex<HugePagePool>>,
 }
 
 /// The source of an allocation.
-enum Source {
+enum AllocationSource {
     Global,
     /// A run of so many units.
     Pool(usize),
@@ -29,18 +29,18 @@ enum Source {
     Mapping(usize),
 }
 
-fn source(layout: Layout) -> Source {
+fn source(layout: Layout) -> AllocationSource {
     match layout.size() {
-        _ if layout.align() > PAGE => Source::Global,
-        0..LEAST => Source::Global,
-        len @ LEAST..=HUGE => Source::Pool(len.div_ceil(LEAST)),
+        _ if layout.align() > PAGE => AllocationSource::Global,
+        0..LEAST => AllocationSource::Global,
+        len @ LEAST..=HUGE => AllocationSource::Pool(len.div_ceil(LEAST)),
         // A layout has at most isize::MAX bytes.
-        len => Source::Mapping(len.next_multiple_of(PAGE)),
+        len => AllocationSource::Mapping(len.next_multiple_of(PAGE)),
     }
 }
 
 impl HugePages {
-    fn pool(&self) -> MutexGuard<'_, Pool> {
+    fn pool(&self) -> MutexGuard<'_, HugePagePool> {
         self.pool.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -51,9 +51,11 @@ impl HugePages {
 unsafe impl Allocator for HugePages {
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
         let start = match source(layout) {
-            Source::Global => return Global.allocate(layout),
-            Source::Pool(units) => self.pool().take(units),
-            Source::Mapping(len) => Mapping::new(len, true).map(Mapping::into_raw),
+            AllocationSource::Global => return Global.allocate(layout),
+            AllocationSource::Pool(units) => self.pool().take(units),
+            AllocationSource::Mapping(len) => {
+                AnonymousMapping::new(len, true).map(AnonymousMapping::into_raw)
+            }
         };
         Ok(NonNull::slice_from_raw_parts(start.ok_or(AllocError)?, layout.size()))
     }
@@ -62,10 +64,12 @@ unsafe impl Allocator for HugePages {
     unsafe fn deallocate(&self, start: NonNull<u8>, layout: Layout) {
         match source(layout) {
             // SAFETY: an allocation with this layout came from there.
-            Source::Global => unsafe { Global.deallocate(start, layout) },
-            Source::Pool(units) => self.pool().give(start, units),
+            AllocationSource::Global => unsafe { Global.deallocate(start, layout) },
+            AllocationSource::Pool(units) => self.pool().give(start, units),
             // SAFETY: a mapping of this length was given up for the allocation, which ends.
-            Source::Mapping(len) => drop(unsafe { Mapping::from_raw(start, len) }),
+            AllocationSource::Mapping(len) => {
+                drop(unsafe { AnonymousMapping::from_raw(start, len) })
+            }
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
 
-use crate::mapping::Mapping;
+use crate::mapping::AnonymousMapping;
 use crate::{HUGE, PAGE};
 
 /// Pages of a block.
@@ -18,9 +18,9 @@ const BITS: usize = u64::BITS as usize;
 
 /// The blocks, and what is free in them.
 #[derive(Debug, Default)]
-pub(crate) struct Blocks {
+pub(crate) struct PageBlocks {
     /// By the address of their first byte.
-    blocks: BTreeMap<usize, Block>,
+    blocks: BTreeMap<usize, PageBlock>,
     /// The addresses of those with a free page.
     open: BTreeSet<usize>,
     /// A block of which all pages are free. There is one at most.
@@ -28,8 +28,8 @@ pub(crate) struct Blocks {
 }
 
 #[derive(Debug)]
-struct Block {
-    memory: Mapping,
+struct PageBlock {
+    memory: AnonymousMapping,
     /// A bit for each page, set if it is free.
     free: [u64; PAGES / BITS],
     /// The number of those bits.
@@ -39,7 +39,7 @@ struct Block {
 }
 
 /// A page that was taken.
-pub(crate) struct Taken {
+pub(crate) struct AllocatedPage {
     pub start: NonNull<u8>,
     /// Nobody has written to it since it came from the kernel.
     pub is_fresh: bool,
@@ -47,13 +47,13 @@ pub(crate) struct Taken {
     pub is_first: bool,
 }
 
-impl Blocks {
-    pub(crate) const fn new() -> Blocks {
-        Blocks { blocks: BTreeMap::new(), open: BTreeSet::new(), spare: None }
+impl PageBlocks {
+    pub(crate) const fn new() -> PageBlocks {
+        PageBlocks { blocks: BTreeMap::new(), open: BTreeSet::new(), spare: None }
     }
 
     /// Takes a page. `None` if the kernel has no memory.
-    pub(crate) fn take(&mut self) -> Option<Taken> {
+    pub(crate) fn take(&mut self) -> Option<AllocatedPage> {
         // The lowest address, so that other blocks become free.
         let at = match self.open.first() {
             Some(at) => *at,
@@ -71,12 +71,12 @@ impl Blocks {
         let start = block.memory.start().map_addr(|start| start.saturating_add(page * PAGE));
         let is_fresh = page >= block.fresh;
         block.fresh = block.fresh.max(page + 1);
-        Some(Taken { start, is_fresh, is_first: is_fresh && page.is_multiple_of(TOGETHER) })
+        Some(AllocatedPage { start, is_fresh, is_first: is_fresh && page.is_multiple_of(TOGETHER) })
     }
 
-    /// Takes a page back that [`take`](Blocks::take) gave. Returns memory for the kernel, which the caller drops without a lock.
+    /// Takes a page back that [`take`](PageBlocks::take) gave. Returns memory for the kernel, which the caller drops without a lock.
     #[must_use]
-    pub(crate) fn give(&mut self, start: NonNull<u8>) -> Option<Mapping> {
+    pub(crate) fn give(&mut self, start: NonNull<u8>) -> Option<AnonymousMapping> {
         let page = start.addr().get();
         let (&at, block) = self.blocks.range_mut(..=page).next_back()?;
         block.give((page - at) / PAGE);
@@ -103,16 +103,16 @@ impl Blocks {
     }
 
     fn add(&mut self) -> Option<usize> {
-        let memory = Mapping::new(HUGE, false)?;
+        let memory = AnonymousMapping::new(HUGE, false)?;
         let at = memory.start().addr().get();
-        let block = Block { memory, free: [u64::MAX; PAGES / BITS], count: PAGES, fresh: 0 };
+        let block = PageBlock { memory, free: [u64::MAX; PAGES / BITS], count: PAGES, fresh: 0 };
         self.blocks.insert(at, block);
         self.open.insert(at);
         Some(at)
     }
 }
 
-impl Block {
+impl PageBlock {
     /// Takes the lowest free page.
     fn take(&mut self) -> Option<usize> {
         let place = self.free.iter().position(|word| *word != 0)?;
@@ -137,11 +137,11 @@ mod tests {
     #[test]
     fn pages_do_not_overlap_and_blocks_that_are_free_go_back() {
         let mut random = fastrand::Rng::with_seed(4);
-        let (mut blocks, mut taken) = (Blocks::new(), BTreeMap::new());
+        let (mut blocks, mut taken) = (PageBlocks::new(), BTreeMap::new());
         let mut ever = BTreeSet::new();
         for round in 0..60_000 {
             if random.u8(..10) < if round < 30_000 { 6 } else { 4 } {
-                let Taken { start, is_fresh, is_first } = blocks.take().unwrap();
+                let AllocatedPage { start, is_fresh, is_first } = blocks.take().unwrap();
                 let at = start.addr().get();
                 assert!(at.is_multiple_of(PAGE) && taken.insert(at, start).is_none());
                 assert!(

@@ -8,7 +8,7 @@
 //! Its memory is private, so that fork(2) copies it, and goes back to the kernel when it is freed. It is no general allocator: what
 //! is smaller than [`LEAST`] comes from the global one.
 //!
-//! [`Page`] is for data: single pages from blocks of the same size, which are small to the kernel, too. The C library has 4 KiB from its
+//! [`SmallPage`] is for data: single pages from blocks of the same size, which are small to the kernel, too. The C library has 4 KiB from its
 //! heap, which it enlarges for each by a system call, and each takes a page fault.
 
 #![deny(unsafe_code)]
@@ -24,7 +24,7 @@ pub use alloc::HugePages;
 /// Containers with an allocator.
 pub use allocator_api2::vec::Vec;
 pub use limit::memory_limit;
-pub use page::Page;
+pub use page::SmallPage;
 
 /// Bytes of a large page.
 pub const HUGE: usize = 2 << 20;

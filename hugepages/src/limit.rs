@@ -44,13 +44,13 @@ fn limit_of_group(line: &str, mount: &Path) -> Option<u64> {
 mod tests {
     use super::*;
 
-    struct Groups(std::path::PathBuf);
+    struct CgroupTree(std::path::PathBuf);
 
-    impl Groups {
+    impl CgroupTree {
         fn new(name: &str) -> Self {
             let dir = std::env::temp_dir().join(format!("defuse-{name}-{}", std::process::id()));
             fs::create_dir_all(&dir).unwrap();
-            Groups(dir)
+            CgroupTree(dir)
         }
 
         fn set(&self, path: &str, limit: &str) {
@@ -60,7 +60,7 @@ mod tests {
         }
     }
 
-    impl Drop for Groups {
+    impl Drop for CgroupTree {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn the_lowest_limit_on_the_way_to_the_root_counts() {
-        let groups = Groups::new("groups-2");
+        let groups = CgroupTree::new("groups-2");
         let of = |text| limit_of_groups(text, &groups.0);
         assert_eq!(of("0::/a/b\n"), None, "no file");
         groups.set("a/b/memory.max", "max\n");
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn groups_of_version_1_count_too() {
-        let groups = Groups::new("groups-1");
+        let groups = CgroupTree::new("groups-1");
         groups.set("memory/docker/one/memory.limit_in_bytes", "300000\n");
         groups.set("cpu/docker/one/memory.limit_in_bytes", "1\n");
         let text = "5:cpu,cpuacct:/docker/one\n4:memory:/docker/one\n0::/docker/one\n";

@@ -10,17 +10,17 @@ use crate::HUGE;
 
 /// Private memory of zeros, which is unmapped when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub(crate) struct AnonymousMapping {
     start: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: nobody else knows the mapping, and no thread owns it.
-unsafe impl Send for Mapping {}
+unsafe impl Send for AnonymousMapping {}
 
-impl Mapping {
+impl AnonymousMapping {
     /// Maps `len` bytes, a multiple of 4 KiB that is not 0. `None` if the kernel has no memory.
-    pub(crate) fn new(len: usize, is_huge: bool) -> Option<Mapping> {
+    pub(crate) fn new(len: usize, is_huge: bool) -> Option<AnonymousMapping> {
         assert!(len > 0 && len.is_multiple_of(4096), "{len} bytes are no pages");
         let room = len.checked_add(HUGE)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -40,14 +40,14 @@ impl Mapping {
             // SAFETY: the range is the mapping. The advice changes no byte, and a kernel without large pages refuses it.
             let _ = unsafe { rustix::mm::madvise(start.cast(), len, Advice::LinuxHugepage) };
         }
-        Some(Mapping { start: NonNull::new(start)?, len })
+        Some(AnonymousMapping { start: NonNull::new(start)?, len })
     }
 
     pub(crate) fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Gives up the mapping, which [`from_raw`](Mapping::from_raw) takes again.
+    /// Gives up the mapping, which [`from_raw`](AnonymousMapping::from_raw) takes again.
     pub(crate) fn into_raw(self) -> NonNull<u8> {
         std::mem::ManuallyDrop::new(self).start
     }
@@ -56,9 +56,9 @@ impl Mapping {
     ///
     /// # Safety
     ///
-    /// `start` is from [`into_raw`](Mapping::into_raw) of a mapping with this length, once, and nobody uses its bytes any more.
-    pub(crate) unsafe fn from_raw(start: NonNull<u8>, len: usize) -> Mapping {
-        Mapping { start, len }
+    /// `start` is from [`into_raw`](AnonymousMapping::into_raw) of a mapping with this length, once, and nobody uses its bytes any more.
+    pub(crate) unsafe fn from_raw(start: NonNull<u8>, len: usize) -> AnonymousMapping {
+        AnonymousMapping { start, len }
     }
 }
 
@@ -73,7 +73,7 @@ pub(crate) unsafe fn supply(start: NonNull<u8>, len: usize) {
     let _ = unsafe { rustix::mm::madvise(start.as_ptr().cast(), len, Advice::LinuxPopulateWrite) };
 }
 
-impl Drop for Mapping {
+impl Drop for AnonymousMapping {
     fn drop(&mut self) {
         // SAFETY: the range is this mapping, whose owner uses it no more.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };

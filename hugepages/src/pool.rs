@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ptr::NonNull;
 
-use crate::mapping::Mapping;
+use crate::mapping::AnonymousMapping;
 use crate::{HUGE, LEAST};
 
 /// Units of a block.
@@ -17,14 +17,14 @@ const SMALL: usize = 2;
 
 /// The blocks, and what is free in them.
 #[derive(Debug, Default)]
-pub(crate) struct Pool {
+pub(crate) struct HugePagePool {
     /// By the address of their first byte.
-    blocks: BTreeMap<usize, Mapping>,
+    blocks: BTreeMap<usize, AnonymousMapping>,
     /// The addresses of free pieces, by the logarithm of their units. Each is aligned to its size.
     free: [BTreeSet<usize>; ORDERS],
 }
 
-impl Pool {
+impl HugePagePool {
     /// Takes a run of `units` units, at most a block. `None` if the kernel has no memory.
     pub(crate) fn take(&mut self, units: usize) -> Option<NonNull<u8>> {
         assert!((1..=UNITS).contains(&units), "{units} units are no part of a block");
@@ -41,7 +41,7 @@ impl Pool {
         Some(block.start().map_addr(|start| start.saturating_add(at - first)))
     }
 
-    /// Takes a run back that [`take`](Pool::take) gave.
+    /// Takes a run back that [`take`](HugePagePool::take) gave.
     pub(crate) fn give(&mut self, start: NonNull<u8>, units: usize) {
         let at = start.addr().get();
         self.put(at, at + units * LEAST);
@@ -60,7 +60,7 @@ impl Pool {
     }
 
     fn add(&mut self) -> Option<usize> {
-        let block = Mapping::new(HUGE, self.blocks.len() >= SMALL)?;
+        let block = AnonymousMapping::new(HUGE, self.blocks.len() >= SMALL)?;
         let at = block.start().addr().get();
         self.blocks.insert(at, block);
         Some(at)
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn runs_do_not_overlap_and_blocks_that_are_free_go_back() {
         let mut random = fastrand::Rng::with_seed(3);
-        let (mut pool, mut runs) = (Pool::default(), BTreeMap::new());
+        let (mut pool, mut runs) = (HugePagePool::default(), BTreeMap::new());
         for round in 0..20_000 {
             if random.u8(..10) < if round < 10_000 { 6 } else { 4 } {
                 let units = random.usize(1..=if round % 3 == 0 { UNITS } else { 4 });

@@ -5,16 +5,16 @@ use std::path::Path;
 use std::time::Duration;
 
 use defuse_block::{Access, File, Ram};
-use defuse_nvme::measure::{Answering, Reads};
-use defuse_nvme::{Model, Nvme, Options};
+use defuse_nvme::measure::{InstantController, RandomReadTest};
+use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions};
 
-const READS: Reads = Reads { depth: 32, time: Duration::from_secs(1) };
+const READS: RandomReadTest = RandomReadTest { depth: 32, time: Duration::from_secs(1) };
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files: Vec<String> = std::env::args().skip(1).collect();
     for _ in 0..3 {
-        let controller = Answering::new(Model::new(&Ram::new(4096, 1 << 16), 1)?);
-        let cost = READS.run(&Nvme::open(controller, &Options::default())?)?;
+        let controller = InstantController::new(ControllerModel::new(&Ram::new(4096, 1 << 16), 1)?);
+        let cost = READS.run(&NvmeDevice::open(controller, &NvmeOptions::default())?)?;
         println!("{:8.0} ns  the driver ({} reads)", cost.cpu_ns(), cost.operations);
         for path in &files {
             let cost = READS.run(&File::open(Path::new(path), Access::Read)?)?;

@@ -8,10 +8,12 @@ use defuse_block::{
     Blocking, Clock, Device, Errno, Facts, Priority, Purpose, Queue, Region, Result,
 };
 
-use crate::Transport;
-use crate::controller::{Controller, Event, Failure};
-use crate::queue::{LIST, MAX_DEPTH, NvmeQueue, Regions, Use};
-use crate::spec::{ControllerFacts, ErrorEntry, NamespaceFacts, PAGE, Smart, Unusable, u32_at};
+use crate::ControllerTransport;
+use crate::controller::{AdminFailure, ControllerEvent, NvmeController};
+use crate::queue::{LIST, MAX_DEPTH, NvmeQueue, QueueParameters, RegionAddresses};
+use crate::spec::{
+    ControllerFacts, ErrorEntry, NamespaceFacts, PAGE, SmartLog, UnsupportedNamespace, u32_at,
+};
 
 /// Blocks of a range of a command at most.
 const MAX_BLOCKS: u64 = 1 << 16;
@@ -21,7 +23,7 @@ const ERASE_UNIT: u32 = 2 << 20;
 
 /// Settings of the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct NvmeOptions {
     /// The namespace.
     pub namespace: u32,
     /// The time after which a command is aborted.
@@ -33,16 +35,16 @@ pub struct Options {
     pub copy_all: bool,
 }
 
-impl Default for Options {
+impl Default for NvmeOptions {
     fn default() -> Self {
         let timeout = Duration::from_secs(30);
-        Options { namespace: 1, timeout, max_queues: 64, copy_all: false }
+        NvmeOptions { namespace: 1, timeout, max_queues: 64, copy_all: false }
     }
 }
 
 /// A failure to open a controller or to ask it.
 #[derive(Debug)]
-pub enum Error {
+pub enum NvmeError {
     /// The controller cannot be used, for a reason of its own.
     Unfit {
         /// The controller.
@@ -57,7 +59,7 @@ pub enum Error {
         /// The namespace.
         id: u32,
         /// The reason.
-        why: Unusable,
+        why: UnsupportedNamespace,
     },
     /// An admin command failed.
     Command {
@@ -66,7 +68,7 @@ pub enum Error {
         /// The purpose of the command, as a verb: "identify".
         action: &'static str,
         /// The reason.
-        failure: Failure,
+        failure: AdminFailure,
     },
     /// A system call failed.
     System {
@@ -87,17 +89,17 @@ pub enum Error {
 }
 
 /// An open namespace of a controller.
-pub struct Nvme {
-    controller: Arc<Controller>,
+pub struct NvmeDevice {
+    controller: Arc<NvmeController>,
     facts: ControllerFacts,
-    space: Arc<Space>,
+    space: Arc<NamespaceParameters>,
     copy_all: bool,
     /// Regions that the controller reaches, with their addresses.
     regions: Mutex<Vec<(Arc<Region>, u64)>>,
 }
 
 /// Facts about a namespace that queues need.
-pub(crate) struct Space {
+pub(crate) struct NamespaceParameters {
     pub(crate) id: u32,
     pub(crate) facts: Facts,
     pub(crate) sgl: bool,
@@ -109,38 +111,47 @@ pub(crate) struct Space {
     pub(crate) timeout: Duration,
 }
 
-impl Nvme {
+impl NvmeDevice {
     /// Resets and enables the controller behind `transport`, and opens a namespace.
     ///
     /// # Errors
     ///
-    /// See [`Error`].
-    pub fn open(transport: impl Transport + 'static, options: &Options) -> Result<Self, Error> {
-        Nvme::open_shared(Arc::new(transport), options)
+    /// See [`NvmeError`].
+    pub fn open(
+        transport: impl ControllerTransport + 'static,
+        options: &NvmeOptions,
+    ) -> Result<Self, NvmeError> {
+        NvmeDevice::open_shared(Arc::new(transport), options)
     }
 
-    /// As [`open`](Nvme::open), on a transport that others have, too.
+    /// As [`open`](NvmeDevice::open), on a transport that others have, too.
     ///
     /// # Errors
     ///
-    /// See [`Error`].
-    pub fn open_shared(transport: Arc<dyn Transport>, options: &Options) -> Result<Self, Error> {
-        let opened = Nvme::open_on(Arc::clone(&transport), options);
+    /// See [`NvmeError`].
+    pub fn open_shared(
+        transport: Arc<dyn ControllerTransport>,
+        options: &NvmeOptions,
+    ) -> Result<Self, NvmeError> {
+        let opened = NvmeDevice::open_on(Arc::clone(&transport), options);
         opened.map_err(|error| error.or_limit(&*transport))
     }
 
-    fn open_on(transport: Arc<dyn Transport>, options: &Options) -> Result<Self, Error> {
+    fn open_on(
+        transport: Arc<dyn ControllerTransport>,
+        options: &NvmeOptions,
+    ) -> Result<Self, NvmeError> {
         let name = transport.name();
         let failed = |action| {
             let name = name.clone();
-            move |failure| Error::Command { name, action, failure }
+            move |failure| NvmeError::Command { name, action, failure }
         };
         let numa_node = transport.numa_node();
-        let controller = Controller::open(transport, options)?;
+        let controller = NvmeController::open(transport, options)?;
         let facts = controller.facts().map_err(failed("identify the controller"))?;
         let id = options.namespace;
         let bytes = controller.identify(0, id).map_err(failed("identify the namespace"))?;
-        let namespace = NamespaceFacts::parse(id, &bytes).map_err(|why| Error::Namespace {
+        let namespace = NamespaceFacts::parse(id, &bytes).map_err(|why| NvmeError::Namespace {
             name: name.clone(),
             id,
             why,
@@ -152,7 +163,7 @@ impl Nvme {
         space.facts.max_queues = u32::from(controller.granted());
         space.facts.max_depth = MAX_DEPTH.min(controller.capabilities.max_entries() - 1);
         space.facts.numa_node = numa_node;
-        Ok(Nvme {
+        Ok(NvmeDevice {
             controller: Arc::new(controller),
             facts,
             space: Arc::new(space),
@@ -170,8 +181,8 @@ impl Nvme {
     ///
     /// # Errors
     ///
-    /// See [`Error`].
-    pub fn smart(&self) -> Result<Smart, Error> {
+    /// See [`NvmeError`].
+    pub fn smart(&self) -> Result<SmartLog, NvmeError> {
         self.controller.smart().map_err(|failure| self.failed("read the SMART log of", failure))
     }
 
@@ -179,14 +190,14 @@ impl Nvme {
     ///
     /// # Errors
     ///
-    /// See [`Error`].
-    pub fn errors(&self) -> Result<Vec<ErrorEntry>, Error> {
+    /// See [`NvmeError`].
+    pub fn errors(&self) -> Result<Vec<ErrorEntry>, NvmeError> {
         let entries = self.controller.errors(self.facts.error_entries);
         entries.map_err(|failure| self.failed("read the error log of", failure))
     }
 
     /// Takes the asynchronous events that came since the last call, the last 64 at most.
-    pub fn events(&self) -> Vec<Event> {
+    pub fn events(&self) -> Vec<ControllerEvent> {
         self.controller.events()
     }
 
@@ -205,18 +216,18 @@ impl Nvme {
     ///
     /// # Errors
     ///
-    /// [`Error::System`] with `EOPNOTSUPP` where the controller has no Compare command, `EINVAL` outside of the namespace, and those
+    /// [`NvmeError::System`] with `EOPNOTSUPP` where the controller has no Compare command, `EINVAL` outside of the namespace, and those
     /// of reading.
-    pub fn compare(&self, block: u64, data: &[u8]) -> Result<bool, Error> {
+    pub fn compare(&self, block: u64, data: &[u8]) -> Result<bool, NvmeError> {
         let failed = |errno| {
             let name = self.space.facts.name.clone();
-            let error = Error::System { name, action: "compare blocks", errno };
+            let error = NvmeError::System { name, action: "compare blocks", errno };
             error.or_limit(&*self.controller.transport)
         };
         if !self.facts.compares {
             return Err(failed(Errno::OPNOTSUPP));
         }
-        let compares = Use { compares: true, ..Use::default() };
+        let compares = QueueParameters { compares: true, ..QueueParameters::default() };
         let queue = self.queue_of(1, compares).map_err(failed)?;
         let mut line = Blocking::of(queue, &self.space.facts);
         match line.write(block, data) {
@@ -226,32 +237,35 @@ impl Nvme {
         }
     }
 
-    fn queue_of(&self, depth: u32, use_: Use) -> Result<Box<dyn Queue>> {
+    fn queue_of(&self, depth: u32, use_: QueueParameters) -> Result<Box<dyn Queue>> {
         let depth = depth.clamp(1, self.space.facts.max_depth) as u16;
         let known = self.regions.lock().unwrap_or_else(PoisonError::into_inner);
-        let regions = Regions(known.iter().map(|(region, bus)| (region.id(), *bus)).collect());
+        let regions =
+            RegionAddresses(known.iter().map(|(region, bus)| (region.id(), *bus)).collect());
         drop(known);
         let number = self.controller.take_number().ok_or(Errno::BUSY)?;
         let queue = NvmeQueue::new(&self.controller, &self.space, regions, (number, depth), use_)?;
         Ok(Box::new(queue))
     }
 
-    fn failed(&self, action: &'static str, failure: Failure) -> Error {
+    fn failed(&self, action: &'static str, failure: AdminFailure) -> NvmeError {
         let transport = &*self.controller.transport;
-        Error::Command { name: transport.name(), action, failure }.or_limit(transport)
+        NvmeError::Command { name: transport.name(), action, failure }.or_limit(transport)
     }
 }
 
-impl Error {
+impl NvmeError {
     /// The limit of this process that is the reason for this error, or else this error.
-    fn or_limit(self, transport: &dyn Transport) -> Error {
+    fn or_limit(self, transport: &dyn ControllerTransport) -> NvmeError {
         let short = match &self {
-            Error::System { errno, .. } => *errno == Errno::NOMEM,
-            Error::Command { failure, .. } => *failure == Failure::Memory(Errno::NOMEM),
-            Error::Unfit { .. } | Error::Namespace { .. } | Error::Limit { .. } => false,
+            NvmeError::System { errno, .. } => *errno == Errno::NOMEM,
+            NvmeError::Command { failure, .. } => *failure == AdminFailure::Memory(Errno::NOMEM),
+            NvmeError::Unfit { .. } | NvmeError::Namespace { .. } | NvmeError::Limit { .. } => {
+                false
+            }
         };
         match transport.shortage() {
-            Some(why) if short => Error::Limit { name: transport.name(), why },
+            Some(why) if short => NvmeError::Limit { name: transport.name(), why },
             _ => self,
         }
     }
@@ -263,8 +277,8 @@ fn space(
     controller: &ControllerFacts,
     namespace: &NamespaceFacts,
     limits: &[u8],
-    options: &Options,
-) -> Space {
+    options: &NvmeOptions,
+) -> NamespaceParameters {
     let block_size = namespace.format.block_size;
     let page = PAGE as u64;
     // A list of one page, the limit of the controller, and the number of blocks in a command.
@@ -297,7 +311,7 @@ fn space(
         erase_unit,
         numa_node: None,
     };
-    Space {
+    NamespaceParameters {
         id: namespace.id,
         facts,
         sgl: controller.sgl,
@@ -308,7 +322,7 @@ fn space(
     }
 }
 
-impl Device for Nvme {
+impl Device for NvmeDevice {
     fn facts(&self) -> &Facts {
         &self.space.facts
     }
@@ -337,7 +351,7 @@ impl Device for Nvme {
     }
 
     fn queue_with(&self, priority: Priority, depth: u32) -> Result<Box<dyn Queue>> {
-        self.queue_of(depth, Use { priority, compares: false })
+        self.queue_of(depth, QueueParameters { priority, compares: false })
     }
 
     fn shortage(&self) -> Option<String> {
@@ -349,26 +363,26 @@ impl Device for Nvme {
     }
 }
 
-impl fmt::Debug for Nvme {
+impl fmt::Debug for NvmeDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Nvme").field("facts", &self.space.facts).finish_non_exhaustive()
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for NvmeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Unfit { name, why } => write!(f, "{name} {why}"),
-            Error::Namespace { name, id, why } => write!(f, "namespace {id} of {name} {why}"),
-            Error::Command { name, action, failure } => {
+            NvmeError::Unfit { name, why } => write!(f, "{name} {why}"),
+            NvmeError::Namespace { name, id, why } => write!(f, "namespace {id} of {name} {why}"),
+            NvmeError::Command { name, action, failure } => {
                 write!(f, "cannot {action} {name}: {failure}")
             }
-            Error::System { name, action, errno } => {
+            NvmeError::System { name, action, errno } => {
                 write!(f, "cannot {action} of {name}: {errno}")
             }
-            Error::Limit { name, why } => write!(f, "cannot use {name}: {why}"),
+            NvmeError::Limit { name, why } => write!(f, "cannot use {name}: {why}"),
         }
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for NvmeError {}

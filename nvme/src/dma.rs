@@ -13,27 +13,27 @@ use crate::spec::PAGE;
 /// A piece of memory with one range of addresses for the controller, on whole pages. Clones are the same memory. Nothing here hands
 /// out references to it, because the controller may change it at any time: words are atomic, and data is copied.
 #[derive(Clone)]
-pub struct Dma {
-    inner: Arc<Inner>,
+pub struct DmaMemory {
+    inner: Arc<DmaAllocation>,
 }
 
 /// Memory that may be gone.
 #[derive(Clone, Debug)]
-pub(crate) struct WeakDma(Weak<Inner>);
+pub(crate) struct WeakDmaMemory(Weak<DmaAllocation>);
 
-struct Inner {
+struct DmaAllocation {
     start: *mut u8,
     len: usize,
     bus: u64,
     _owner: Box<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the memory lives as long as the owner (`Dma::new`), and all access is atomic or a copy of raw bytes.
-unsafe impl Send for Inner {}
+// SAFETY: the memory lives as long as the owner (`DmaMemory::new`), and all access is atomic or a copy of raw bytes.
+unsafe impl Send for DmaAllocation {}
 // SAFETY: as above.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for DmaAllocation {}
 
-impl Dma {
+impl DmaMemory {
     /// The `len` bytes from `start` on, which the controller reaches from the address `bus` on.
     ///
     /// # Safety
@@ -47,7 +47,7 @@ impl Dma {
         owner: Box<dyn Any + Send + Sync>,
     ) -> Self {
         assert!(start.addr().is_multiple_of(PAGE), "memory for a controller begins on a page");
-        Dma { inner: Arc::new(Inner { start, len, bus, _owner: owner }) }
+        DmaMemory { inner: Arc::new(DmaAllocation { start, len, bus, _owner: owner }) }
     }
 
     /// Zeroed memory of the heap, of whole pages, for controllers that live in this process.
@@ -62,9 +62,9 @@ impl Dma {
         if start.is_null() {
             return Err(Errno::NOMEM);
         }
-        let owner = Box::new(Heap { start, layout });
-        // SAFETY: `Heap` keeps the allocation, which is aligned so, and nobody else knows it.
-        Ok(unsafe { Dma::new(start, bytes, bus, owner) })
+        let owner = Box::new(HeapAllocation { start, layout });
+        // SAFETY: `HeapAllocation` keeps the allocation, which is aligned so, and nobody else knows it.
+        Ok(unsafe { DmaMemory::new(start, bytes, bus, owner) })
     }
 
     /// All frames of `region`. The controller may access the frames of commands that it has been given, whose
@@ -75,7 +75,7 @@ impl Dma {
         let owner = Box::new((keep, Arc::clone(region)));
         // SAFETY: the mapping of a region begins on a page and lives as long as the region. The frames that are
         // accessed belong to operations in flight, whose memory nobody else uses (`defuse_block::Memory`).
-        unsafe { Dma::new(region.start(), region.bytes(), bus, owner) }
+        unsafe { DmaMemory::new(region.start(), region.bytes(), bus, owner) }
     }
 
     /// The memory of `frames`, which belongs to the controller and the driver until it is dropped.
@@ -85,7 +85,7 @@ impl Dma {
             (frames.region().start().wrapping_add(at), frames.count() as usize * FRAME);
         // SAFETY: the frames lie within the mapping of their region. Their owner is given away, and nobody makes
         // a reference from it.
-        unsafe { Dma::new(start, len, bus, Box::new(frames)) }
+        unsafe { DmaMemory::new(start, len, bus, Box::new(frames)) }
     }
 
     /// Its length in bytes.
@@ -127,7 +127,7 @@ impl Dma {
     pub fn copy_out(&self, at: usize, out: &mut [u8]) {
         self.check(at, out.len());
         // SAFETY: the range lies within the memory (`check`), and `out` is other memory: no reference leads to
-        // this one (`Dma::new`). What the controller changes meanwhile makes the copy anything, but valid bytes.
+        // this one (`DmaMemory::new`). What the controller changes meanwhile makes the copy anything, but valid bytes.
         unsafe {
             let from = self.inner.start.add(at);
             std::ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
@@ -150,8 +150,8 @@ impl Dma {
     }
 
     /// A handle that does not keep the memory.
-    pub(crate) fn weak(&self) -> WeakDma {
-        WeakDma(Arc::downgrade(&self.inner))
+    pub(crate) fn weak(&self) -> WeakDmaMemory {
+        WeakDmaMemory(Arc::downgrade(&self.inner))
     }
 
     fn check(&self, at: usize, len: usize) {
@@ -174,39 +174,39 @@ impl Dma {
     }
 }
 
-impl WeakDma {
+impl WeakDmaMemory {
     /// The memory, if its owner still has it.
-    pub(crate) fn get(&self) -> Option<Dma> {
-        self.0.upgrade().map(|inner| Dma { inner })
+    pub(crate) fn get(&self) -> Option<DmaMemory> {
+        self.0.upgrade().map(|inner| DmaMemory { inner })
     }
 }
 
-impl fmt::Debug for Dma {
+impl fmt::Debug for DmaMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Dma({} bytes at {:#x})", self.inner.len, self.inner.bus)
     }
 }
 
-impl fmt::Debug for Inner {
+impl fmt::Debug for DmaAllocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes at {:#x}", self.len, self.bus)
     }
 }
 
 /// Memory of the heap.
-struct Heap {
+struct HeapAllocation {
     start: *mut u8,
     layout: Layout,
 }
 
 // SAFETY: only the drop uses the pointer.
-unsafe impl Send for Heap {}
+unsafe impl Send for HeapAllocation {}
 // SAFETY: as above.
-unsafe impl Sync for Heap {}
+unsafe impl Sync for HeapAllocation {}
 
-impl Drop for Heap {
+impl Drop for HeapAllocation {
     fn drop(&mut self) {
-        // SAFETY: the allocation of `Dma::heap`, with its layout.
+        // SAFETY: the allocation of `DmaMemory::heap`, with its layout.
         unsafe { dealloc(self.start, self.layout) };
     }
 }
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn words_are_little_endian_and_lie_among_the_bytes() {
-        let dma = Dma::heap(100, 0x1000).unwrap();
+        let dma = DmaMemory::heap(100, 0x1000).unwrap();
         assert_eq!((dma.len(), dma.bus()), (PAGE, 0x1000));
         dma.write64(8, 0x0102_0304_0506_0708);
         dma.write32(4, 0x0a0b_0c0d);
@@ -237,6 +237,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "4 bytes at 4094")]
     fn nothing_outside_is_reached() {
-        Dma::heap(PAGE, 0).unwrap().copy_in(4094, &[0; 4]);
+        DmaMemory::heap(PAGE, 0).unwrap().copy_in(4094, &[0; 4]);
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use defuse_block::{Device, Done, Errno, Frames, Op, OpKind, Ram, Region, Result};
 
-use crate::model::Shape;
-use crate::{Model, Nvme, Options};
+use crate::model::ModelProperties;
+use crate::{ControllerModel, NvmeDevice, NvmeOptions};
 
 /// Operations of a run.
 const OPERATIONS: u64 = 48;
@@ -18,16 +18,17 @@ const OPERATIONS: u64 = 48;
 ///
 /// When an operation has not exactly one answer, memory does not come back, or a run does not end.
 pub fn controller(script: &[u8]) {
-    let shape = Shape { maps: false, queues: 2, entries: 64, ..Shape::default() };
+    let shape =
+        ModelProperties { maps: false, queues: 2, entries: 64, ..ModelProperties::default() };
     let disk = Ram::new(4096, 256);
-    let Ok(model) = Model::with(&disk, 1, shape) else { return };
+    let Ok(model) = ControllerModel::with(&disk, 1, shape) else { return };
     let from_the_start = script.first().is_none_or(|byte| byte % 2 == 0);
     let script = script.get(1..).unwrap_or_default();
     if from_the_start {
         model.falsify(script);
     }
-    let options = Options { timeout: Duration::from_secs(1), ..Options::default() };
-    let Ok(device) = Nvme::open(model.clone(), &options) else { return };
+    let options = NvmeOptions { timeout: Duration::from_secs(1), ..NvmeOptions::default() };
+    let Ok(device) = NvmeDevice::open(model.clone(), &options) else { return };
     if !from_the_start {
         model.falsify(script);
     }
@@ -41,7 +42,7 @@ pub fn controller(script: &[u8]) {
 }
 
 /// Pushes operations of every kind, and checks that each is answered once.
-fn run(device: &Nvme, region: &Arc<Region>) {
+fn run(device: &NvmeDevice, region: &Arc<Region>) {
     let Ok(mut queue) = device.queue(8) else { return };
     let mut random = fastrand::Rng::with_seed(1);
     let (mut done, mut pushed, mut answers) = (Vec::new(), 0, vec![0; OPERATIONS as usize]);
@@ -62,7 +63,7 @@ fn run(device: &Nvme, region: &Arc<Region>) {
     let _ = (device.smart(), device.errors(), device.events());
 }
 
-fn operation(device: &Nvme, region: &Arc<Region>, random: &mut fastrand::Rng) -> OpKind {
+fn operation(device: &NvmeDevice, region: &Arc<Region>, random: &mut fastrand::Rng) -> OpKind {
     let facts = device.facts();
     let frame = u64::from(facts.block_size.max(4096));
     let frames = (frame / 4096 * random.u64(1..4)).min(16) as u32;

@@ -1,6 +1,6 @@
 //! An NVMe driver in user space: a block device on the queues of a controller, without the kernel.
 //!
-//! [`Nvme`] is a [`Device`](defuse_block::Device) on a namespace. It reaches the controller through a [`Transport`], such as
+//! [`NvmeDevice`] is a [`Device`](defuse_block::Device) on a namespace. It reaches the controller through a [`ControllerTransport`], such as
 //! [`vfio`]: a device of this machine, [`qemu`]: the controller that QEMU emulates, and [`model`]: one that lives in this process and fails on demand.
 //!
 //! The controller is not trusted: completions of no command, registers that lie, and silence are errors, and each operation is answered exactly
@@ -11,17 +11,17 @@
 //!
 //! ```
 //! use defuse_block::{Blocking, Ram};
-//! use defuse_nvme::{Model, Nvme, Options};
+//! use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions};
 //!
-//! let model = Model::new(&Ram::new(4096, 256), 1)?;
-//! let disk = Nvme::open(model, &Options::default())?;
+//! let model = ControllerModel::new(&Ram::new(4096, 256), 1)?;
+//! let disk = NvmeDevice::open(model, &NvmeOptions::default())?;
 //! let mut line = Blocking::new(&disk)?;
 //! line.write(7, &[1; 4096])?;
 //! line.flush()?;
 //! let mut block = vec![0; 4096];
 //! line.read(7, &mut block)?;
 //! assert_eq!(block, [1; 4096]);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # Ok::<(), Box<dyn std::error::NvmeError>>(())
 //! ```
 
 mod controller;
@@ -39,12 +39,12 @@ pub mod spec;
 mod transport;
 pub mod vfio;
 
-pub use controller::{Controller, Event, Failure};
-pub use device::{Error, Nvme, Options};
-pub use dma::Dma;
+pub use controller::{AdminFailure, ControllerEvent, NvmeController};
+pub use device::{NvmeDevice, NvmeError, NvmeOptions};
+pub use dma::DmaMemory;
 pub use driver::DRIVER;
 pub use fuzzed::controller as fuzz_controller;
-pub use model::Model;
-pub use qemu::Qemu;
-pub use transport::Transport;
-pub use vfio::Vfio;
+pub use model::ControllerModel;
+pub use qemu::QemuController;
+pub use transport::ControllerTransport;
+pub use vfio::VfioController;

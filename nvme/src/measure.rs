@@ -7,20 +7,20 @@ use defuse_block::{Clock, Device, Done, Frames, Monotonic, Op, OpKind, Region, R
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::spec::{COMPLETION, SUBMISSION};
-use crate::{Dma, Model, Transport};
+use crate::{ControllerModel, ControllerTransport, DmaMemory};
 
 /// A controller that answers each command of its first I/O queue with success when the doorbell rings, and moves no data: what remains
-/// is the cost of the driver. Everything else is done by a [`Model`].
-pub struct Answering {
-    model: Model,
-    line: Mutex<Option<Line>>,
+/// is the cost of the driver. Everything else is done by a [`ControllerModel`].
+pub struct InstantController {
+    model: ControllerModel,
+    line: Mutex<Option<QueuePairMemory>>,
     clock: Monotonic,
 }
 
 /// The memory of a pair of queues.
-pub(crate) struct Line {
-    pub(crate) submissions: Dma,
-    pub(crate) completions: Dma,
+pub(crate) struct QueuePairMemory {
+    pub(crate) submissions: DmaMemory,
+    pub(crate) completions: DmaMemory,
     pub(crate) entries: u16,
     pub(crate) doorbell: u32,
     pub(crate) head: u16,
@@ -30,7 +30,7 @@ pub(crate) struct Line {
 
 /// Random reads of one block each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reads {
+pub struct RandomReadTest {
     /// Reads in flight.
     pub depth: u32,
     /// Time for the measurement.
@@ -39,7 +39,7 @@ pub struct Reads {
 
 /// The cost of reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cost {
+pub struct ReadCost {
     /// Reads that were complete.
     pub operations: u64,
     /// CPU time of this process.
@@ -48,20 +48,20 @@ pub struct Cost {
     pub wall: Duration,
 }
 
-impl Cost {
+impl ReadCost {
     /// CPU time of one read in nanoseconds.
     pub fn cpu_ns(&self) -> f64 {
         self.cpu.as_nanos() as f64 / self.operations.max(1) as f64
     }
 }
 
-impl Reads {
+impl RandomReadTest {
     /// Reads random blocks of `device` into memory that is registered with it.
     ///
     /// # Errors
     ///
     /// Those of the device.
-    pub fn run(&self, device: &dyn Device) -> Result<Cost> {
+    pub fn run(&self, device: &dyn Device) -> Result<ReadCost> {
         let facts = device.facts();
         let frames = facts.block_size.div_ceil(4096);
         let count = frames.next_power_of_two() * self.depth;
@@ -90,7 +90,7 @@ impl Reads {
             }
             if operations % 64 < 32 && begin.elapsed() > self.time {
                 let cpu = process_cpu().saturating_sub(cpu);
-                return Ok(Cost { operations, cpu, wall: begin.elapsed() });
+                return Ok(ReadCost { operations, cpu, wall: begin.elapsed() });
             }
         }
     }
@@ -101,18 +101,18 @@ fn process_cpu() -> Duration {
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
-impl Answering {
+impl InstantController {
     /// A controller with the facts of `model`, which has no queues yet.
-    pub fn new(model: Model) -> Self {
-        Answering { model, line: Mutex::default(), clock: Monotonic::default() }
+    pub fn new(model: ControllerModel) -> Self {
+        InstantController { model, line: Mutex::default(), clock: Monotonic::default() }
     }
 
-    fn line(&self) -> MutexGuard<'_, Option<Line>> {
+    fn line(&self) -> MutexGuard<'_, Option<QueuePairMemory>> {
         self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Line {
+impl QueuePairMemory {
     /// Answers all commands up to `tail`.
     fn answer(&mut self, tail: u16) {
         while self.head != tail && tail < self.entries {
@@ -130,7 +130,7 @@ impl Line {
     }
 }
 
-impl Transport for Answering {
+impl ControllerTransport for InstantController {
     fn name(&self) -> String {
         "controller that answers at once".to_owned()
     }
@@ -163,7 +163,7 @@ impl Transport for Answering {
         self.model.registers_len()
     }
 
-    fn allocate(&self, bytes: usize) -> Result<Dma> {
+    fn allocate(&self, bytes: usize) -> Result<DmaMemory> {
         self.model.allocate(bytes)
     }
 

@@ -4,14 +4,17 @@ use std::sync::Arc;
 
 use defuse_block::Result;
 
-use crate::spec::{COMPLETION, Capabilities, Command, Completion, PAGE, SUBMISSION, Status};
-use crate::{Dma, Transport};
+use crate::spec::{
+    COMPLETION, CommandStatus, CompletionEntry, ControllerCapabilities, PAGE, SUBMISSION,
+    SubmissionEntry,
+};
+use crate::{ControllerTransport, DmaMemory};
 
 /// The pair of queues of one number.
-pub(crate) struct Ring {
-    transport: Arc<dyn Transport>,
-    submissions: Dma,
-    completions: Dma,
+pub(crate) struct QueuePair {
+    transport: Arc<dyn ControllerTransport>,
+    submissions: DmaMemory,
+    completions: DmaMemory,
     /// Entries of each queue. One remains unused.
     entries: u16,
     number: u16,
@@ -28,25 +31,25 @@ pub(crate) struct Ring {
 
 /// The next entry of a completion queue.
 #[derive(Debug)]
-pub(crate) enum Next {
+pub(crate) enum NextCompletion {
     /// Nothing.
     Empty,
     /// A completion.
-    Done(Completion),
+    Done(CompletionEntry),
     /// A completion that cannot be one of this queue.
     Invalid,
 }
 
-impl Ring {
+impl QueuePair {
     /// Queues of `entries` entries. The controller does not know them yet.
     pub(crate) fn new(
-        transport: &Arc<dyn Transport>,
-        capabilities: Capabilities,
+        transport: &Arc<dyn ControllerTransport>,
+        capabilities: ControllerCapabilities,
         number: u16,
         entries: u16,
     ) -> Result<Self> {
         let bytes = |size: usize| (usize::from(entries) * size).next_multiple_of(PAGE);
-        Ok(Ring {
+        Ok(QueuePair {
             submissions: transport.allocate(bytes(SUBMISSION))?,
             completions: transport.allocate(bytes(COMPLETION))?,
             transport: Arc::clone(transport),
@@ -84,7 +87,7 @@ impl Ring {
 
     /// Writes a command. The caller has fewer commands in flight than there are entries, less one.
     #[inline]
-    pub(crate) fn put(&mut self, command: &Command) {
+    pub(crate) fn put(&mut self, command: &SubmissionEntry) {
         let at = usize::from(self.tail) * SUBMISSION;
         for (number, word) in command.0.iter().enumerate() {
             self.submissions.write64(at + number * 8, *word);
@@ -103,19 +106,19 @@ impl Ring {
 
     /// Takes the next completion.
     #[inline]
-    pub(crate) fn next(&mut self) -> Next {
+    pub(crate) fn next(&mut self) -> NextCompletion {
         let at = usize::from(self.head) * COMPLETION;
         let last = self.completions.read32(at + 12);
         if (last >> 16 & 1 == 1) != self.phase {
-            return Next::Empty;
+            return NextCompletion::Empty;
         }
         let middle = self.completions.read32(at + 8);
-        let completion = Completion {
+        let completion = CompletionEntry {
             result: self.completions.read32(at),
             head: middle as u16,
             queue: (middle >> 16) as u16,
             id: last as u16,
-            status: Status((last >> 17) as u16),
+            status: CommandStatus((last >> 17) as u16),
         };
         self.head += 1;
         self.taken = true;
@@ -123,8 +126,8 @@ impl Ring {
             (self.head, self.phase) = (0, !self.phase);
         }
         match completion.queue == self.number && completion.head < self.entries {
-            true => Next::Done(completion),
-            false => Next::Invalid,
+            true => NextCompletion::Done(completion),
+            false => NextCompletion::Invalid,
         }
     }
 

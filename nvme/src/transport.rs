@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use defuse_block::{Clock, Monotonic, Region, Result, Waker};
 
-use crate::Dma;
+use crate::DmaMemory;
 
 /// A way to the registers of a controller, with memory that it reaches, and its interrupts. Nothing that a
 /// controller does may make these methods panic or hang.
-pub trait Transport: Send + Sync {
+pub trait ControllerTransport: Send + Sync {
     /// The name of the controller for people.
     fn name(&self) -> String;
 
@@ -34,18 +34,18 @@ pub trait Transport: Send + Sync {
     /// # Errors
     ///
     /// `ENOMEM` where there is none.
-    fn allocate(&self, bytes: usize) -> Result<Dma>;
+    fn allocate(&self, bytes: usize) -> Result<DmaMemory>;
 
     /// Lets the controller reach `region`. Returns the address of its first byte, or `None` where data must be copied to
-    /// memory of [`allocate`](Transport::allocate).
+    /// memory of [`allocate`](ControllerTransport::allocate).
     ///
     /// # Errors
     ///
     /// `ENOMEM` at a limit.
     fn map(&self, region: &Arc<Region>) -> Result<Option<u64>>;
 
-    /// The reason for `ENOMEM`, with the next step: a limit of this process that [`allocate`](Transport::allocate) or
-    /// [`map`](Transport::map) has met.
+    /// The reason for `ENOMEM`, with the next step: a limit of this process that [`allocate`](ControllerTransport::allocate) or
+    /// [`map`](ControllerTransport::map) has met.
     fn shortage(&self) -> Option<String> {
         None
     }
@@ -56,7 +56,7 @@ pub trait Transport: Send + Sync {
     /// The number of interrupt vectors. With none, whoever waits looks now and then.
     fn vectors(&self) -> u16;
 
-    /// Sleeps until vector `vector` interrupts, somebody uses its [`waker`](Transport::waker), or `timeout` is over.
+    /// Sleeps until vector `vector` interrupts, somebody uses its [`waker`](ControllerTransport::waker), or `timeout` is over.
     /// Returns early for no reason now and then.
     fn sleep(&self, vector: u16, timeout: Option<Duration>);
 

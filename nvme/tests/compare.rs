@@ -1,16 +1,16 @@
 //! The Compare command: blocks are compared with data in the controller.
 
 use defuse_block::{Blocking, Device, Errno, Ram};
-use defuse_nvme::model::{Fault, Shape};
-use defuse_nvme::spec::Status;
-use defuse_nvme::{Error, Model, Nvme, Options};
+use defuse_nvme::model::{ControllerFault, ModelProperties};
+use defuse_nvme::spec::CommandStatus;
+use defuse_nvme::{ControllerModel, NvmeDevice, NvmeError, NvmeOptions};
 
 /// More than one command, of two pages at most.
 const BLOCKS: usize = 7;
 
-fn open(shape: Shape) -> (Model, Nvme) {
-    let model = Model::with(&Ram::new(4096, 64), 5, shape).unwrap();
-    let disk = Nvme::open(model.clone(), &Options::default()).unwrap();
+fn open(shape: ModelProperties) -> (ControllerModel, NvmeDevice) {
+    let model = ControllerModel::with(&Ram::new(4096, 64), 5, shape).unwrap();
+    let disk = NvmeDevice::open(model.clone(), &NvmeOptions::default()).unwrap();
     (model, disk)
 }
 
@@ -20,7 +20,7 @@ fn data() -> Vec<u8> {
 
 #[test]
 fn blocks_equal_their_data_and_differ_by_any_byte() {
-    let (_, disk) = open(Shape { mdts: 1, ..Shape::default() });
+    let (_, disk) = open(ModelProperties { mdts: 1, ..ModelProperties::default() });
     let data = data();
     Blocking::new(&disk).unwrap().write(9, &data).unwrap();
     assert!(disk.compare(9, &data).unwrap());
@@ -37,24 +37,24 @@ fn blocks_equal_their_data_and_differ_by_any_byte() {
 
 #[test]
 fn what_cannot_be_compared_is_an_error() {
-    let (model, disk) = open(Shape { compares: false, ..Shape::default() });
-    let errno = |disk: &Nvme, block, data: &[u8]| match disk.compare(block, data) {
-        Err(Error::System { errno, .. }) => errno,
+    let (model, disk) = open(ModelProperties { compares: false, ..ModelProperties::default() });
+    let errno = |disk: &NvmeDevice, block, data: &[u8]| match disk.compare(block, data) {
+        Err(NvmeError::System { errno, .. }) => errno,
         other => panic!("{other:?}"),
     };
     assert_eq!(errno(&disk, 0, &[0; 4096]), Errno::OPNOTSUPP);
     assert_eq!(model.commands(), 0, "it is not asked for what it does not have");
-    let (model, disk) = open(Shape::default());
+    let (model, disk) = open(ModelProperties::default());
     assert_eq!(errno(&disk, 64, &[0; 4096]), Errno::INVAL);
     assert_eq!(errno(&disk, 0, &[0; 100]), Errno::INVAL);
-    model.fail(|_| Some(Fault::Refuse(Status::READ_ERROR)));
+    model.fail(|_| Some(ControllerFault::Refuse(CommandStatus::READ_ERROR)));
     assert_eq!(errno(&disk, 0, &[0; 4096]), Errno::IO);
 }
 
 #[test]
 fn a_reset_in_between_changes_no_answer() {
-    for fault in [Fault::Break, Fault::Refuse(Status::INTERNAL)] {
-        let (model, disk) = open(Shape::default());
+    for fault in [ControllerFault::Break, ControllerFault::Refuse(CommandStatus::INTERNAL)] {
+        let (model, disk) = open(ModelProperties::default());
         model.fail(move |victim| (victim.number % 2 == 0).then_some(fault));
         assert!(disk.compare(3, &[0; 4096]).unwrap(), "{fault:?}");
         assert!(!disk.compare(3, &[1; 4096]).unwrap(), "{fault:?}");

@@ -4,21 +4,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use defuse_block::{Blocking, Device, Done, Errno, Op, OpKind, Queue, Ram, Region};
-use defuse_nvme::model::{Fault, Shape};
-use defuse_nvme::spec::Status;
-use defuse_nvme::{Model, Nvme, Options};
+use defuse_nvme::model::{ControllerFault, ModelProperties};
+use defuse_nvme::spec::CommandStatus;
+use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions};
 
 const WRITE: u8 = 1;
 
-fn open(shape: Shape) -> (Ram, Model, Nvme) {
+fn open(shape: ModelProperties) -> (Ram, ControllerModel, NvmeDevice) {
     let ram = Ram::new(4096, 1024);
-    let model = Model::with(&ram, 7, shape).unwrap();
-    let disk = Nvme::open(model.clone(), &Options::default()).unwrap();
+    let model = ControllerModel::with(&ram, 7, shape).unwrap();
+    let disk = NvmeDevice::open(model.clone(), &NvmeOptions::default()).unwrap();
     (ram, model, disk)
 }
 
 /// Strikes the commands of these numbers.
-fn strike(model: &Model, fault: Fault, numbers: &'static [u64]) {
+fn strike(model: &ControllerModel, fault: ControllerFault, numbers: &'static [u64]) {
     let first = model.commands();
     model.fail(move |victim| numbers.contains(&(victim.number - first)).then_some(fault));
 }
@@ -46,11 +46,11 @@ fn finish(queue: &mut dyn Queue) -> Vec<Result<(), Errno>> {
 }
 
 /// Results by tag, how often the controller was enabled and shut down, and the first bytes of blocks.
-type Sixteen = (Vec<Result<(), Errno>>, (u64, u64), Vec<u8>);
+type SixteenWrites = (Vec<Result<(), Errno>>, (u64, u64), Vec<u8>);
 
 /// The results of sixteen writes, of which the fourth and the tenth command meet `fault`.
-fn sixteen(fault: Fault) -> Sixteen {
-    let (ram, model, disk) = open(Shape::default());
+fn sixteen(fault: ControllerFault) -> SixteenWrites {
+    let (ram, model, disk) = open(ModelProperties::default());
     let region = Region::new(64).unwrap();
     disk.register(&region).unwrap();
     let mut queue = disk.queue(16).unwrap();
@@ -62,7 +62,7 @@ fn sixteen(fault: Fault) -> Sixteen {
     model.heal();
     push_writes(&mut *queue, &region, 1);
     let works = finish(&mut *queue)[0].is_ok();
-    assert_eq!(works, fault != Fault::Unplug, "the queue works afterwards");
+    assert_eq!(works, fault != ControllerFault::Unplug, "the queue works afterwards");
     let mut bytes = vec![0; 16 * 4096];
     Blocking::new(&ram).unwrap().read(0, &mut bytes).unwrap();
     (results, lives, bytes.chunks(4096).map(|block| block[7]).collect())
@@ -70,7 +70,7 @@ fn sixteen(fault: Fault) -> Sixteen {
 
 #[test]
 fn a_command_without_an_answer_is_aborted_and_the_others_are_done() {
-    let (results, lives, fills) = sixteen(Fault::Ignore);
+    let (results, lives, fills) = sixteen(ControllerFault::Ignore);
     for (tag, (result, fill)) in results.iter().zip(fills).enumerate().skip(1) {
         let late = tag == 3 || tag == 9;
         let expected = if late { (Err(Errno::TIMEDOUT), 0) } else { (Ok(()), tag as u8 + 1) };
@@ -81,10 +81,10 @@ fn a_command_without_an_answer_is_aborted_and_the_others_are_done() {
 
 #[test]
 fn a_command_that_cannot_be_aborted_resets_the_controller_and_the_others_are_sent_again() {
-    for fault in [Fault::Forget, Fault::Break] {
+    for fault in [ControllerFault::Forget, ControllerFault::Break] {
         let (results, (enabled, _), fills) = sixteen(fault);
         let failed: Vec<usize> = (0..16).filter(|at| results[*at].is_err()).collect();
-        let expected: &[usize] = if fault == Fault::Forget { &[3, 9] } else { &[] };
+        let expected: &[usize] = if fault == ControllerFault::Forget { &[3, 9] } else { &[] };
         assert_eq!(failed, expected, "{fault:?}");
         assert!((2..=3).contains(&enabled), "{fault:?}: enabled {enabled} times");
         let right = (1..16).filter(|at| results[*at].is_ok()).all(|at| fills[at] == at as u8 + 1);
@@ -94,7 +94,9 @@ fn a_command_that_cannot_be_aborted_resets_the_controller_and_the_others_are_sen
 
 #[test]
 fn completions_of_no_command_reset_the_controller_and_every_operation_is_answered_once() {
-    for fault in [Fault::AnswerTwice, Fault::Invent, Fault::NameOtherQueue] {
+    for fault in
+        [ControllerFault::AnswerTwice, ControllerFault::Invent, ControllerFault::NameOtherQueue]
+    {
         let (results, (enabled, _), fills) = sixteen(fault);
         assert!(enabled >= 2, "{fault:?}: it was not noticed");
         assert!(results.iter().all(Result::is_ok), "{fault:?}: {results:?}");
@@ -104,16 +106,16 @@ fn completions_of_no_command_reset_the_controller_and_every_operation_is_answere
 
 #[test]
 fn a_controller_that_is_pulled_out_answers_everything_with_errors() {
-    let (results, ..) = sixteen(Fault::Unplug);
+    let (results, ..) = sixteen(ControllerFault::Unplug);
     assert!(results[9..].iter().all(|result| *result == Err(Errno::IO)), "{results:?}");
 }
 
 #[test]
 fn a_controller_that_needs_too_many_resets_is_given_up_on_all_queues() {
-    let (_ram, model, disk) = open(Shape::default());
+    let (_ram, model, disk) = open(ModelProperties::default());
     let region = Region::new(64).unwrap();
     let mut queues: Vec<Box<dyn Queue>> = (0..2).map(|_| disk.queue(8).unwrap()).collect();
-    model.fail(|_| Some(Fault::Forget));
+    model.fail(|_| Some(ControllerFault::Forget));
     queues.iter_mut().for_each(|queue| push_writes(&mut **queue, &region, 8));
     for queue in &mut queues {
         assert!(finish(&mut **queue).iter().all(Result::is_err));
@@ -129,29 +131,29 @@ fn a_controller_that_needs_too_many_resets_is_given_up_on_all_queues() {
 
 #[test]
 fn errors_of_commands_become_errors_of_operations_and_passing_ones_are_retried() {
-    let (_ram, model, disk) = open(Shape::default());
+    let (_ram, model, disk) = open(ModelProperties::default());
     let mut line = Blocking::new(&disk).unwrap();
     let table = [
-        (Status::READ_ERROR, Errno::IO),
-        (Status::INVALID_FIELD, Errno::INVAL),
-        (Status(0x81), Errno::NOSPC),
-        (Status(0x20), Errno::ROFS),
-        (Status(Status::NOT_READY.0 | Status::DO_NOT_RETRY), Errno::IO),
+        (CommandStatus::READ_ERROR, Errno::IO),
+        (CommandStatus::INVALID_FIELD, Errno::INVAL),
+        (CommandStatus(0x81), Errno::NOSPC),
+        (CommandStatus(0x20), Errno::ROFS),
+        (CommandStatus(CommandStatus::NOT_READY.0 | CommandStatus::DO_NOT_RETRY), Errno::IO),
     ];
     for (status, errno) in table {
-        model.fail(move |_| Some(Fault::Refuse(status)));
+        model.fail(move |_| Some(ControllerFault::Refuse(status)));
         assert_eq!(line.write(1, &[1; 4096]), Err(errno), "{status}");
     }
-    strike(&model, Fault::Refuse(Status::NOT_READY), &[0, 1]);
+    strike(&model, ControllerFault::Refuse(CommandStatus::NOT_READY), &[0, 1]);
     assert_eq!(line.write(1, &[1; 4096]), Ok(()));
-    model.fail(|_| Some(Fault::Refuse(Status::NOT_READY)));
+    model.fail(|_| Some(ControllerFault::Refuse(CommandStatus::NOT_READY)));
     assert_eq!(line.write(1, &[1; 4096]), Err(Errno::IO), "not without an end");
     assert_eq!(model.lives(), (1, 0), "none of these is a reason for a reset");
 }
 
 #[test]
 fn lost_misdirected_and_torn_writes_are_lost_misdirected_and_torn() {
-    let (_ram, model, disk) = open(Shape::default());
+    let (_ram, model, disk) = open(ModelProperties::default());
     let mut line = Blocking::new(&disk).unwrap();
     let once = |fault| {
         let first = model.commands();
@@ -159,11 +161,11 @@ fn lost_misdirected_and_torn_writes_are_lost_misdirected_and_torn() {
             (victim.opcode == WRITE && victim.number == first).then_some(fault)
         });
     };
-    once(Fault::Lose);
+    once(ControllerFault::Lose);
     line.write(0, &[1; 2 * 4096]).unwrap();
-    once(Fault::Misdirect(9));
+    once(ControllerFault::Misdirect(9));
     line.write(0, &[2; 4096]).unwrap();
-    once(Fault::Tear);
+    once(ControllerFault::Tear);
     assert_eq!(line.write(4, &[3; 4 * 4096]), Err(Errno::IO));
     let mut bytes = vec![0; 10 * 4096];
     line.read(0, &mut bytes).unwrap();
@@ -173,7 +175,7 @@ fn lost_misdirected_and_torn_writes_are_lost_misdirected_and_torn() {
 
 #[test]
 fn a_controller_is_told_of_the_end_after_its_last_queue() {
-    let (_ram, model, disk) = open(Shape::default());
+    let (_ram, model, disk) = open(ModelProperties::default());
     let mut queue = disk.queue(4).unwrap();
     drop(disk);
     assert_eq!(model.lives(), (1, 0), "a queue still needs it");
@@ -185,7 +187,7 @@ fn a_controller_is_told_of_the_end_after_its_last_queue() {
 
 #[test]
 fn events_and_logs_reach_the_user() {
-    let (_ram, model, disk) = open(Shape::default());
+    let (_ram, model, disk) = open(ModelProperties::default());
     Blocking::new(&disk).unwrap().flush().unwrap();
     let smart = disk.smart().unwrap();
     assert_eq!((smart.temperature_k, smart.reads, smart.power_cycles), (300, 1, 1));
@@ -205,8 +207,11 @@ fn events_and_logs_reach_the_user() {
 #[test]
 fn a_namespace_of_small_blocks_and_large_ranges_work() {
     let ram = Ram::new(512, 400_000);
-    let shape = Shape { atomic: (15, 7), writes_zeroes: false, ..Shape::default() };
-    let disk = Nvme::open(Model::with(&ram, 3, shape).unwrap(), &Options::default()).unwrap();
+    let shape =
+        ModelProperties { atomic: (15, 7), writes_zeroes: false, ..ModelProperties::default() };
+    let disk =
+        NvmeDevice::open(ControllerModel::with(&ram, 3, shape).unwrap(), &NvmeOptions::default())
+            .unwrap();
     let facts = disk.facts();
     assert_eq!((facts.block_size, facts.atomic_write, facts.max_transfer), (512, 4096, 128 << 10));
     let mut line = Blocking::new(&disk).unwrap();
@@ -224,7 +229,7 @@ fn a_namespace_of_small_blocks_and_large_ranges_work() {
 
 #[test]
 fn queues_have_an_end_and_their_numbers_come_back() {
-    let (_ram, _model, disk) = open(Shape { queues: 2, ..Shape::default() });
+    let (_ram, _model, disk) = open(ModelProperties { queues: 2, ..ModelProperties::default() });
     assert_eq!(disk.facts().max_queues, 2);
     let queues = [disk.queue(4).unwrap(), disk.queue(4).unwrap()];
     assert_eq!(disk.queue(4).err(), Some(Errno::BUSY));
@@ -236,13 +241,13 @@ fn queues_have_an_end_and_their_numbers_come_back() {
 
 #[test]
 fn a_controller_that_does_not_answer_is_refused() {
-    let model = Model::new(&Ram::new(4096, 16), 1).unwrap();
+    let model = ControllerModel::new(&Ram::new(4096, 16), 1).unwrap();
     model.unplug();
-    let error = Nvme::open(model, &Options::default()).unwrap_err();
+    let error = NvmeDevice::open(model, &NvmeOptions::default()).unwrap_err();
     assert!(error.to_string().contains("does not answer"), "{error}");
-    let model = Model::new(&Ram::new(4096, 16), 1).unwrap();
-    let options = Options { namespace: 2, ..Options::default() };
-    let error = Nvme::open(model, &options).unwrap_err();
+    let model = ControllerModel::new(&Ram::new(4096, 16), 1).unwrap();
+    let options = NvmeOptions { namespace: 2, ..NvmeOptions::default() };
+    let error = NvmeDevice::open(model, &options).unwrap_err();
     assert!(error.to_string().contains("cannot identify the namespace"), "{error}");
 }
 
@@ -264,13 +269,13 @@ fn a_lying_controller_gets_errors_and_no_memory() {
 
 #[test]
 fn a_time_out_takes_the_time_that_was_asked_for() {
-    use defuse_nvme::Transport;
+    use defuse_nvme::ControllerTransport;
     let ram = Ram::new(4096, 16);
-    let model = Model::new(&ram, 1).unwrap();
-    let options = Options { timeout: Duration::from_secs(8), ..Options::default() };
-    let disk = Nvme::open(model.clone(), &options).unwrap();
+    let model = ControllerModel::new(&ram, 1).unwrap();
+    let options = NvmeOptions { timeout: Duration::from_secs(8), ..NvmeOptions::default() };
+    let disk = NvmeDevice::open(model.clone(), &options).unwrap();
     let mut line = Blocking::new(&disk).unwrap();
-    strike(&model, Fault::Ignore, &[0]);
+    strike(&model, ControllerFault::Ignore, &[0]);
     let begin = model.now();
     assert_eq!(line.write(0, &[1; 4096]), Err(Errno::TIMEDOUT));
     let took = model.now() - begin;

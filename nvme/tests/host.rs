@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use defuse_nvme::host::{Address, Host, HostError};
-use defuse_nvme::{Transport, Vfio};
+use defuse_nvme::host::{HostError, PciAddress, SysfsHost};
+use defuse_nvme::{ControllerTransport, VfioController};
 
 const ADDRESS: &str = "0000:01:00.0";
 
@@ -61,26 +61,26 @@ fn machine() -> tempfile::TempDir {
 }
 
 fn bind(root: &Path) -> Result<(), HostError> {
-    Host::at(root).bind(&Address::parse(ADDRESS).unwrap())
+    SysfsHost::at(root).bind(&PciAddress::parse(ADDRESS).unwrap())
 }
 
 #[test]
 fn controllers_are_listed_with_driver_and_users() {
     let dir = machine();
-    let found = Host::at(dir.path()).controllers().unwrap();
+    let found = SysfsHost::at(dir.path()).controllers().unwrap();
     assert_eq!(found.len(), 1, "a network card is none: {found:?}");
     let found = &found[0];
     assert_eq!((found.address.to_string().as_str(), found.id.as_str()), (ADDRESS, "144d:a808"));
     assert_eq!((found.driver.as_deref(), found.iommu_group), (Some("nvme"), Some(7)));
     assert_eq!((found.numa_node, found.namespaces.as_slice()), (None, &["nvme0n1".to_owned()][..]));
     assert!(found.holders.is_empty());
-    assert_eq!(Host::at(Path::new("/nowhere")).controllers().unwrap(), []);
+    assert_eq!(SysfsHost::at(Path::new("/nowhere")).controllers().unwrap(), []);
 }
 
 #[test]
 fn a_controller_in_use_is_refused_with_its_user_and_keeps_its_driver() {
-    type Use = fn(&Path);
-    let uses: [(&str, Use); 4] = [
+    type ControllerUse = fn(&Path);
+    let uses: [(&str, ControllerUse); 4] = [
         ("nvme0n1p1 is mounted at /home", |root| {
             let line = "30 22 259:1 / /home rw - ext4 /dev/nvme0n1p1 rw\n";
             write(root, "proc/self/mountinfo", line);
@@ -133,8 +133,8 @@ fn a_free_controller_is_taken_from_one_driver_and_given_to_the_other() {
     assert_eq!(read(root, "sys/bus/pci/drivers_probe"), ADDRESS);
     drive(root, "vfio-pci");
     bind(root).unwrap();
-    let host = Host::at(root);
-    let address = Address::parse("01:00.0").unwrap();
+    let host = SysfsHost::at(root);
+    let address = PciAddress::parse("01:00.0").unwrap();
     host.unbind(&address).unwrap();
     assert_eq!(read(root, "sys/bus/pci/drivers/vfio-pci/unbind"), ADDRESS);
     drive(root, "nvme");
@@ -146,7 +146,8 @@ fn a_free_controller_is_taken_from_one_driver_and_given_to_the_other() {
 fn what_cannot_be_bound_says_why() {
     let dir = machine();
     let root = dir.path();
-    let of = |address: &str| Host::at(root).bind(&Address::parse(address).unwrap()).unwrap_err();
+    let of =
+        |address: &str| SysfsHost::at(root).bind(&PciAddress::parse(address).unwrap()).unwrap_err();
     assert!(matches!(of("0000:09:00.0"), HostError::None(_)));
     assert!(matches!(of("0000:02:00.0"), HostError::NotNvme(_)));
     fs::remove_dir_all(root.join("sys/bus/pci/drivers/vfio-pci")).unwrap();
@@ -156,15 +157,15 @@ fn what_cannot_be_bound_says_why() {
     for text in
         ["", "01:00", "0000:01:00.8", "../../etc/passwd", "0000:01:00.0/x", "1:0.0", "a:b:c.0"]
     {
-        assert_eq!(Address::parse(text), None, "{text}");
+        assert_eq!(PciAddress::parse(text), None, "{text}");
     }
 }
 
 #[test]
 fn without_vfio_a_controller_is_not_opened() {
     let dir = machine();
-    let (host, address) = (Host::at(dir.path()), Address::parse(ADDRESS).unwrap());
-    let error = |host: &Host| match Vfio::open(host, &address) {
+    let (host, address) = (SysfsHost::at(dir.path()), PciAddress::parse(ADDRESS).unwrap());
+    let error = |host: &SysfsHost| match VfioController::open(host, &address) {
         Ok(vfio) => panic!("{} was opened", vfio.name()),
         Err(error) => error.to_string(),
     };

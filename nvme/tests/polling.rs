@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use defuse_block::{Device, Done, Op, OpKind, Queue, Ram, Region, Result, Waker};
-use defuse_nvme::model::{Fault, Shape};
-use defuse_nvme::{Dma, Model, Nvme, Options, Transport};
+use defuse_nvme::model::{ControllerFault, ModelProperties};
+use defuse_nvme::{ControllerModel, ControllerTransport, DmaMemory, NvmeDevice, NvmeOptions};
 
 /// Microseconds of a command that comes soon, and of one that comes late.
 const SOON: (u64, u64) = (3, 7);
@@ -18,13 +18,13 @@ const WAKING: usize = 50;
 
 /// A model that counts the sleeps for I/O queues.
 #[derive(Clone)]
-struct Counting {
-    model: Model,
-    counts: Arc<Counts>,
+struct SleepCountingModel {
+    model: ControllerModel,
+    counts: Arc<SleepCounts>,
 }
 
 #[derive(Default)]
-struct Counts {
+struct SleepCounts {
     sleeps: AtomicU64,
     /// Time from the calls to their returns, with waking up.
     asleep: Mutex<Duration>,
@@ -32,7 +32,7 @@ struct Counts {
     endless: AtomicU64,
 }
 
-impl Transport for Counting {
+impl ControllerTransport for SleepCountingModel {
     fn name(&self) -> String {
         self.model.name()
     }
@@ -57,7 +57,7 @@ impl Transport for Counting {
         self.model.registers_len()
     }
 
-    fn allocate(&self, bytes: usize) -> Result<Dma> {
+    fn allocate(&self, bytes: usize) -> Result<DmaMemory> {
         self.model.allocate(bytes)
     }
 
@@ -100,31 +100,31 @@ impl Transport for Counting {
 }
 
 /// A queue, and the controller below it.
-struct Bench {
-    transport: Counting,
+struct PollingFixture {
+    transport: SleepCountingModel,
     region: Arc<Region>,
     queue: Box<dyn Queue>,
-    _disk: Nvme,
+    _disk: NvmeDevice,
 }
 
 /// The course of some reads, one after the other.
 #[derive(Debug)]
-struct Course {
+struct PollingTimes {
     sleeps: u64,
     awake: Duration,
     asleep: Duration,
 }
 
-impl Bench {
+impl PollingFixture {
     fn new(latency_us: (u64, u64), interrupts: bool) -> Self {
-        let shape = Shape { latency_us, interrupts, ..Shape::default() };
-        let model = Model::with(&Ram::new(4096, 64), 5, shape).unwrap();
-        let transport = Counting { model, counts: Arc::default() };
-        let disk = Nvme::open(transport.clone(), &Options::default()).unwrap();
+        let shape = ModelProperties { latency_us, interrupts, ..ModelProperties::default() };
+        let model = ControllerModel::with(&Ram::new(4096, 64), 5, shape).unwrap();
+        let transport = SleepCountingModel { model, counts: Arc::default() };
+        let disk = NvmeDevice::open(transport.clone(), &NvmeOptions::default()).unwrap();
         let region = Region::new(4).unwrap();
         disk.register(&region).unwrap();
         let queue = disk.queue(1).unwrap();
-        Bench { transport, region, queue, _disk: disk }
+        PollingFixture { transport, region, queue, _disk: disk }
     }
 
     fn read(&mut self) -> Done {
@@ -138,7 +138,7 @@ impl Bench {
         done.remove(0)
     }
 
-    fn reads(&mut self, count: u32) -> Course {
+    fn reads(&mut self, count: u32) -> PollingTimes {
         let sleeps = self.sleeps();
         *self.transport.counts.asleep.lock().unwrap() = Duration::ZERO;
         let begin = self.transport.model.now();
@@ -147,7 +147,7 @@ impl Bench {
         }
         let asleep = *self.transport.counts.asleep.lock().unwrap();
         let awake = self.transport.model.now() - begin - asleep;
-        Course { sleeps: self.sleeps() - sleeps, awake, asleep }
+        PollingTimes { sleeps: self.sleeps() - sleeps, awake, asleep }
     }
 
     fn sleeps(&self) -> u64 {
@@ -157,7 +157,7 @@ impl Bench {
 
 #[test]
 fn where_answers_come_soon_a_wait_looks_and_does_not_sleep() {
-    let mut bench = Bench::new(SOON, true);
+    let mut bench = PollingFixture::new(SOON, true);
     bench.reads(10);
     let course = bench.reads(1000);
     assert_eq!(course.sleeps, 0, "{course:?}");
@@ -165,7 +165,7 @@ fn where_answers_come_soon_a_wait_looks_and_does_not_sleep() {
 
 #[test]
 fn where_answers_come_late_a_wait_sleeps_at_once() {
-    let mut bench = Bench::new(LATE, true);
+    let mut bench = PollingFixture::new(LATE, true);
     bench.reads(10);
     let course = bench.reads(1000);
     assert!(course.sleeps >= 1000, "{course:?}");
@@ -175,7 +175,7 @@ fn where_answers_come_late_a_wait_sleeps_at_once() {
 
 #[test]
 fn a_wait_learns_that_the_controller_has_become_slow_and_that_it_has_become_fast() {
-    let mut bench = Bench::new(SOON, true);
+    let mut bench = PollingFixture::new(SOON, true);
     for _ in 0..3 {
         bench.transport.model.pace(SOON);
         bench.reads(100);
@@ -192,7 +192,7 @@ fn a_wait_learns_that_the_controller_has_become_slow_and_that_it_has_become_fast
 
 #[test]
 fn a_single_late_answer_does_not_end_looking() {
-    let mut bench = Bench::new(SOON, true);
+    let mut bench = PollingFixture::new(SOON, true);
     bench.reads(100);
     bench.transport.model.pace((100_000, 100_000));
     bench.reads(1);
@@ -203,7 +203,7 @@ fn a_single_late_answer_does_not_end_looking() {
 #[test]
 fn without_interrupts_a_wait_ends_soon_after_the_answer() {
     for latency_us in [SOON, LATE] {
-        let mut bench = Bench::new(latency_us, false);
+        let mut bench = PollingFixture::new(latency_us, false);
         bench.reads(100);
         let course = bench.reads(200);
         let took = course.awake + course.asleep;
@@ -212,14 +212,14 @@ fn without_interrupts_a_wait_ends_soon_after_the_answer() {
         assert_eq!(course.sleeps == 0, latency_us == SOON, "{latency_us:?}: {course:?}");
     }
     // An answer that never comes ends as well.
-    let mut bench = Bench::new(SOON, false);
-    bench.transport.model.fail(|_| Some(Fault::Ignore));
+    let mut bench = PollingFixture::new(SOON, false);
+    bench.transport.model.fail(|_| Some(ControllerFault::Ignore));
     assert!(bench.read().result.is_err());
 }
 
 #[test]
 fn a_wait_looks_no_longer_than_it_may_last() {
-    let mut bench = Bench::new((15, 15), true);
+    let mut bench = PollingFixture::new((15, 15), true);
     bench.reads(100);
     bench.transport.model.pace(LATE);
     let memory = bench.region.take(1).unwrap().into();

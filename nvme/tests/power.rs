@@ -1,13 +1,13 @@
 //! Power cuts of a controller with a volatile cache: what was flushed survives, whatever else happens.
 
 use defuse_block::{Blocking, Device, Memory, Op, OpKind, Queue, Region, Segments, Sim};
-use defuse_nvme::{Model, Nvme, Options};
+use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions};
 
 /// Writes one block in each of `rounds` rounds, each followed by a flush or written with FUA, and tells after how many events of the simulation it
 /// was durable.
 fn write(sim: &Sim, rounds: u64) -> Vec<usize> {
-    let model = Model::new(sim, 5).unwrap();
-    let disk = Nvme::open(model, &Options::default()).unwrap();
+    let model = ControllerModel::new(sim, 5).unwrap();
+    let disk = NvmeDevice::open(model, &NvmeOptions::default()).unwrap();
     let region = Region::new(8).unwrap();
     disk.register(&region).unwrap();
     let mut queue = disk.queue(4).unwrap();

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use defuse_block::{Device, Done, Op, OpKind, Priority, Purpose, Queue, Ram, Region};
 use defuse_block::{Separated, Separation};
-use defuse_nvme::model::{Fault, Shape};
-use defuse_nvme::{Model, Nvme, Options, Transport};
+use defuse_nvme::model::{ControllerFault, ModelProperties};
+use defuse_nvme::{ControllerModel, ControllerTransport, NvmeDevice, NvmeOptions};
 
 /// Queues of low priority.
 const CROWD: usize = 8;
@@ -14,10 +14,15 @@ const CROWD: usize = 8;
 /// Operations in flight of each of these.
 const DEPTH: u64 = 16;
 
-fn open(priorities: bool) -> (Model, Nvme) {
-    let shape = Shape { priorities, slots: 4, latency_us: (20, 40), ..Shape::default() };
-    let model = Model::with(&Ram::new(4096, 1024), 3, shape).unwrap();
-    let disk = Nvme::open(model.clone(), &Options::default()).unwrap();
+fn open(priorities: bool) -> (ControllerModel, NvmeDevice) {
+    let shape = ModelProperties {
+        priorities,
+        slots: 4,
+        latency_us: (20, 40),
+        ..ModelProperties::default()
+    };
+    let model = ControllerModel::with(&Ram::new(4096, 1024), 3, shape).unwrap();
+    let disk = NvmeDevice::open(model.clone(), &NvmeOptions::default()).unwrap();
     (model, disk)
 }
 
@@ -34,7 +39,7 @@ fn the_controller_is_told_of_priorities_where_it_has_them() {
     let told = [(1, 2), (2, 1), (3, 3), (4, 3)];
     assert_eq!(model.priorities(), told);
     // A reset forgets them, and the queues are made as they were.
-    model.fail(|victim| (victim.number == 0).then_some(Fault::Break));
+    model.fail(|victim| (victim.number == 0).then_some(ControllerFault::Break));
     queues[1].push(Op { tag: 0, kind: OpKind::Flush }).unwrap();
     for queue in &mut queues {
         let mut done = Vec::new();

@@ -6,16 +6,16 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use defuse_block::{Blocking, Device, Done, Errno, Op, OpKind, Queue, Region};
-use defuse_nvme::qemu::{Qemu, QemuOptions};
-use defuse_nvme::{Nvme, Options};
+use defuse_nvme::qemu::{QemuController, QemuOptions};
+use defuse_nvme::{NvmeDevice, NvmeOptions};
 
 const BYTES: u64 = 32 << 20;
 
 /// A namespace of QEMU on a new file; `None` without the program.
-fn open(options: &QemuOptions) -> Option<(File, Nvme)> {
+fn open(options: &QemuOptions) -> Option<(File, NvmeDevice)> {
     let file = tempfile::tempfile().unwrap();
     file.set_len(BYTES).unwrap();
-    let qemu = match Qemu::start(&file, options) {
+    let qemu = match QemuController::start(&file, options) {
         Ok(qemu) => qemu,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             println!("skipped: there is no {}", options.program);
@@ -23,8 +23,8 @@ fn open(options: &QemuOptions) -> Option<(File, Nvme)> {
         }
         Err(error) => panic!("{error}"),
     };
-    let options = Options { timeout: Duration::from_secs(60), ..Options::default() };
-    Some((file, Nvme::open(qemu, &options).unwrap()))
+    let options = NvmeOptions { timeout: Duration::from_secs(60), ..NvmeOptions::default() };
+    Some((file, NvmeDevice::open(qemu, &options).unwrap()))
 }
 
 fn finish(queue: &mut dyn Queue) -> Vec<Done> {
@@ -126,7 +126,7 @@ fn data_in_the_memory_of_the_machine_is_reached_where_it_is() {
         drive: vec!["throttling.iops-total=100000".to_owned()],
         ..QemuOptions::default()
     };
-    let qemu = match Qemu::start(&file, &options) {
+    let qemu = match QemuController::start(&file, &options) {
         Ok(qemu) => qemu,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             println!("skipped: there is no {}", options.program);
@@ -135,7 +135,7 @@ fn data_in_the_memory_of_the_machine_is_reached_where_it_is() {
         Err(error) => panic!("{error}"),
     };
     let memory = std::sync::Arc::clone(qemu.memory());
-    let disk = Nvme::open(qemu, &Options::default()).unwrap();
+    let disk = NvmeDevice::open(qemu, &NvmeOptions::default()).unwrap();
     disk.register(&memory).unwrap();
     let mut queue = disk.queue(4).unwrap();
     let before = memory.free_frames();

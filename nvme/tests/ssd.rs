@@ -8,34 +8,34 @@ use defuse_block::separation::Mode;
 use defuse_block::{
     Device, Done, Errno, Op, OpKind, Queue, Ram, Region, Segments, Separated, Separation,
 };
-use defuse_nvme::model::{Fault, Shape};
-use defuse_nvme::{Model, Nvme, Options};
+use defuse_nvme::model::{ControllerFault, ModelProperties};
+use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions};
 
 const BLOCKS: u64 = 1 << 16;
 
-fn open(parts: &Parts) -> (Model, Nvme) {
-    open_with(1, Shape { parts: Some(parts.clone()), ..Shape::default() })
+fn open(parts: &Parts) -> (ControllerModel, NvmeDevice) {
+    open_with(1, ModelProperties { parts: Some(parts.clone()), ..ModelProperties::default() })
 }
 
-fn open_with(seed: u64, shape: Shape) -> (Model, Nvme) {
-    let model = Model::with(&Ram::new(4096, BLOCKS), seed, shape).unwrap();
-    let disk = Nvme::open(model.clone(), &Options::default()).unwrap();
+fn open_with(seed: u64, shape: ModelProperties) -> (ControllerModel, NvmeDevice) {
+    let model = ControllerModel::with(&Ram::new(4096, BLOCKS), seed, shape).unwrap();
+    let disk = NvmeDevice::open(model.clone(), &NvmeOptions::default()).unwrap();
     (model, disk)
 }
 
 /// A transfer of blocks.
 #[derive(Clone, Copy)]
-enum Step {
+enum BlockTransfer {
     Read(u64, u32),
     Write(u64, u32),
 }
 
-impl Step {
+impl BlockTransfer {
     fn op(self, tag: u64, region: &Arc<Region>) -> Op {
         let memory = |blocks| Segments::from(region.take(blocks).expect("a frame is free"));
         let kind = match self {
-            Step::Read(block, blocks) => OpKind::Read { block, memory: memory(blocks) },
-            Step::Write(block, blocks) => {
+            BlockTransfer::Read(block, blocks) => OpKind::Read { block, memory: memory(blocks) },
+            BlockTransfer::Write(block, blocks) => {
                 OpKind::Write { block, memory: memory(blocks), fua: false }
             }
         };
@@ -45,13 +45,13 @@ impl Step {
 
 /// The course of some transfers: the time of all, and the sum of their own times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Course {
+struct TransferTimes {
     took: Duration,
     waited: Duration,
 }
 
 /// Carries out transfers with as many in flight as `depth` says.
-fn run(device: &dyn Device, depth: u32, steps: &[Step]) -> Course {
+fn run(device: &dyn Device, depth: u32, steps: &[BlockTransfer]) -> TransferTimes {
     let region = Region::new((depth * 16).next_power_of_two()).unwrap();
     device.register(&region).unwrap();
     let (mut queue, clock) = (device.queue(depth).unwrap(), device.clock());
@@ -71,11 +71,11 @@ fn run(device: &dyn Device, depth: u32, steps: &[Step]) -> Course {
             ended += 1;
         }
     }
-    Course { took: clock.now() - begin, waited }
+    TransferTimes { took: clock.now() - begin, waited }
 }
 
 /// Carries out one operation, and returns its time.
-fn one(disk: &Nvme, queue: &mut dyn Queue, kind: OpKind) -> Duration {
+fn one(disk: &NvmeDevice, queue: &mut dyn Queue, kind: OpKind) -> Duration {
     let begin = disk.clock().now();
     queue.push(Op { tag: 0, kind }).unwrap();
     let mut done = Vec::new();
@@ -93,12 +93,16 @@ fn agree(one: Duration, other: Duration, part: f64) -> bool {
 }
 
 /// Transfers at random places: reads and writes, small and large.
-fn mixed(count: usize) -> Vec<Step> {
+fn mixed(count: usize) -> Vec<BlockTransfer> {
     let mut random = fastrand::Rng::with_seed(3);
     let mut step = || {
         let blocks = if random.u8(..5) == 0 { 16 } else { 1 };
         let block = random.u64(..BLOCKS - 16);
-        if random.bool() { Step::Read(block, blocks) } else { Step::Write(block, blocks) }
+        if random.bool() {
+            BlockTransfer::Read(block, blocks)
+        } else {
+            BlockTransfer::Write(block, blocks)
+        }
     };
     (0..count).map(|_| step()).collect()
 }
@@ -107,7 +111,8 @@ fn mixed(count: usize) -> Vec<Step> {
 fn a_read_takes_the_time_of_its_parts() {
     let parts = Parts::default();
     let (_, disk) = open(&parts);
-    let steps: Vec<Step> = (0..1000).map(|block| Step::Read(block * 7, 1)).collect();
+    let steps: Vec<BlockTransfer> =
+        (0..1000).map(|block| BlockTransfer::Read(block * 7, 1)).collect();
     let course = run(&disk, 1, &steps);
     let expected = 1000 * (parts.command + parts.read + parts.transfer);
     assert!(agree(course.took, expected, 0.005), "{course:?} for {expected:?}");
@@ -118,7 +123,8 @@ fn many_reads_use_all_dies() {
     let parts = Parts { queue_commands: 128, ..Parts::default() };
     let (_, disk) = open(&parts);
     let count = 20_000;
-    let steps: Vec<Step> = (0..count).map(|page| Step::Read(page * 4 % BLOCKS, 1)).collect();
+    let steps: Vec<BlockTransfer> =
+        (0..count).map(|page| BlockTransfer::Read(page * 4 % BLOCKS, 1)).collect();
     let course = run(&disk, 256, &steps);
     let bound = parts.read * count as u32 / parts.dies as u32;
     assert!(course.took >= bound && agree(course.took, bound, 0.03), "{course:?} for {bound:?}");
@@ -128,7 +134,8 @@ fn many_reads_use_all_dies() {
 fn a_single_die_reads_one_page_after_the_other() {
     let parts = Parts { dies: 1, channels: 1, ..Parts::default() };
     let (_, disk) = open(&parts);
-    let steps: Vec<Step> = (0..1000).map(|page| Step::Read(page * 4, 1)).collect();
+    let steps: Vec<BlockTransfer> =
+        (0..1000).map(|page| BlockTransfer::Read(page * 4, 1)).collect();
     let course = run(&disk, 32, &steps);
     assert!(agree(course.took, 1000 * parts.read, 0.01), "{course:?}");
 }
@@ -137,12 +144,12 @@ fn a_single_die_reads_one_page_after_the_other() {
 fn writes_are_complete_in_the_buffer_and_then_as_fast_as_the_dies_program() {
     let parts = Parts::default();
     let (_, disk) = open(&parts);
-    let write = |block: u64| Step::Write(block * 16 % BLOCKS, 16);
-    let few: Vec<Step> = (0..parts.buffer_blocks / 16).map(write).collect();
+    let write = |block: u64| BlockTransfer::Write(block * 16 % BLOCKS, 16);
+    let few: Vec<BlockTransfer> = (0..parts.buffer_blocks / 16).map(write).collect();
     let course = run(&disk, 1, &few);
     assert!(agree(course.took, few.len() as u32 * parts.command, 0.15), "{course:?}");
     assert!(course.took < parts.program, "{course:?}");
-    let many: Vec<Step> = (0..4000).map(write).collect();
+    let many: Vec<BlockTransfer> = (0..4000).map(write).collect();
     let course = run(&disk, 32, &many);
     let pages = 4000 * 16 / parts.page_blocks as u32;
     let bound = parts.program * pages / parts.dies as u32;
@@ -180,7 +187,7 @@ fn a_read_passes_a_queue_that_is_full_of_writes() {
         let (mut writes, mut reads) = (disk.queue(64).unwrap(), disk.queue(1).unwrap());
         let begin = disk.clock().now();
         for block in 0..64 {
-            writes.push(Step::Write(block, 1).op(block, &region)).unwrap();
+            writes.push(BlockTransfer::Write(block, 1).op(block, &region)).unwrap();
         }
         // Some go to the buffer, which is full then.
         while disk.clock().now() < begin + parts.program / 4 {
@@ -199,7 +206,7 @@ fn a_read_passes_a_queue_that_is_full_of_writes() {
 #[test]
 fn nothing_is_left_to_chance() {
     let course = |seed, parts| {
-        let (_, disk) = open_with(seed, Shape { parts, ..Shape::default() });
+        let (_, disk) = open_with(seed, ModelProperties { parts, ..ModelProperties::default() });
         run(&disk, 64, &mixed(2000))
     };
     let parts = || Some(Parts::default());
@@ -222,11 +229,11 @@ fn transfers_take_as_long_through_the_driver_as_on_the_model_of_an_ssd_itself() 
 }
 
 /// Reads, small and large, each kind in order or at random places.
-fn reads(count: usize) -> Vec<Step> {
+fn reads(count: usize) -> Vec<BlockTransfer> {
     let mut random = fastrand::Rng::with_seed(5);
     let mut step = |at: usize| match at % 2 {
-        0 => Step::Read(random.u64(..BLOCKS / 2), 1),
-        _ => Step::Read(BLOCKS / 2 + (at as u64 / 2 * 16) % (BLOCKS / 2), 16),
+        0 => BlockTransfer::Read(random.u64(..BLOCKS / 2), 1),
+        _ => BlockTransfer::Read(BLOCKS / 2 + (at as u64 / 2 * 16) % (BLOCKS / 2), 16),
     };
     (0..count).map(&mut step).collect()
 }
@@ -260,9 +267,9 @@ fn a_look_at_the_clock_that_measures_takes_no_time() {
 #[test]
 fn small_blocks_of_a_page_are_read_at_once() {
     let parts = Parts::default();
-    let shape = Shape { parts: Some(parts.clone()), ..Shape::default() };
-    let model = Model::with(&Ram::new(512, 1024), 1, shape).unwrap();
-    let disk = Nvme::open(model, &Options::default()).unwrap();
+    let shape = ModelProperties { parts: Some(parts.clone()), ..ModelProperties::default() };
+    let model = ControllerModel::with(&Ram::new(512, 1024), 1, shape).unwrap();
+    let disk = NvmeDevice::open(model, &NvmeOptions::default()).unwrap();
     let region = Region::new(4).unwrap();
     disk.register(&region).unwrap();
     let mut queue = disk.queue(1).unwrap();
@@ -274,7 +281,7 @@ fn small_blocks_of_a_page_are_read_at_once() {
 
 #[test]
 fn commands_without_an_answer_time_out_and_a_reset_forgets_what_dies_work_on() {
-    for (fault, resets) in [(Fault::Ignore, 0), (Fault::Forget, 1)] {
+    for (fault, resets) in [(ControllerFault::Ignore, 0), (ControllerFault::Forget, 1)] {
         let parts = Parts { buffer_blocks: 16, ..Parts::default() };
         let (model, disk) = open(&parts);
         let region = Region::new(256).unwrap();
@@ -282,7 +289,11 @@ fn commands_without_an_answer_time_out_and_a_reset_forgets_what_dies_work_on() {
         let mut queue = disk.queue(64).unwrap();
         model.fail(move |victim| (victim.number == 5).then_some(fault));
         for tag in 0..64 {
-            let step = if tag % 2 == 0 { Step::Read(tag, 1) } else { Step::Write(tag, 1) };
+            let step = if tag % 2 == 0 {
+                BlockTransfer::Read(tag, 1)
+            } else {
+                BlockTransfer::Write(tag, 1)
+            };
             queue.push(step.op(tag, &region)).unwrap();
         }
         let mut done: Vec<Done> = Vec::new();
@@ -308,9 +319,9 @@ fn commands_are_sent_again_after_a_reset_amid_work_that_is_forgotten() {
     let region = Region::new(1024).unwrap();
     disk.register(&region).unwrap();
     let (mut queue, begin) = (disk.queue(64).unwrap(), disk.clock().now());
-    model.fail(|victim| (victim.number == 5).then_some(Fault::AnswerTwice));
+    model.fail(|victim| (victim.number == 5).then_some(ControllerFault::AnswerTwice));
     for tag in 0..64 {
-        queue.push(Step::Write(tag * 16, 16).op(tag, &region)).unwrap();
+        queue.push(BlockTransfer::Write(tag * 16, 16).op(tag, &region)).unwrap();
     }
     let mut done: Vec<Done> = Vec::new();
     while queue.in_flight() > 0 {

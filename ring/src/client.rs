@@ -6,7 +6,7 @@ use crate::layout::{
     ARENA, AT_NOTICES, AT_SLEEPERS, AT_USED, ENTRIES, ENTRY, LARGE, PAGE, SHORTEST, is_full,
     is_large, lane, lane_at, number_in,
 };
-use crate::{Shared, Violation};
+use crate::{PeerMemory, ProtocolViolation};
 
 /// Where requests lie in the arena, and where replies.
 const HALF: usize = ARENA / 2;
@@ -17,27 +17,27 @@ const LATER_ROOM: usize = 256;
 /// Bytes for the request that somebody waits for, and for its reply.
 const ROOM: usize = HALF - LATER * LATER_ROOM;
 /// Behind both halves: a long request, or the room for a long reply.
-const LONG: Place = Place { at: 2 * HALF, room: LARGE };
+const LONG: ArenaRange = ArenaRange { at: 2 * HALF, room: LARGE };
 
 /// A header and 1 MiB, which begins on a page.
 const LONGEST_REPLY: usize = LARGE - PAGE + SHORTEST.1;
 
 /// A part of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
+struct ArenaRange {
     at: usize,
     room: usize,
 }
 
-impl Place {
-    const fn after(self, bytes: usize) -> Place {
-        Place { at: self.at + bytes, room: self.room - bytes }
+impl ArenaRange {
+    const fn after(self, bytes: usize) -> ArenaRange {
+        ArenaRange { at: self.at + bytes, room: self.room - bytes }
     }
 }
 
 /// The client's end of a lane. Somebody waits for one request at a time, whose message always lies in the same place:
 /// what both processes touch stays in their caches. Only long ones lie elsewhere.
-pub struct Lane {
+pub struct ClientLane {
     index: usize,
     count: u64,
     submitted: u32,
@@ -46,14 +46,14 @@ pub struct Lane {
     seen: u32,
     waits_for: u64,
     /// Where the reply to that request will be.
-    reply: Place,
+    reply: ArenaRange,
     /// The numbers of requests that nobody waits for; 0 for none.
     later: [u64; LATER],
 }
 
 /// A completion: the reply lies in the lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct LaneReply {
     /// The number of the request.
     pub number: u64,
     /// Bytes of the message.
@@ -62,12 +62,12 @@ pub struct Answer {
     at: usize,
 }
 
-impl Lane {
+impl ClientLane {
     /// The lane `index`, which was never used.
     pub fn new(index: usize) -> Self {
-        let reply = Place { at: HALF, room: ROOM };
+        let reply = ArenaRange { at: HALF, room: ROOM };
         let (count, waits_for, later) = (0, 0, [0; LATER]);
-        Lane { index, count, submitted: 0, taken: 0, seen: 0, waits_for, reply, later }
+        ClientLane { index, count, submitted: 0, taken: 0, seen: 0, waits_for, reply, later }
     }
 
     /// The number for the next request.
@@ -83,7 +83,7 @@ impl Lane {
     }
 
     /// True if this lane takes a request of `request` bytes whose reply has `reply` bytes at most. One of both may be
-    /// longer than [`longest`](Lane::longest) in [some lanes](crate::layout::is_large).
+    /// longer than [`longest`](ClientLane::longest) in [some lanes](crate::layout::is_large).
     pub const fn takes(index: usize, request: usize, reply: usize) -> bool {
         let is_short = request <= ROOM && reply <= ROOM;
         let is_long =
@@ -96,18 +96,18 @@ impl Lane {
     ///
     /// # Errors
     ///
-    /// A [`Violation`] of the server: it has not taken what it has answered. Also for a message that this lane does not
-    /// [take](Lane::takes).
+    /// A [`ProtocolViolation`] of the server: it has not taken what it has answered. Also for a message that this lane does not
+    /// [take](ClientLane::takes).
     pub fn submit(
         &mut self,
-        memory: &impl Shared,
+        memory: &impl PeerMemory,
         number: u64,
         parts: &[&[u8]],
         reply: usize,
-    ) -> Result<bool, Violation> {
+    ) -> Result<bool, ProtocolViolation> {
         let request = length(parts);
-        if !Lane::takes(self.index, request, reply) {
-            return Err(Violation("a request is too long"));
+        if !ClientLane::takes(self.index, request, reply) {
+            return Err(ProtocolViolation("a request is too long"));
         }
         // Data begins on a page, for direct I/O.
         let lead = |head: usize| PAGE - head.min(PAGE);
@@ -115,25 +115,25 @@ impl Lane {
         let at = if request > ROOM { LONG.at + lead(head).min(LARGE - request) } else { 0 };
         let reply = match reply > ROOM {
             true => LONG.after(lead(SHORTEST.1)),
-            false => Place { at: HALF, room: ROOM },
+            false => ArenaRange { at: HALF, room: ROOM },
         };
         let sleeps = self.push(memory, at, parts, reply)?;
         (self.waits_for, self.reply) = (number, reply);
         Ok(sleeps)
     }
 
-    /// Submits a request whose reply nobody waits for. [`poll`](Lane::poll) finds it among others. `None` where the request
+    /// Submits a request whose reply nobody waits for. [`poll`](ClientLane::poll) finds it among others. `None` where the request
     /// is too long, or too many were not answered.
     ///
     /// # Errors
     ///
-    /// As for [`submit`](Lane::submit).
+    /// As for [`submit`](ClientLane::submit).
     pub fn submit_later(
         &mut self,
-        memory: &impl Shared,
+        memory: &impl PeerMemory,
         number: u64,
         parts: &[&[u8]],
-    ) -> Result<Option<bool>, Violation> {
+    ) -> Result<Option<bool>, ProtocolViolation> {
         let free = self.later.iter().position(|number| *number == 0);
         let Some(place) = free.filter(|_| length(parts) <= LATER_ROOM) else { return Ok(None) };
         let sleeps = self.push(memory, later_at(place), parts, reply_later(place))?;
@@ -143,14 +143,14 @@ impl Lane {
 
     fn push(
         &mut self,
-        memory: &impl Shared,
+        memory: &impl PeerMemory,
         place: usize,
         parts: &[&[u8]],
-        reply: Place,
-    ) -> Result<bool, Violation> {
+        reply: ArenaRange,
+    ) -> Result<bool, ProtocolViolation> {
         let at = lane_at(self.index);
         if is_full(self.submitted, &mut self.taken, || memory.load(at + lane::TAKEN)) {
-            return Err(Violation("submissions are not taken"));
+            return Err(ProtocolViolation("submissions are not taken"));
         }
         let mut to = at + lane::ARENA + place;
         for part in parts {
@@ -178,15 +178,18 @@ impl Lane {
     ///
     /// # Errors
     ///
-    /// A [`Violation`] of the server: its counter jumps, or it answers another request or more than fits.
-    pub fn poll(&mut self, memory: &impl Shared) -> Result<Option<Answer>, Violation> {
+    /// A [`ProtocolViolation`] of the server: its counter jumps, or it answers another request or more than fits.
+    pub fn poll(
+        &mut self,
+        memory: &impl PeerMemory,
+    ) -> Result<Option<LaneReply>, ProtocolViolation> {
         let at = lane_at(self.index);
         let new = memory.load(at + lane::COMPLETED).wrapping_sub(self.seen);
         if new == 0 {
             return Ok(None);
         }
         if new > self.submitted.wrapping_sub(self.seen) {
-            return Err(Violation("completions without requests"));
+            return Err(ProtocolViolation("completions without requests"));
         }
         let entry = at + lane::COMPLETIONS + (self.seen % ENTRIES) as usize * ENTRY;
         let (mut number, mut len) = ([0; 8], [0; 4]);
@@ -194,15 +197,15 @@ impl Lane {
         memory.read(entry + 8, &mut len);
         let (number, len) = (u64::from_ne_bytes(number), u32::from_ne_bytes(len) as usize);
         let Some(place) = self.answered(number).filter(|place| len <= place.room) else {
-            return Err(Violation("a completion of another request"));
+            return Err(ProtocolViolation("a completion of another request"));
         };
         self.seen = self.seen.wrapping_add(1);
         memory.store(at + lane::SEEN, self.seen);
-        Ok(Some(Answer { number, len, at: place.at }))
+        Ok(Some(LaneReply { number, len, at: place.at }))
     }
 
     /// The place of the reply to a request that was not answered before.
-    fn answered(&mut self, number: u64) -> Option<Place> {
+    fn answered(&mut self, number: u64) -> Option<ArenaRange> {
         if number == 0 {
             return None;
         }
@@ -216,12 +219,12 @@ impl Lane {
     }
 
     /// Copies a reply out of the lane, from its byte `from` on. A later request takes its place.
-    pub fn copy(&self, memory: &impl Shared, answer: Answer, from: usize, out: &mut [u8]) {
+    pub fn copy(&self, memory: &impl PeerMemory, answer: LaneReply, from: usize, out: &mut [u8]) {
         memory.read(lane_at(self.index) + lane::ARENA + answer.at + from, out);
     }
 
     /// Sleeps until there is a completion, at most for `patience`.
-    pub fn sleep(&self, memory: &impl Shared, patience: Duration) {
+    pub fn sleep(&self, memory: &impl PeerMemory, patience: Duration) {
         let at = lane_at(self.index);
         memory.store(at + lane::WAITS, 1);
         memory.fence();
@@ -232,7 +235,7 @@ impl Lane {
     }
 
     /// The number of notifications that the server has sent, modulo 2^32.
-    pub fn notices(memory: &impl Shared) -> u32 {
+    pub fn notices(memory: &impl PeerMemory) -> u32 {
         memory.load(AT_NOTICES)
     }
 }
@@ -242,8 +245,8 @@ const fn later_at(place: usize) -> usize {
     ROOM + place * LATER_ROOM
 }
 
-const fn reply_later(place: usize) -> Place {
-    Place { at: HALF + later_at(place), room: LATER_ROOM }
+const fn reply_later(place: usize) -> ArenaRange {
+    ArenaRange { at: HALF + later_at(place), room: LATER_ROOM }
 }
 
 fn length(parts: &[&[u8]]) -> usize {

@@ -45,12 +45,12 @@ pub(crate) const AT_NOTICES: usize = 128;
 /// `u32`, written by the client: the lanes from 0 that it has used, of all blocks.
 pub(crate) const AT_USED: usize = 192;
 
-/// Three `u64`, written by the client: what it counts for others, in the order of [`Tally`].
+/// Three `u64`, written by the client: what it counts for others, in the order of [`ClientCounter`].
 pub(crate) const AT_TALLIES: usize = 256;
 
 /// A number that a client counts for whoever looks at the server, which believes none of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tally {
+pub enum ClientCounter {
     /// Messages that woke the server.
     Bells,
     /// Sleeps of a thread that waited for a reply.

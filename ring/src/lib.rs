@@ -5,7 +5,7 @@
 //! alone writes them, through [`published`], behind which a test can put memory of its own.
 //!
 //! Neither side trusts the other one. A side copies each word and each message once, and checks the copy:
-//! whatever the other process writes meanwhile, the result is a message of its choice, or a [`Violation`].
+//! whatever the other process writes meanwhile, the result is a message of its choice, or a [`ProtocolViolation`].
 //!
 //! This crate knows no protocol, no file system and no socket. It does not decide who shares memory with
 //! whom (`frontends/shared`, `backends/remote`).
@@ -20,19 +20,19 @@ pub mod published;
 mod server;
 pub mod versions;
 
-pub use client::{Answer, LATER, Lane};
-pub use marks::Marks;
-pub use memory::{Memory, Shared};
-pub use server::{Arrived, Desk, DeskCounts};
+pub use client::{ClientLane, LATER, LaneReply};
+pub use marks::InodeVersionSet;
+pub use memory::{MappedMemory, PeerMemory};
+pub use server::{ArrivedRequest, LaneServer, LaneServerCounts};
 
 /// The other side has broken the rules of the memory. The connection to it has to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Violation(pub &'static str);
+pub struct ProtocolViolation(pub &'static str);
 
-impl std::fmt::Display for Violation {
+impl std::fmt::Display for ProtocolViolation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "shared memory: {}", self.0)
     }
 }
 
-impl std::error::Error for Violation {}
+impl std::error::Error for ProtocolViolation {}

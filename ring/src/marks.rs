@@ -8,9 +8,9 @@ const PLACES: usize = 4096;
 
 /// A set of inodes, each with a version. It has memory from the first one on: most programs end before.
 #[derive(Default)]
-pub struct Marks(OnceLock<Box<[AtomicU64]>>);
+pub struct InodeVersionSet(OnceLock<Box<[AtomicU64]>>);
 
-impl Marks {
+impl InodeVersionSet {
     /// Adds an inode with this version, in place of another one.
     pub fn add(&self, ino: u64, version: u64) {
         let places = self.0.get_or_init(|| (0..PLACES).map(|_| AtomicU64::new(0)).collect());
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn an_inode_is_there_with_its_version_until_another_takes_its_place() {
-        let marks = Marks::default();
+        let marks = InodeVersionSet::default();
         marks.add(7, 1);
         marks.add(8, 1);
         assert!(marks.has(7, 1) && marks.has(8, 1));

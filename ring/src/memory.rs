@@ -11,11 +11,13 @@ use rustix::io::{Errno, Result};
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::thread::futex;
 
-use crate::layout::{AT_MAGIC, AT_TALLIES, AT_VERSION, BYTES, MAGIC, MOST_BLOCKS, Tally, VERSION};
+use crate::layout::{
+    AT_MAGIC, AT_TALLIES, AT_VERSION, BYTES, ClientCounter, MAGIC, MOST_BLOCKS, VERSION,
+};
 
 /// Memory that another process may change at any time. Positions are in bytes, and those of words are
 /// multiples of four. A position outside of the memory panics: callers check first.
-pub trait Shared {
+pub trait PeerMemory {
     /// The word at `at`, and everything that its writer wrote before it.
     fn load(&self, at: usize) -> u32;
     /// Writes the word at `at` after everything before it.
@@ -63,7 +65,7 @@ pub trait Shared {
 
 /// Mapped memfds of fixed lengths, one after the other. It holds no descriptor: those of a process are few, and the
 /// numbers of a client's belong to its program.
-pub struct Memory {
+pub struct MappedMemory {
     start: *mut u8,
     /// Bytes that are mapped. They become more, and never fewer.
     len: AtomicUsize,
@@ -74,22 +76,22 @@ pub struct Memory {
 
 // SAFETY: the mapping lives as long as the value, and is reached by atomic operations and by copies through
 // raw pointers only, which any thread may make at any time.
-unsafe impl Send for Memory {}
+unsafe impl Send for MappedMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for MappedMemory {}
 
 pub(crate) const WRITABLE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-impl Memory {
+impl MappedMemory {
     /// New memory of one block, all zero but for the magic number and the version, with the descriptor for the other
     /// process. The length of a block can never change.
     ///
     /// # Errors
     ///
     /// Those of memfd_create(2), ftruncate(2) and mmap(2).
-    pub fn new() -> Result<(Memory, OwnedFd)> {
-        let memory = Memory::reserve(MOST_BLOCKS * BYTES)?;
+    pub fn new() -> Result<(MappedMemory, OwnedFd)> {
+        let memory = MappedMemory::reserve(MOST_BLOCKS * BYTES)?;
         let fd = memory.add_new()?;
         Ok((memory, fd))
     }
@@ -98,9 +100,9 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// Those of [`new`](Memory::new); `ENOSPC` after the last block.
+    /// Those of [`new`](MappedMemory::new); `ENOSPC` after the last block.
     pub fn add_new(&self) -> Result<OwnedFd> {
-        let fd = Memory::sealed_file(BYTES)?;
+        let fd = MappedMemory::sealed_file(BYTES)?;
         let at = self.add(&fd, BYTES)?;
         self.write(at + AT_VERSION, &VERSION.to_ne_bytes());
         self.write(at + AT_MAGIC, &MAGIC.to_ne_bytes());
@@ -108,9 +110,9 @@ impl Memory {
     }
 
     /// New memory of `len` bytes, all zero.
-    pub(crate) fn sealed(len: usize) -> Result<(Memory, OwnedFd)> {
-        let fd = Memory::sealed_file(len)?;
-        Ok((Memory::map(&fd, len, WRITABLE)?, fd))
+    pub(crate) fn sealed(len: usize) -> Result<(MappedMemory, OwnedFd)> {
+        let fd = MappedMemory::sealed_file(len)?;
+        Ok((MappedMemory::map(&fd, len, WRITABLE)?, fd))
     }
 
     fn sealed_file(len: usize) -> Result<OwnedFd> {
@@ -132,8 +134,8 @@ impl Memory {
     /// # Errors
     ///
     /// `EINVAL` where it has another length, could be made shorter, or has another format.
-    pub fn of(fd: OwnedFd) -> Result<Memory> {
-        let memory = Memory::reserve(MOST_BLOCKS * BYTES)?;
+    pub fn of(fd: OwnedFd) -> Result<MappedMemory> {
+        let memory = MappedMemory::reserve(MOST_BLOCKS * BYTES)?;
         memory.add_block(fd)?;
         Ok(memory)
     }
@@ -142,9 +144,9 @@ impl Memory {
     ///
     /// # Errors
     ///
-    /// Those of [`of`](Memory::of); `ENOSPC` after the last block.
+    /// Those of [`of`](MappedMemory::of); `ENOSPC` after the last block.
     pub fn add_block(&self, fd: OwnedFd) -> Result<()> {
-        if Memory::fixed_length(&fd)? != BYTES {
+        if MappedMemory::fixed_length(&fd)? != BYTES {
             return Err(Errno::INVAL);
         }
         let mut head = [0; 12];
@@ -157,7 +159,7 @@ impl Memory {
     }
 
     /// A number of the client. The client adds to it, and the server looks at it.
-    pub fn tally(&self, which: Tally) -> &AtomicU64 {
+    pub fn tally(&self, which: ClientCounter) -> &AtomicU64 {
         self.word64(AT_TALLIES + 8 * which as usize)
     }
 
@@ -167,9 +169,9 @@ impl Memory {
     }
 
     /// The memory of another process, of `most` bytes at most, to read: writing to it kills this process.
-    pub(crate) fn to_read(fd: OwnedFd, most: usize) -> Result<Memory> {
-        match Memory::fixed_length(&fd)? {
-            len if (1..=most).contains(&len) => Memory::map(&fd, len, ProtFlags::READ),
+    pub(crate) fn to_read(fd: OwnedFd, most: usize) -> Result<MappedMemory> {
+        match MappedMemory::fixed_length(&fd)? {
+            len if (1..=most).contains(&len) => MappedMemory::map(&fd, len, ProtFlags::READ),
             _ => Err(Errno::INVAL),
         }
     }
@@ -195,21 +197,26 @@ impl Memory {
         unsafe { AtomicU64::from_ptr(self.start.add(at).cast()) }
     }
 
-    pub(crate) fn map(fd: &OwnedFd, len: usize, prot: ProtFlags) -> Result<Memory> {
+    pub(crate) fn map(fd: &OwnedFd, len: usize, prot: ProtFlags) -> Result<MappedMemory> {
         // SAFETY: the kernel chooses a free range of addresses.
         let start =
             unsafe { rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, 0)? };
-        Ok(Memory { start: start.cast(), len: len.into(), room: len, growing: Mutex::new(()) })
+        Ok(MappedMemory {
+            start: start.cast(),
+            len: len.into(),
+            room: len,
+            growing: Mutex::new(()),
+        })
     }
 
     /// Addresses without memory.
-    fn reserve(room: usize) -> Result<Memory> {
+    fn reserve(room: usize) -> Result<MappedMemory> {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: the kernel chooses a free range of addresses.
         let start = unsafe {
             rustix::mm::mmap_anonymous(std::ptr::null_mut(), room, ProtFlags::empty(), flags)?
         };
-        Ok(Memory { start: start.cast(), len: 0.into(), room, growing: Mutex::new(()) })
+        Ok(MappedMemory { start: start.cast(), len: 0.into(), room, growing: Mutex::new(()) })
     }
 
     /// Maps the first `len` bytes of a file behind what is mapped. Returns where.
@@ -244,14 +251,14 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for MappedMemory {
     fn drop(&mut self) {
         // SAFETY: the addresses are those of `map` or `reserve`, and no reference into them is left.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.room) };
     }
 }
 
-impl Shared for Memory {
+impl PeerMemory for MappedMemory {
     fn load(&self, at: usize) -> u32 {
         self.word(at).load(Ordering::Acquire)
     }
@@ -334,8 +341,8 @@ mod tests {
 
     #[test]
     fn both_processes_see_one_memory_whose_length_is_fixed() {
-        let (memory, fd) = Memory::new().unwrap();
-        let other = Memory::of(fd.try_clone().unwrap()).unwrap();
+        let (memory, fd) = MappedMemory::new().unwrap();
+        let other = MappedMemory::of(fd.try_clone().unwrap()).unwrap();
         memory.write(BYTES - 3, b"end");
         let mut seen = [0; 3];
         other.read(BYTES - 3, &mut seen);
@@ -353,7 +360,7 @@ mod tests {
             let fd = rustix::fs::memfd_create(c"other", flags).unwrap();
             rustix::fs::ftruncate(&fd, len).unwrap();
             rustix::fs::fcntl_add_seals(&fd, seals).unwrap();
-            Memory::of(fd).err()
+            MappedMemory::of(fd).err()
         };
         assert_eq!(make(BYTES as u64, SealFlags::GROW), Some(Errno::INVAL));
         assert_eq!(make(4096, SEALS), Some(Errno::INVAL));
@@ -363,13 +370,13 @@ mod tests {
     #[test]
     #[should_panic(expected = "8 bytes at")]
     fn an_access_outside_of_the_memory_panics() {
-        Memory::new().unwrap().0.write(BYTES - 6, &[0; 8]);
+        MappedMemory::new().unwrap().0.write(BYTES - 6, &[0; 8]);
     }
 
     #[test]
     fn both_processes_see_the_blocks_that_are_added_until_there_is_no_room() {
-        let (memory, fd) = Memory::new().unwrap();
-        let other = Memory::of(fd).unwrap();
+        let (memory, fd) = MappedMemory::new().unwrap();
+        let other = MappedMemory::of(fd).unwrap();
         for block in 1..MOST_BLOCKS {
             other.add_block(memory.add_new().unwrap()).unwrap();
             memory.write(block * BYTES + 7000, &[block as u8]);
@@ -381,7 +388,7 @@ mod tests {
             assert_eq!(seen, [block as u8]);
         }
         assert_eq!(memory.add_new().err(), Some(Errno::NOSPC));
-        let (_, fd) = Memory::new().unwrap();
+        let (_, fd) = MappedMemory::new().unwrap();
         assert_eq!(other.add_block(fd).err(), Some(Errno::NOSPC));
     }
 }

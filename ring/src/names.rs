@@ -15,8 +15,8 @@ use rustix::io::{Errno, Result};
 use rustix::time::{ClockId, clock_gettime};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-use crate::Memory;
-use crate::published::{Published, Readable, Writable};
+use crate::MappedMemory;
+use crate::published::{PublishedMemory, ReadableMemory, WritableMemory};
 use crate::versions::{hash, hash_of_dir};
 
 /// The first word of the memory: "defuseN1".
@@ -33,7 +33,7 @@ const SETS: usize = SLOTS / WAYS;
 /// The near sets of a directory.
 const NEAR: usize = 8;
 /// Bytes of the memory, of which only used pages take room.
-pub const BYTES: usize = AT_SLOTS + SLOTS * size_of::<Slot>();
+pub const BYTES: usize = AT_SLOTS + SLOTS * size_of::<NameSlot>();
 /// Bytes of the attributes, which this crate does not know.
 pub const ATTRIBUTES: usize = 104;
 /// The longest name. A longer one is not told of.
@@ -44,39 +44,41 @@ const LOCKS: usize = 64;
 /// A slot as it lies in the memory.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Slot {
+struct NameSlot {
     /// Odd while the slot is written, 0 if it never was.
     sequence: u64,
     dir: u64,
     name_len: u32,
     open_to_all: u32,
     ino: u64,
-    told: Told,
+    told: NameVersions,
     attributes: [u8; ATTRIBUTES],
     name: [u8; NAME_MAX],
 }
 
-const _: () = assert!(size_of::<Slot>() == 256);
+const _: () = assert!(size_of::<NameSlot>() == 256);
 /// The directory in a slot.
-const AT_DIR: usize = std::mem::offset_of!(Slot, dir);
+const AT_DIR: usize = std::mem::offset_of!(NameSlot, dir);
 /// The inode in a slot.
-const AT_INO: usize = std::mem::offset_of!(Slot, ino);
+const AT_INO: usize = std::mem::offset_of!(NameSlot, ino);
 /// When the attributes in a slot were told. They follow.
-const AT_MOMENT: usize = std::mem::offset_of!(Slot, told) + std::mem::offset_of!(Told, attributes);
-const _: () = assert!(AT_MOMENT + size_of::<Moment>() == std::mem::offset_of!(Slot, attributes));
+const AT_MOMENT: usize =
+    std::mem::offset_of!(NameSlot, told) + std::mem::offset_of!(NameVersions, attributes);
+const _: () =
+    assert!(AT_MOMENT + size_of::<AttributeStamp>() == std::mem::offset_of!(NameSlot, attributes));
 
 /// The state in which a name was told.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
-pub struct Told {
+pub struct NameVersions {
     /// The version of the name.
     pub name: u64,
     /// The version of the rights to its directory.
     pub rights: u64,
     /// The version and the time of the attributes.
-    pub attributes: Moment,
+    pub attributes: AttributeStamp,
 }
 
 /// The state in which attributes were told.
@@ -84,17 +86,17 @@ pub struct Told {
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
-pub struct Moment {
+pub struct AttributeStamp {
     /// The version of the attributes.
     pub version: u64,
     /// The time, in nanoseconds of `CLOCK_MONOTONIC_COARSE`.
     pub at: u64,
 }
 
-impl Moment {
+impl AttributeStamp {
     /// Attributes of this version are told now.
-    pub fn now(version: u64) -> Moment {
-        Moment { version, at: now_ns() }
+    pub fn now(version: u64) -> AttributeStamp {
+        AttributeStamp { version, at: now_ns() }
     }
 
     /// The time since then. Where the clock of another namespace is ahead, it is long.
@@ -110,9 +112,9 @@ fn now_ns() -> u64 {
 
 /// A name, as the memory has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundName {
     /// The state in which it was told.
-    pub told: Told,
+    pub told: NameVersions,
     /// Everyone may search its directory.
     pub open_to_all: bool,
     /// The inode and its attributes; `None` if the name does not exist.
@@ -121,16 +123,16 @@ pub struct Found {
 
 /// A name that leads to an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Named {
+pub struct ResolvedName {
     /// The directory.
     pub dir: u64,
     /// The state in which it was told.
-    pub told: Told,
+    pub told: NameVersions,
     name: [u8; NAME_MAX],
     len: usize,
 }
 
-impl Named {
+impl ResolvedName {
     /// The name.
     pub fn name(&self) -> &[u8] {
         &self.name[..self.len.min(NAME_MAX)]
@@ -138,32 +140,32 @@ impl Named {
 }
 
 /// The number of a slot.
-pub type Place = u32;
+pub type SlotNumber = u32;
 
 /// The server's side.
-pub struct Names<M: Writable = Published> {
+pub struct NameWriter<M: WritableMemory = PublishedMemory> {
     memory: M,
     /// Each for sets of its own.
     locks: [Mutex<()>; LOCKS],
 }
 
 /// A client's side.
-pub struct NameReader<M = Memory>(M);
+pub struct NameReader<M = MappedMemory>(M);
 
 /// The places for a name.
-struct Sets {
+struct NameSets {
     /// One near other names of its directory, and two others.
     all: [usize; 3],
     hash: u64,
 }
 
-impl Sets {
-    fn of(dir: u64, name: &[u8]) -> Sets {
+impl NameSets {
+    fn of(dir: u64, name: &[u8]) -> NameSets {
         let hash = hash(dir, name);
         let near = hash_of_dir(dir) as usize % (SETS / NEAR) * NEAR;
         // The versions are placed by other bits.
         let others = [(hash >> 18) as usize % SETS, (hash >> 31) as usize % SETS];
-        Sets { all: [near + (hash >> 16) as usize % NEAR, others[0], others[1]], hash }
+        NameSets { all: [near + (hash >> 16) as usize % NEAR, others[0], others[1]], hash }
     }
 
     fn tag(&self) -> u32 {
@@ -173,7 +175,7 @@ impl Sets {
     /// The first thing that `look` finds in a slot that may have a name with this tag.
     fn first_tagged<T>(
         &self,
-        memory: &impl Readable,
+        memory: &impl ReadableMemory,
         tag: u32,
         mut look: impl FnMut(usize) -> Option<T>,
     ) -> Option<T> {
@@ -204,23 +206,23 @@ fn tag_at(slot: usize) -> usize {
 }
 
 fn slot_at(slot: usize) -> usize {
-    AT_SLOTS + slot * size_of::<Slot>()
+    AT_SLOTS + slot * size_of::<NameSlot>()
 }
 
-fn read(memory: &impl Readable, slot: usize) -> Slot {
-    let mut bytes = [0; size_of::<Slot>()];
+fn read(memory: &impl ReadableMemory, slot: usize) -> NameSlot {
+    let mut bytes = [0; size_of::<NameSlot>()];
     memory.copy(slot_at(slot), &mut bytes);
     zerocopy::transmute!(bytes)
 }
 
-impl Names {
+impl NameWriter {
     /// Memory without a name.
     ///
     /// # Errors
     ///
     /// Those of memfd_create(2), ftruncate(2) and mmap(2).
-    pub fn new() -> Result<Names> {
-        Published::new(BYTES, MAGIC).map(Names::over)
+    pub fn new() -> Result<NameWriter> {
+        PublishedMemory::new(BYTES, MAGIC).map(NameWriter::over)
     }
 
     /// A descriptor to read the memory, for [`NameReader::of`].
@@ -233,10 +235,10 @@ impl Names {
     }
 }
 
-impl<M: Writable> Names<M> {
+impl<M: WritableMemory> NameWriter<M> {
     /// Names in this memory of [`BYTES`], all zero.
-    pub fn over(memory: M) -> Names<M> {
-        Names { memory, locks: std::array::from_fn(|_| Mutex::default()) }
+    pub fn over(memory: M) -> NameWriter<M> {
+        NameWriter { memory, locks: std::array::from_fn(|_| Mutex::default()) }
     }
 
     fn lock(&self, of: usize) -> MutexGuard<'_, ()> {
@@ -249,8 +251,8 @@ impl<M: Writable> Names<M> {
     /// # Panics
     ///
     /// If the name is longer than [`NAME_MAX`].
-    pub fn tell(&self, dir: u64, name: &[u8], found: &Found) -> (Place, u64) {
-        let sets = Sets::of(dir, name);
+    pub fn tell(&self, dir: u64, name: &[u8], found: &FoundName) -> (SlotNumber, u64) {
+        let sets = NameSets::of(dir, name);
         let mut of = sets.all.map(|set| set % LOCKS);
         of.sort_unstable();
         let _first = self.lock(of[0]);
@@ -264,7 +266,7 @@ impl<M: Writable> Names<M> {
         let (ino, attributes) = found.inode.unwrap_or((0, [0; ATTRIBUTES]));
         let mut padded = [0; NAME_MAX];
         padded[..name.len()].copy_from_slice(name);
-        let told = Slot {
+        let told = NameSlot {
             sequence: 0,
             dir,
             name_len: name.len() as u32,
@@ -277,30 +279,30 @@ impl<M: Writable> Names<M> {
         let former = memory.load64(slot_at(slot) + AT_INO);
         self.write(slot, AT_DIR, &told.as_bytes()[AT_DIR..]);
         memory.store32(tag_at(slot), tag);
-        (slot as Place, former)
+        (slot as SlotNumber, former)
     }
 
     /// The name at a place, as it was told. `None` where another one is there by now.
-    pub fn at(&self, place: Place, ino: u64) -> Option<Named> {
+    pub fn at(&self, place: SlotNumber, ino: u64) -> Option<ResolvedName> {
         let slot = place as usize;
         let _alone = self.lock(slot / WAYS % LOCKS);
-        let Slot { dir, name_len, ino: found, told, name, .. } = read(&self.memory, slot);
-        (found == ino).then_some(Named { dir, told, name, len: name_len as usize })
+        let NameSlot { dir, name_len, ino: found, told, name, .. } = read(&self.memory, slot);
+        (found == ino).then_some(ResolvedName { dir, told, name, len: name_len as usize })
     }
 
     /// Tells of new attributes of an inode, where a name that leads to it was told before.
     pub fn tell_attributes(
         &self,
-        place: Place,
+        place: SlotNumber,
         ino: u64,
-        told: Moment,
+        told: AttributeStamp,
         attributes: &[u8; ATTRIBUTES],
     ) {
         let slot = place as usize;
         let _alone = self.lock(slot / WAYS % LOCKS);
         if self.memory.load64(slot_at(slot) + AT_INO) == ino {
-            let mut bytes = [0; size_of::<Moment>() + ATTRIBUTES];
-            let (moment, rest) = bytes.split_at_mut(size_of::<Moment>());
+            let mut bytes = [0; size_of::<AttributeStamp>() + ATTRIBUTES];
+            let (moment, rest) = bytes.split_at_mut(size_of::<AttributeStamp>());
             moment.copy_from_slice(told.as_bytes());
             rest.copy_from_slice(attributes);
             self.write(slot, AT_MOMENT, &bytes);
@@ -319,7 +321,7 @@ impl<M: Writable> Names<M> {
     }
 }
 
-impl Slot {
+impl NameSlot {
     fn is_of(&self, dir: u64, name: &[u8]) -> bool {
         self.dir == dir && self.name.get(..self.name_len as usize) == Some(name)
     }
@@ -332,21 +334,21 @@ impl NameReader {
     ///
     /// `EINVAL` where it has another format, or could be made shorter.
     pub fn of(fd: OwnedFd) -> Result<NameReader> {
-        let memory = Memory::to_read(fd, BYTES)?;
+        let memory = MappedMemory::to_read(fd, BYTES)?;
         let is_known = memory.len() == BYTES && memory.load64(0) == MAGIC;
         if is_known { Ok(NameReader(memory)) } else { Err(Errno::INVAL) }
     }
 }
 
-impl<M: Readable> NameReader<M> {
+impl<M: ReadableMemory> NameReader<M> {
     /// The names in this memory.
     pub fn over(memory: M) -> NameReader<M> {
         NameReader(memory)
     }
 
     /// Finds a name in `dir` as it was told last. `None` if it was not, or if that changes just now.
-    pub fn find(&self, dir: u64, name: &[u8]) -> Option<Found> {
-        let sets = Sets::of(dir, name);
+    pub fn find(&self, dir: u64, name: &[u8]) -> Option<FoundName> {
+        let sets = NameSets::of(dir, name);
         let found = sets.first_tagged(&self.0, sets.tag(), |place| {
             let sequence = self.0.load64(slot_at(place));
             let slot = read(&self.0, place);
@@ -356,7 +358,7 @@ impl<M: Readable> NameReader<M> {
             (is_whole && slot.is_of(dir, name)).then_some(slot)
         })?;
         let inode = (found.ino != 0).then_some((found.ino, found.attributes));
-        Some(Found { told: found.told, open_to_all: found.open_to_all != 0, inode })
+        Some(FoundName { told: found.told, open_to_all: found.open_to_all != 0, inode })
     }
 }
 
@@ -364,15 +366,16 @@ impl<M: Readable> NameReader<M> {
 mod tests {
     use super::*;
 
-    fn both() -> (Names, NameReader) {
-        let names = Names::new().unwrap();
+    fn both() -> (NameWriter, NameReader) {
+        let names = NameWriter::new().unwrap();
         let reader = NameReader::of(names.reader().unwrap()).unwrap();
         (names, reader)
     }
 
-    fn found(ino: u64, at: u64) -> Found {
-        let told = Told { name: 1, rights: 2, attributes: Moment { version: 3, at } };
-        Found { told, open_to_all: true, inode: Some((ino, [ino as u8; ATTRIBUTES])) }
+    fn found(ino: u64, at: u64) -> FoundName {
+        let told =
+            NameVersions { name: 1, rights: 2, attributes: AttributeStamp { version: 3, at } };
+        FoundName { told, open_to_all: true, inode: Some((ino, [ino as u8; ATTRIBUTES])) }
     }
 
     #[test]
@@ -385,18 +388,18 @@ mod tests {
         assert_eq!(reader.find(1, b"name"), Some(found(7, 1)));
         assert_eq!(reader.find(1, &long), Some(found(9, 1)));
         assert_eq!((reader.find(2, b"name"), reader.find(1, b"nam")), (None, None));
-        let missing = Found { inode: None, open_to_all: false, ..found(0, 2) };
+        let missing = FoundName { inode: None, open_to_all: false, ..found(0, 2) };
         assert_eq!(names.tell(1, b"name", &missing), (place, 7));
         assert_eq!(reader.find(1, b"name"), Some(missing));
         // The attributes of an inode that is not there any more.
-        names.tell_attributes(place, 7, Moment::default(), &[9; ATTRIBUTES]);
+        names.tell_attributes(place, 7, AttributeStamp::default(), &[9; ATTRIBUTES]);
         assert_eq!(reader.find(1, b"name"), Some(missing));
         let (place, _) = names.tell(1, b"name", &found(8, 2));
-        let new = Moment { version: 4, at: 3 };
+        let new = AttributeStamp { version: 4, at: 3 };
         names.tell_attributes(place, 8, new, &[9; ATTRIBUTES]);
-        let told = Told { attributes: new, ..found(8, 2).told };
+        let told = NameVersions { attributes: new, ..found(8, 2).told };
         let inode = Some((8, [9; ATTRIBUTES]));
-        assert_eq!(reader.find(1, b"name"), Some(Found { told, inode, open_to_all: true }));
+        assert_eq!(reader.find(1, b"name"), Some(FoundName { told, inode, open_to_all: true }));
     }
 
     #[test]
@@ -422,7 +425,7 @@ mod tests {
             names.tell(*dir, text.as_bytes(), &found(dir + 1, 1));
         }
         let near = |(dir, text): &&(u64, String)| {
-            let sets = Sets::of(*dir, text.as_bytes());
+            let sets = NameSets::of(*dir, text.as_bytes());
             let is_near = |slot| (slot / WAYS == sets.all[0]).then_some(());
             sets.first_tagged(&names.memory, sets.tag(), is_near).is_some()
         };
@@ -443,7 +446,8 @@ mod tests {
                 }
             });
             while !writer.is_finished() {
-                if let Some(Found { inode: Some((ino, bytes)), told, .. }) = reader.find(1, b"name")
+                if let Some(FoundName { inode: Some((ino, bytes)), told, .. }) =
+                    reader.find(1, b"name")
                 {
                     assert_eq!(bytes, [ino as u8; ATTRIBUTES]);
                     assert_eq!((told.attributes.at % 200 + 1 == ino, told.name), (true, 1));
@@ -459,7 +463,7 @@ mod tests {
         assert_eq!(rustix::io::pwrite(&fd, &[1], 0), Err(Errno::BADF));
         assert!(rustix::fs::ftruncate(&fd, 0).is_err());
         assert_eq!(rustix::fs::fstat(&fd).unwrap().st_mode & 0o777, 0o400);
-        let (_, other) = Memory::sealed(BYTES).unwrap();
+        let (_, other) = MappedMemory::sealed(BYTES).unwrap();
         assert!(NameReader::of(other).is_err(), "no magic number");
     }
 }

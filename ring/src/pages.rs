@@ -11,8 +11,8 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::{Errno, Result};
 
-use crate::Memory;
-use crate::published::{Published, Readable, Writable};
+use crate::MappedMemory;
+use crate::published::{PublishedMemory, ReadableMemory, WritableMemory};
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
@@ -37,7 +37,7 @@ const AT_HEADS: usize = PAGE;
 const HEAD: usize = 16;
 
 /// The server's side. Its memory is at first closed: nothing may be read.
-pub struct Pages<M: Writable = Published> {
+pub struct PageWriter<M: WritableMemory = PublishedMemory> {
     memory: M,
     frames: u32,
     /// The page numbers + 1 of groups that are hidden.
@@ -45,7 +45,7 @@ pub struct Pages<M: Writable = Published> {
 }
 
 /// A client's side.
-pub struct PageReader<M = Memory> {
+pub struct PageReader<M = MappedMemory> {
     memory: M,
     frames: u32,
 }
@@ -67,18 +67,18 @@ const fn frame_at(page: u64, frames: u32) -> usize {
     first_frame(frames) + (page % frames as u64) as usize * PAGE
 }
 
-impl Pages {
+impl PageWriter {
     /// Memory for the pages of a file of `size` bytes.
     ///
     /// # Errors
     ///
     /// Those of memfd_create(2), ftruncate(2) and mmap(2).
-    pub fn new(size: u64) -> Result<Pages> {
+    pub fn new(size: u64) -> Result<PageWriter> {
         let wanted = size.div_ceil(PAGE as u64).clamp(16, MOST_FRAMES.into()) as u32;
         let frames = wanted.next_power_of_two();
-        let memory = Published::new(bytes_of(frames), MAGIC)?;
+        let memory = PublishedMemory::new(bytes_of(frames), MAGIC)?;
         memory.store32(AT_FRAMES, frames);
-        Ok(Pages::over(memory, frames))
+        Ok(PageWriter::over(memory, frames))
     }
 
     /// A descriptor to read the memory, for [`PageReader::of`].
@@ -100,11 +100,11 @@ impl Pages {
     }
 }
 
-impl<M: Writable> Pages<M> {
+impl<M: WritableMemory> PageWriter<M> {
     /// Pages in this memory of [`bytes_of`] so many frames, a power of two.
-    pub fn over(memory: M, frames: u32) -> Pages<M> {
+    pub fn over(memory: M, frames: u32) -> PageWriter<M> {
         memory.store64(AT_STATE, 1);
-        Pages { memory, frames, hidden: HashMap::new() }
+        PageWriter { memory, frames, hidden: HashMap::new() }
     }
 
     /// Bytes of the memory.
@@ -127,7 +127,7 @@ impl<M: Writable> Pages<M> {
         page % u64::from(self.frames) / GROUP
     }
 
-    /// Takes the pages of a group from readers, until it is [shown](Pages::show).
+    /// Takes the pages of a group from readers, until it is [shown](PageWriter::show).
     pub fn hide(&mut self, group: u64) {
         let mut held = [0; GROUP as usize];
         for (frame, held) in (group * GROUP..).zip(&mut held) {
@@ -187,7 +187,7 @@ impl<M: Writable> Pages<M> {
         self.memory.load64(head_at(page, self.frames) + 8) == page + 1
     }
 
-    /// Copies bytes of a page that [is there](Pages::has), from `within` on.
+    /// Copies bytes of a page that [is there](PageWriter::has), from `within` on.
     pub fn get(&self, page: u64, within: usize, out: &mut [u8]) {
         assert!(within + out.len() <= PAGE, "the bytes are those of one page");
         self.memory.copy(frame_at(page, self.frames) + within, out);
@@ -234,7 +234,7 @@ impl<M: Writable> Pages<M> {
     }
 }
 
-impl<M: Writable> Drop for Pages<M> {
+impl<M: WritableMemory> Drop for PageWriter<M> {
     fn drop(&mut self) {
         // A client may keep the memory for as long as it lives: nothing is there from now on.
         self.close();
@@ -249,7 +249,7 @@ impl PageReader {
     ///
     /// `EINVAL` where it has another format, or could be made shorter.
     pub fn of(fd: OwnedFd) -> Result<PageReader> {
-        let memory = Memory::to_read(fd, bytes_of(MOST_FRAMES))?;
+        let memory = MappedMemory::to_read(fd, bytes_of(MOST_FRAMES))?;
         let mut head = [0; 12];
         memory.copy(0, &mut head);
         let frames = u32::from_ne_bytes([head[8], head[9], head[10], head[11]]);
@@ -261,7 +261,7 @@ impl PageReader {
     }
 }
 
-impl<M: Readable> PageReader<M> {
+impl<M: ReadableMemory> PageReader<M> {
     /// The pages in this memory of so many frames.
     pub fn over(memory: M, frames: u32) -> PageReader<M> {
         PageReader { memory, frames }
@@ -313,8 +313,8 @@ mod tests {
     use super::*;
     use crate::memory::WRITABLE;
 
-    fn both(size: u64) -> (Pages, PageReader) {
-        let mut pages = Pages::new(size).unwrap();
+    fn both(size: u64) -> (PageWriter, PageReader) {
+        let mut pages = PageWriter::new(size).unwrap();
         pages.open(size);
         let reader = PageReader::of(pages.reader().unwrap()).unwrap();
         (pages, reader)
@@ -405,7 +405,7 @@ mod tests {
         let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
         assert_eq!(rustix::fs::fallocate(&fd, punch, 0, 4096), Err(Errno::BADF));
         assert_eq!(rustix::fs::fstat(&fd).unwrap().st_mode & 0o777, 0o400);
-        assert!(Memory::map(&fd, bytes_of(16), WRITABLE).is_err(), "a mapping for writing");
+        assert!(MappedMemory::map(&fd, bytes_of(16), WRITABLE).is_err(), "a mapping for writing");
     }
 
     /// A client that keeps the descriptor would otherwise keep the memory of all files that it ever read.

@@ -8,11 +8,11 @@ use std::sync::atomic::{Ordering, fence};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Result;
 
-use crate::{Memory, Shared};
+use crate::{MappedMemory, PeerMemory};
 
 /// Memory to read. Positions are in bytes, those of numbers are multiples of their length, and a position outside of the
 /// memory panics.
-pub trait Readable {
+pub trait ReadableMemory {
     /// The order of a load: everything is there that the writer of the number wrote before it.
     const LOADS: Ordering = Ordering::Acquire;
 
@@ -27,7 +27,7 @@ pub trait Readable {
 }
 
 /// Memory of the server that writes it.
-pub trait Writable: Readable {
+pub trait WritableMemory: ReadableMemory {
     /// The order of a store: it comes after everything before it.
     const STORES: Ordering = Ordering::Release;
     /// The order of an addition.
@@ -45,7 +45,7 @@ pub trait Writable: Readable {
     fn give_back(&self, at: usize, len: usize);
 }
 
-impl Readable for Memory {
+impl ReadableMemory for MappedMemory {
     #[inline]
     fn load64(&self, at: usize) -> u64 {
         self.word64(at).load(Self::LOADS)
@@ -68,19 +68,19 @@ impl Readable for Memory {
 }
 
 /// Memory of a fixed length, all zero at first, with its descriptor.
-pub struct Published {
-    memory: Memory,
+pub struct PublishedMemory {
+    memory: MappedMemory,
     fd: OwnedFd,
 }
 
-impl Published {
+impl PublishedMemory {
     /// Memory of `len` bytes, whose first word is `magic`.
-    pub(crate) fn new(len: usize, magic: u64) -> Result<Published> {
-        let (memory, fd) = Memory::sealed(len)?;
+    pub(crate) fn new(len: usize, magic: u64) -> Result<PublishedMemory> {
+        let (memory, fd) = MappedMemory::sealed(len)?;
         // No other user can open it again for writing, through /proc.
         rustix::fs::fchmod(&fd, Mode::RUSR)?;
         memory.write(0, &magic.to_ne_bytes());
-        Ok(Published { memory, fd })
+        Ok(PublishedMemory { memory, fd })
     }
 
     /// A descriptor to read the memory. A mapping through it cannot be made writable.
@@ -95,7 +95,7 @@ impl Published {
     }
 }
 
-impl Readable for Published {
+impl ReadableMemory for PublishedMemory {
     #[inline]
     fn load64(&self, at: usize) -> u64 {
         self.memory.load64(at)
@@ -117,7 +117,7 @@ impl Readable for Published {
     }
 }
 
-impl Writable for Published {
+impl WritableMemory for PublishedMemory {
     #[inline]
     fn store64(&self, at: usize, value: u64) {
         self.memory.word64(at).store(value, Self::STORES);

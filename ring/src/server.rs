@@ -6,24 +6,24 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::layout::{
-    AT_NOTICES, AT_SLEEPERS, AT_USED, ENTRIES, ENTRY, LANES, LANES_OF_BLOCK, SHORTEST, Tally,
-    arena_of, is_full, lane, lane_at,
+    AT_NOTICES, AT_SLEEPERS, AT_USED, ClientCounter, ENTRIES, ENTRY, LANES, LANES_OF_BLOCK,
+    SHORTEST, arena_of, is_full, lane, lane_at,
 };
-use crate::{Memory, Shared, Violation};
+use crate::{MappedMemory, PeerMemory, ProtocolViolation};
 
 /// The server's end of all lanes of a connection. Any thread may use it at any time.
-pub struct Desk<M> {
+pub struct LaneServer<M> {
     memory: M,
-    lanes: Box<[LaneState]>,
+    lanes: Box<[ServerLane]>,
     /// The lanes that there is memory for.
     offered: AtomicU32,
     /// The lane to look at first, so that none is looked at first always.
     turn: AtomicU32,
 }
 
-/// Counts of the server's end, see [`Desk::counts`].
+/// Counts of the server's end, see [`LaneServer::counts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DeskCounts {
+pub struct LaneServerCounts {
     /// Lanes by which a message came.
     pub lanes: u32,
     /// Messages taken.
@@ -34,7 +34,7 @@ pub struct DeskCounts {
 
 /// A request that was copied out of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Arrived {
+pub struct ArrivedRequest {
     /// The lane.
     pub lane: usize,
     /// Bytes of the message.
@@ -46,25 +46,25 @@ pub struct Arrived {
 /// Different threads use different lanes, whose states share no cache line.
 #[derive(Default)]
 #[repr(align(64))]
-struct LaneState {
+struct ServerLane {
     /// The submissions taken: the server's own number, never read back from the memory.
     taken: AtomicU32,
-    state: Mutex<State>,
+    state: Mutex<ServerLaneState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ServerLaneState {
     completed: u32,
     /// Those of them that the client has taken, as it said when that was last looked at.
     seen: u32,
-    /// All messages taken; `LaneState::taken` wraps.
+    /// All messages taken; `ServerLane::taken` wraps.
     taken: u64,
     /// Requests that are not answered.
-    open: Vec<Open>,
+    open: Vec<UnansweredRequest>,
 }
 
 #[derive(Clone, Copy)]
-struct Open {
+struct UnansweredRequest {
     number: u64,
     /// Where the reply goes.
     at: usize,
@@ -74,12 +74,12 @@ struct Open {
     left: usize,
 }
 
-impl Desk<Memory> {
+impl LaneServer<MappedMemory> {
     /// Adds a block of lanes, and returns the descriptor for the client.
     ///
     /// # Errors
     ///
-    /// Those of [`Memory::add_new`].
+    /// Those of [`MappedMemory::add_new`].
     pub fn add_block(&self) -> rustix::io::Result<OwnedFd> {
         let fd = self.memory.add_new()?;
         // Another thread may have added one, too.
@@ -89,17 +89,17 @@ impl Desk<Memory> {
     }
 
     /// The number that the client has counted, if it tells the truth.
-    pub fn told(&self, which: Tally) -> u64 {
+    pub fn told(&self, which: ClientCounter) -> u64 {
         self.memory.tally(which).load(Ordering::Relaxed)
     }
 }
 
-impl<M: Shared> Desk<M> {
+impl<M: PeerMemory> LaneServer<M> {
     /// The server's end of `memory`, which is new and has one block.
     pub fn new(memory: M) -> Self {
-        let lanes = (0..LANES).map(|_| LaneState::default()).collect();
+        let lanes = (0..LANES).map(|_| ServerLane::default()).collect();
         let offered = (LANES_OF_BLOCK as u32).into();
-        Desk { memory, lanes, offered, turn: AtomicU32::new(0) }
+        LaneServer { memory, lanes, offered, turn: AtomicU32::new(0) }
     }
 
     /// The lanes that the client says it has used, of those that there are.
@@ -109,18 +109,18 @@ impl<M: Shared> Desk<M> {
 
     /// Copies the next submitted message into `room`; `None` if there is none. `number` reads the number of
     /// the request in the copy. If `copied` is given the first [`SHORTEST`] bytes of a message and its length, it says how
-    /// many bytes are copied, which may be fewer for a request that has a reply: [`copy_left`](Desk::copy_left) copies the rest.
+    /// many bytes are copied, which may be fewer for a request that has a reply: [`copy_left`](LaneServer::copy_left) copies the rest.
     ///
     /// # Errors
     ///
-    /// A [`Violation`] of the client: counters that jump, ranges outside of the arena, a message longer than
+    /// A [`ProtocolViolation`] of the client: counters that jump, ranges outside of the arena, a message longer than
     /// `room`, a number of another lane or of a request that is not answered, more requests than entries.
     pub fn take(
         &self,
         room: &mut [u8],
         number: impl Fn(&[u8]) -> u64,
         copied: impl Fn(&[u8], usize) -> usize,
-    ) -> Result<Option<Arrived>, Violation> {
+    ) -> Result<Option<ArrivedRequest>, ProtocolViolation> {
         let used = self.used();
         let first = self.turn.load(Ordering::Relaxed) as usize;
         for step in 0..used {
@@ -147,8 +147,8 @@ impl<M: Shared> Desk<M> {
     }
 
     /// Counts so far. They are the server's own: nothing is read from the memory.
-    pub fn counts(&self) -> DeskCounts {
-        let mut counts = DeskCounts::default();
+    pub fn counts(&self) -> LaneServerCounts {
+        let mut counts = LaneServerCounts::default();
         for lane in &self.lanes {
             let state = lock(&lane.state);
             counts.lanes += u32::from(state.taken > 0);
@@ -159,13 +159,13 @@ impl<M: Shared> Desk<M> {
     }
 
     /// The calling thread is about to sleep. A submission from now on comes with a bell; one from before is
-    /// there to [`take`](Desk::take).
+    /// there to [`take`](LaneServer::take).
     pub fn fall_asleep(&self) {
         self.memory.add(AT_SLEEPERS, 1);
         self.memory.fence();
     }
 
-    /// The end of [`fall_asleep`](Desk::fall_asleep).
+    /// The end of [`fall_asleep`](LaneServer::fall_asleep).
     pub fn wake_up(&self) {
         self.memory.add(AT_SLEEPERS, u32::MAX);
     }
@@ -176,7 +176,7 @@ impl<M: Shared> Desk<M> {
     }
 
     /// The request that waits for an answer.
-    fn open(&self, lane: usize, number: u64) -> Option<Open> {
+    fn open(&self, lane: usize, number: u64) -> Option<UnansweredRequest> {
         let state = lock(&self.lanes.get(lane)?.state);
         state.open.iter().find(|open| open.number == number).copied()
     }
@@ -186,14 +186,14 @@ impl<M: Shared> Desk<M> {
         self.open(lane, number).map_or(0, |open| open.left)
     }
 
-    /// Copies bytes of a request that were [left](Desk::left), from the byte `from` of them on. The client may change them at
+    /// Copies bytes of a request that were [left](LaneServer::left), from the byte `from` of them on. The client may change them at
     /// any time. Returns false, and copies nothing, if there are fewer.
     pub fn copy_left(&self, lane: usize, number: u64, from: usize, out: &mut [u8]) -> bool {
         let at = self.left_at(lane, number, from, out.len());
         at.inspect(|&at| self.memory.read(at, out)).is_some()
     }
 
-    /// Writes `len` bytes that were left into a file, as [`Shared::write_file`]. `None` if there are fewer.
+    /// Writes `len` bytes that were left into a file, as [`PeerMemory::write_file`]. `None` if there are fewer.
     pub fn write_left(
         &self,
         (lane, number): (usize, u64),
@@ -229,7 +229,7 @@ impl<M: Shared> Desk<M> {
         at.inspect(|&at| self.memory.write(at, bytes)).is_some()
     }
 
-    /// As [`place`](Desk::place) with `len` bytes of a file, by [`Shared::read_file`]. `None` if there is no room for them.
+    /// As [`place`](LaneServer::place) with `len` bytes of a file, by [`PeerMemory::read_file`]. `None` if there is no room for them.
     pub fn place_file(
         &self,
         (lane, number): (usize, u64),
@@ -261,29 +261,29 @@ impl<M: Shared> Desk<M> {
     ///
     /// # Errors
     ///
-    /// A [`Violation`] of the client: it takes no completions, or its counter jumps.
+    /// A [`ProtocolViolation`] of the client: it takes no completions, or its counter jumps.
     pub fn answer(
         &self,
         lane: usize,
         number: u64,
         parts: &[&[u8]],
         refusal: &[u8],
-    ) -> Result<bool, Violation> {
+    ) -> Result<bool, ProtocolViolation> {
         self.answer_placed((lane, number), parts, 0, refusal)
     }
 
-    /// As [`answer`](Desk::answer), with `placed` bytes behind those of `parts`, which were [placed](Desk::place).
+    /// As [`answer`](LaneServer::answer), with `placed` bytes behind those of `parts`, which were [placed](LaneServer::place).
     ///
     /// # Errors
     ///
-    /// Those of [`answer`](Desk::answer).
+    /// Those of [`answer`](LaneServer::answer).
     pub fn answer_placed(
         &self,
         (lane, number): (usize, u64),
         parts: &[&[u8]],
         placed: usize,
         refusal: &[u8],
-    ) -> Result<bool, Violation> {
+    ) -> Result<bool, ProtocolViolation> {
         let at = lane_at(lane);
         let mut state = lock(&self.lanes[lane].state);
         let Some(place) = state.open.iter().position(|open| open.number == number) else {
@@ -291,7 +291,7 @@ impl<M: Shared> Desk<M> {
         };
         let completed = state.completed;
         if is_full(completed, &mut state.seen, || self.memory.load(at + lane::SEEN)) {
-            return Err(Violation("completions are not taken"));
+            return Err(ProtocolViolation("completions are not taken"));
         }
         let open = state.open.swap_remove(place);
         let len = parts.iter().map(|part| part.len()).sum::<usize>() + placed;
@@ -329,7 +329,7 @@ impl<M: Shared> Desk<M> {
         index: usize,
         room: &mut [u8],
         (number, copied): (impl Fn(&[u8]) -> u64, impl Fn(&[u8], usize) -> usize),
-    ) -> Result<Option<Arrived>, Violation> {
+    ) -> Result<Option<ArrivedRequest>, ProtocolViolation> {
         let (at, lane) = (lane_at(index), &self.lanes[index]);
         let mut state = lock(&lane.state);
         let taken = lane.taken.load(Ordering::Relaxed);
@@ -338,9 +338,9 @@ impl<M: Shared> Desk<M> {
             return Ok(None);
         }
         if waiting > ENTRIES || state.open.len() >= ENTRIES as usize {
-            return Err(Violation("more submissions than entries"));
+            return Err(ProtocolViolation("more submissions than entries"));
         }
-        let too_long = Violation("a message has an impossible length");
+        let too_long = ProtocolViolation("a message has an impossible length");
         let Some((head, rest)) = room.split_at_mut_checked(SHORTEST.0) else {
             return Err(too_long);
         };
@@ -349,7 +349,7 @@ impl<M: Shared> Desk<M> {
         let mut entry = [0; ENTRY];
         let slot = (taken % ENTRIES) as usize;
         self.memory.read(at + lane::SUBMISSIONS + slot * ENTRY, &mut entry);
-        let submission = Submission::checked(&entry, arena_of(index))?;
+        let submission = CheckedSubmission::checked(&entry, arena_of(index))?;
         let begin = at + lane::ARENA + submission.at;
         if submission.at != 0 {
             self.memory.read(begin, head);
@@ -364,33 +364,33 @@ impl<M: Shared> Desk<M> {
         let number = number(head);
         let copied = head.len() + copied;
         if crate::layout::lane_of(number) != Some(index) {
-            return Err(Violation("a request has the number of another lane"));
+            return Err(ProtocolViolation("a request has the number of another lane"));
         }
         if submission.room > 0 {
             if state.open.iter().any(|open| open.number == number) {
-                return Err(Violation("two requests have one number"));
+                return Err(ProtocolViolation("two requests have one number"));
             }
-            let Submission { at, len, reply_at, room } = submission;
+            let CheckedSubmission { at, len, reply_at, room } = submission;
             let (left_at, left) = (at + copied, len - copied);
-            state.open.push(Open { number, at: reply_at, room, left_at, left });
+            state.open.push(UnansweredRequest { number, at: reply_at, room, left_at, left });
         }
         state.taken += 1;
         lane.taken.store(taken.wrapping_add(1), Ordering::Relaxed);
         self.memory.store(at + lane::TAKEN, taken.wrapping_add(1));
-        Ok(Some(Arrived { lane: index, len: submission.len, copied }))
+        Ok(Some(ArrivedRequest { lane: index, len: submission.len, copied }))
     }
 }
 
 /// A submission after all checks.
-struct Submission {
+struct CheckedSubmission {
     at: usize,
     len: usize,
     reply_at: usize,
     room: usize,
 }
 
-impl Submission {
-    fn checked(entry: &[u8; ENTRY], arena: usize) -> Result<Submission, Violation> {
+impl CheckedSubmission {
+    fn checked(entry: &[u8; ENTRY], arena: usize) -> Result<CheckedSubmission, ProtocolViolation> {
         let word = |at: usize| {
             let bytes = [entry[at], entry[at + 1], entry[at + 2], entry[at + 3]];
             u32::from_ne_bytes(bytes) as usize
@@ -398,18 +398,18 @@ impl Submission {
         let (at, len, reply_at, room) = (word(0), word(4), word(8), word(12));
         let fits = |at: usize, len: usize| at <= arena && len <= arena - at;
         if !fits(at, len) || !fits(reply_at, room) {
-            return Err(Violation("a submission leaves its arena"));
+            return Err(ProtocolViolation("a submission leaves its arena"));
         }
         if len < SHORTEST.0 {
-            return Err(Violation("a message has an impossible length"));
+            return Err(ProtocolViolation("a message has an impossible length"));
         }
         if room > 0 && room < SHORTEST.1 {
-            return Err(Violation("there is no room for a reply"));
+            return Err(ProtocolViolation("there is no room for a reply"));
         }
-        Ok(Submission { at, len, reply_at, room })
+        Ok(CheckedSubmission { at, len, reply_at, room })
     }
 }
 
-fn lock(mutex: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(mutex: &Mutex<ServerLaneState>) -> MutexGuard<'_, ServerLaneState> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 
 use rustix::io::{Errno, Result};
 
-use crate::Memory;
-use crate::published::{Published, Readable, Writable};
+use crate::MappedMemory;
+use crate::published::{PublishedMemory, ReadableMemory, WritableMemory};
 
 /// The first word of the memory: "defuseV2".
 const MAGIC: u64 = u64::from_le_bytes(*b"defuseV2");
@@ -40,7 +40,7 @@ const ENDED: u64 = RUNNING;
 
 /// A thing with a version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Thing<'a> {
+pub enum VersionedItem<'a> {
     /// The attributes of an inode.
     Attributes(u64),
     /// Its mode, owner, group and access list.
@@ -49,14 +49,14 @@ pub enum Thing<'a> {
     Name(u64, &'a [u8]),
 }
 
-impl Thing<'_> {
+impl VersionedItem<'_> {
     /// The place of its version.
     fn at(self) -> usize {
         let fold = |ino: u64| (ino ^ ino >> 18 ^ ino >> 36) as usize;
         match self {
-            Thing::Attributes(ino) => AT_ATTRIBUTES + 8 * (fold(ino) % ATTRIBUTES),
-            Thing::Rights(ino) => AT_RIGHTS + 8 * (fold(ino) % RIGHTS),
-            Thing::Name(dir, name) => AT_NAMES + 8 * (hash(dir, name) as usize % NAMES),
+            VersionedItem::Attributes(ino) => AT_ATTRIBUTES + 8 * (fold(ino) % ATTRIBUTES),
+            VersionedItem::Rights(ino) => AT_RIGHTS + 8 * (fold(ino) % RIGHTS),
+            VersionedItem::Name(dir, name) => AT_NAMES + 8 * (hash(dir, name) as usize % NAMES),
         }
     }
 }
@@ -83,19 +83,19 @@ pub(crate) fn hash(dir: u64, name: &[u8]) -> u64 {
 }
 
 /// The server's side.
-pub struct Versions<M: Writable = Published>(M);
+pub struct VersionWriter<M: WritableMemory = PublishedMemory>(M);
 
 /// A client's side.
-pub struct VersionReader<M = Memory>(M);
+pub struct VersionReader<M = MappedMemory>(M);
 
-impl Versions {
+impl VersionWriter {
     /// Versions of a file system in which no change runs.
     ///
     /// # Errors
     ///
     /// Those of memfd_create(2), ftruncate(2) and mmap(2).
-    pub fn new() -> Result<Versions> {
-        Published::new(BYTES, MAGIC).map(Versions)
+    pub fn new() -> Result<VersionWriter> {
+        PublishedMemory::new(BYTES, MAGIC).map(VersionWriter)
     }
 
     /// A descriptor to read the memory, for [`VersionReader::of`].
@@ -108,10 +108,10 @@ impl Versions {
     }
 }
 
-impl<M: Writable> Versions<M> {
+impl<M: WritableMemory> VersionWriter<M> {
     /// Versions in this memory of [`BYTES`].
-    pub fn over(memory: M) -> Versions<M> {
-        Versions(memory)
+    pub fn over(memory: M) -> VersionWriter<M> {
+        VersionWriter(memory)
     }
 
     /// The number of changes that have ended.
@@ -125,12 +125,12 @@ impl<M: Writable> Versions<M> {
     }
 
     /// As [`VersionReader::of_thing`].
-    pub fn of_thing(&self, thing: Thing<'_>) -> Option<u64> {
+    pub fn of_thing(&self, thing: VersionedItem<'_>) -> Option<u64> {
         stays(&self.0, thing.at())
     }
 
-    /// A change of these things begins. Call [`end`](Versions::end) for the same things.
-    pub fn begin<'a>(&self, things: impl Iterator<Item = Thing<'a>>) {
+    /// A change of these things begins. Call [`end`](VersionWriter::end) for the same things.
+    pub fn begin<'a>(&self, things: impl Iterator<Item = VersionedItem<'a>>) {
         self.0.add64(AT_ALL, 1);
         things.for_each(|thing| self.0.add64(thing.at(), 1));
         // The versions are there before anything of the change is.
@@ -138,13 +138,13 @@ impl<M: Writable> Versions<M> {
     }
 
     /// A change has ended. Call it before anybody is told.
-    pub fn end<'a>(&self, things: impl Iterator<Item = Thing<'a>>) {
+    pub fn end<'a>(&self, things: impl Iterator<Item = VersionedItem<'a>>) {
         things.for_each(|thing| self.0.add64(thing.at(), ENDED));
         self.0.add64(AT_ALL, ENDED);
     }
 }
 
-impl<M: Writable> Drop for Versions<M> {
+impl<M: WritableMemory> Drop for VersionWriter<M> {
     fn drop(&mut self) {
         // Nobody tells of changes any more.
         self.0.store64(AT_ENDED, 1);
@@ -158,7 +158,7 @@ impl VersionReader {
     ///
     /// `EINVAL` where it has another format, or could be made shorter.
     pub fn of(fd: OwnedFd) -> Result<VersionReader> {
-        let memory = Memory::to_read(fd, BYTES)?;
+        let memory = MappedMemory::to_read(fd, BYTES)?;
         let mut magic = [0; 8];
         if memory.len() == BYTES {
             memory.copy(0, &mut magic);
@@ -172,7 +172,7 @@ impl VersionReader {
     }
 }
 
-impl<M: Readable> VersionReader<M> {
+impl<M: ReadableMemory> VersionReader<M> {
     /// The versions in this memory.
     pub fn over(memory: M) -> VersionReader<M> {
         VersionReader(memory)
@@ -184,13 +184,13 @@ impl<M: Readable> VersionReader<M> {
     }
 
     /// The version of a thing; `None` while a change of it runs, and after the end of the server.
-    pub fn of_thing(&self, thing: Thing<'_>) -> Option<u64> {
+    pub fn of_thing(&self, thing: VersionedItem<'_>) -> Option<u64> {
         stays(&self.0, thing.at())
     }
 }
 
 /// The version at `at`, unless a change runs or the server has ended.
-fn stays(memory: &impl Readable, at: usize) -> Option<u64> {
+fn stays(memory: &impl ReadableMemory, at: usize) -> Option<u64> {
     let version = memory.load64(at);
     (version & RUNNING == 0 && memory.load64(AT_ENDED) == 0).then_some(version)
 }
@@ -200,8 +200,8 @@ mod tests {
     use super::*;
     use crate::memory::WRITABLE;
 
-    fn both() -> (Versions, VersionReader) {
-        let versions = Versions::new().unwrap();
+    fn both() -> (VersionWriter, VersionReader) {
+        let versions = VersionWriter::new().unwrap();
         let reader = VersionReader::of(versions.reader().unwrap()).unwrap();
         (versions, reader)
     }
@@ -209,16 +209,16 @@ mod tests {
     #[test]
     fn a_change_is_seen_while_it_runs_and_afterwards() {
         let (versions, reader) = both();
-        let (name, other) = (Thing::Name(1, b"name"), Thing::Name(1, b"other"));
+        let (name, other) = (VersionedItem::Name(1, b"name"), VersionedItem::Name(1, b"other"));
         let before = [name, other].map(|thing| reader.of_thing(thing));
         let all = reader.all().unwrap();
         versions.begin([name].into_iter());
         assert_eq!((reader.of_thing(name), reader.all()), (None, None));
         assert_eq!(reader.of_thing(other), before[1]);
-        versions.begin([name, Thing::Attributes(1)].into_iter());
+        versions.begin([name, VersionedItem::Attributes(1)].into_iter());
         versions.end([name].into_iter());
         assert_eq!(reader.of_thing(name), None, "the other change still runs");
-        versions.end([name, Thing::Attributes(1)].into_iter());
+        versions.end([name, VersionedItem::Attributes(1)].into_iter());
         assert!(reader.of_thing(name).is_some_and(|now| Some(now) != before[0]));
         let two = VersionReader::after_one(VersionReader::after_one(all));
         assert_eq!((reader.all(), versions.changes()), (Some(two), 2));
@@ -227,19 +227,19 @@ mod tests {
     #[test]
     fn nothing_is_known_after_the_end_of_the_server() {
         let (versions, reader) = both();
-        assert!(reader.all().is_some() && reader.of_thing(Thing::Rights(1)).is_some());
+        assert!(reader.all().is_some() && reader.of_thing(VersionedItem::Rights(1)).is_some());
         drop(versions);
-        assert_eq!((reader.all(), reader.of_thing(Thing::Rights(1))), (None, None));
+        assert_eq!((reader.all(), reader.of_thing(VersionedItem::Rights(1))), (None, None));
     }
 
     #[test]
     fn few_things_share_a_version() {
         let names: Vec<_> = (0..1000).map(|number| format!("file-{number}.txt")).collect();
         let mut places: Vec<_> =
-            names.iter().map(|name| Thing::Name(7, name.as_bytes()).at()).collect();
-        places.extend(
-            (0..1000).flat_map(|ino| [Thing::Attributes(ino).at(), Thing::Rights(ino).at()]),
-        );
+            names.iter().map(|name| VersionedItem::Name(7, name.as_bytes()).at()).collect();
+        places.extend((0..1000).flat_map(|ino| {
+            [VersionedItem::Attributes(ino).at(), VersionedItem::Rights(ino).at()]
+        }));
         assert!(places.iter().all(|at| at + 8 <= BYTES && at % 8 == 0));
         places.sort_unstable();
         places.dedup();
@@ -254,14 +254,14 @@ mod tests {
         assert_eq!(rustix::io::pwrite(&fd, &[1], 0), Err(Errno::BADF));
         assert!(rustix::fs::ftruncate(&fd, 0).is_err());
         assert_eq!(rustix::fs::fstat(&fd).unwrap().st_mode & 0o777, 0o400);
-        assert!(Memory::map(&fd, BYTES, WRITABLE).is_err(), "a mapping for writing");
+        assert!(MappedMemory::map(&fd, BYTES, WRITABLE).is_err(), "a mapping for writing");
     }
 
     #[test]
     fn memory_with_another_format_is_refused() {
-        let (_, fd) = Memory::new().unwrap();
+        let (_, fd) = MappedMemory::new().unwrap();
         assert!(VersionReader::of(fd).is_err());
-        let (_, fd) = Memory::sealed(64).unwrap();
+        let (_, fd) = MappedMemory::sealed(64).unwrap();
         assert!(VersionReader::of(fd).is_err());
     }
 }

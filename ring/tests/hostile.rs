@@ -2,27 +2,29 @@
 //! never touches anything outside of the lane.
 
 use defuse_ring::layout::{BYTES, LANES, LANES_OF_BLOCK, arena_of, number_in};
-use defuse_ring::{Desk, DeskCounts, Lane, Memory, Shared, Violation};
+use defuse_ring::{
+    ClientLane, LaneServer, LaneServerCounts, MappedMemory, PeerMemory, ProtocolViolation,
+};
 
 const FIRST: usize = 4096;
 const SUBMISSIONS: usize = FIRST + 1024;
 const ARENA_AT: usize = FIRST + 4096;
 const ARENA: u32 = arena_of(0) as u32;
 
-struct World {
-    desk: Desk<Memory>,
-    client: Memory,
+struct LaneFixture {
+    desk: LaneServer<MappedMemory>,
+    client: MappedMemory,
 }
 
-impl World {
-    fn new() -> World {
-        let (memory, fd) = Memory::new().unwrap();
-        let desk = Desk::new(memory);
-        World { desk, client: Memory::of(fd).unwrap() }
+impl LaneFixture {
+    fn new() -> LaneFixture {
+        let (memory, fd) = MappedMemory::new().unwrap();
+        let desk = LaneServer::new(memory);
+        LaneFixture { desk, client: MappedMemory::of(fd).unwrap() }
     }
 
     /// Submits an entry of these words to lane 0, with a request of `number`.
-    fn submit(&self, entry: [u32; 4], number: u64) -> Result<bool, Violation> {
+    fn submit(&self, entry: [u32; 4], number: u64) -> Result<bool, ProtocolViolation> {
         let taken = self.client.load(FIRST + 128);
         let slot = (taken % 32) as usize;
         let bytes: Vec<u8> = entry.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -33,7 +35,7 @@ impl World {
         self.take().map(|taken| taken.is_some())
     }
 
-    fn take(&self) -> Result<Option<usize>, Violation> {
+    fn take(&self) -> Result<Option<usize>, ProtocolViolation> {
         let mut room = [0; 4096];
         let number = |message: &[u8]| u64::from_ne_bytes(message[8..16].try_into().unwrap());
         self.desk
@@ -45,12 +47,12 @@ impl World {
 #[test]
 fn counters_that_jump_end_the_connection() {
     for jump in [33, 1000, u32::MAX, 1 << 31] {
-        let world = World::new();
+        let world = LaneFixture::new();
         world.client.store(192, u32::MAX);
         world.client.store(FIRST, jump);
-        assert_eq!(world.take(), Err(Violation("more submissions than entries")));
+        assert_eq!(world.take(), Err(ProtocolViolation("more submissions than entries")));
     }
-    let world = World::new();
+    let world = LaneFixture::new();
     assert_eq!(world.submit([0, 48, 0, 4096], number_in(0, 2)), Ok(true));
     world.client.store(FIRST, 0);
     assert!(world.take().is_err(), "backwards");
@@ -59,12 +61,12 @@ fn counters_that_jump_end_the_connection() {
 /// The words of lanes that there is no memory for are not read.
 #[test]
 fn a_client_that_claims_all_lanes_is_looked_for_in_those_that_it_has() {
-    let world = World::new();
+    let world = LaneFixture::new();
     world.client.store(192, u32::MAX);
     assert_eq!(world.take(), Ok(None));
     assert_eq!(world.desk.answer(LANES - 1, number_in(LANES - 1, 2), &[], &[0; 16]), Ok(false));
     world.client.add_block(world.desk.add_block().unwrap()).unwrap();
-    let mut lane = Lane::new(2 * LANES_OF_BLOCK - 1);
+    let mut lane = ClientLane::new(2 * LANES_OF_BLOCK - 1);
     let number = lane.next_number();
     let message = [&[0; 8][..], &number.to_ne_bytes(), &[0; 32]].concat();
     lane.submit(&world.client, number, &[&message], 0).unwrap();
@@ -72,7 +74,7 @@ fn a_client_that_claims_all_lanes_is_looked_for_in_those_that_it_has() {
     assert_eq!(world.desk.answer(31, number, &[&[7; 20]], &[0; 16]), Ok(true));
     assert_eq!(lane.poll(&world.client).unwrap().unwrap().len, 20);
     world.client.store(BYTES + 4096, 77);
-    assert_eq!(world.take(), Err(Violation("more submissions than entries")));
+    assert_eq!(world.take(), Err(ProtocolViolation("more submissions than entries")));
 }
 
 #[test]
@@ -90,7 +92,7 @@ fn a_submission_outside_of_the_arena_ends_the_connection() {
         [0, 4097, 0, 64],
     ];
     for entry in entries {
-        assert!(World::new().submit(entry, number_in(0, 2)).is_err(), "{entry:?}");
+        assert!(LaneFixture::new().submit(entry, number_in(0, 2)).is_err(), "{entry:?}");
     }
 }
 
@@ -98,22 +100,22 @@ fn a_submission_outside_of_the_arena_ends_the_connection() {
 fn a_number_of_another_lane_or_of_an_open_request_ends_the_connection() {
     let entry = [0, 48, 4096, 4096];
     for number in [0, 2, number_in(1, 2), number_in(LANES - 1, 2), u64::MAX] {
-        assert!(World::new().submit(entry, number).is_err(), "{number:#x}");
+        assert!(LaneFixture::new().submit(entry, number).is_err(), "{number:#x}");
     }
-    let world = World::new();
+    let world = LaneFixture::new();
     assert_eq!(world.submit(entry, number_in(0, 2)), Ok(true));
     assert!(world.submit(entry, number_in(0, 2)).is_err(), "twice at once");
 }
 
 #[test]
 fn a_client_has_no_more_requests_and_untaken_replies_than_entries() {
-    let (world, entry) = (World::new(), [0, 48, 4096, 4096]);
+    let (world, entry) = (LaneFixture::new(), [0, 48, 4096, 4096]);
     for count in 0..32 {
         assert_eq!(world.submit(entry, number_in(0, 2 * count)), Ok(true));
     }
     assert!(world.submit(entry, number_in(0, 100)).is_err());
 
-    let world = World::new();
+    let world = LaneFixture::new();
     let ask = |count: u64| {
         world.submit(entry, number_in(0, count)).unwrap();
         world.desk.answer(0, number_in(0, count), &[&[0; 16]], &[0; 16])
@@ -124,10 +126,10 @@ fn a_client_has_no_more_requests_and_untaken_replies_than_entries() {
 
 #[test]
 fn a_reply_goes_only_to_the_room_of_its_own_request_and_a_longer_one_is_refused() {
-    let world = World::new();
+    let world = LaneFixture::new();
     let number = number_in(0, 2);
     assert_eq!(world.submit([0, 48, 4096, 100], number), Ok(true));
-    assert_eq!(world.desk.counts(), DeskCounts { lanes: 1, taken: 1, open: 1 });
+    assert_eq!(world.desk.counts(), LaneServerCounts { lanes: 1, taken: 1, open: 1 });
     // Nobody asked for this one.
     assert_eq!(world.desk.answer(0, number_in(0, 4), &[&[1; 16]], &[9; 16]), Ok(false));
     assert_eq!(world.desk.answer(0, number, &[&[1; 60], &[2; 41]], &[9; 16]), Ok(false));
@@ -137,7 +139,7 @@ fn a_reply_goes_only_to_the_room_of_its_own_request_and_a_longer_one_is_refused(
     // What the client says about its lanes changes no count.
     world.client.store(192, u32::MAX);
     world.client.store(FIRST + 128, 77);
-    assert_eq!(world.desk.counts(), DeskCounts { lanes: 1, taken: 1, open: 0 });
+    assert_eq!(world.desk.counts(), LaneServerCounts { lanes: 1, taken: 1, open: 0 });
 }
 
 /// The words of a lane and of its entries are any numbers at any time. The server must not panic, and what it
@@ -146,7 +148,7 @@ fn a_reply_goes_only_to_the_room_of_its_own_request_and_a_longer_one_is_refused(
 fn any_words_are_requests_or_violations() {
     let mut random = fastrand::Rng::with_seed(13);
     for _ in 0..300 {
-        let world = World::new();
+        let world = LaneFixture::new();
         world.client.store(192, random.u32(..20));
         for _ in 0..20 {
             let odd = [0, 1, 40, 48, 4096, ARENA, ARENA - 1, u32::MAX, random.u32(..)];
@@ -168,8 +170,8 @@ fn any_words_are_requests_or_violations() {
 /// A server that answers what was not asked, or more often than asked.
 #[test]
 fn a_client_refuses_completions_that_it_did_not_ask_for() {
-    let world = World::new();
-    let mut lane = Lane::new(0);
+    let world = LaneFixture::new();
+    let mut lane = ClientLane::new(0);
     world.client.store(FIRST + 256, 2);
     assert!(lane.poll(&world.client).is_err());
     world.client.store(FIRST + 256, 1);
@@ -184,8 +186,8 @@ fn message(number: u64) -> Vec<u8> {
 
 #[test]
 fn requests_that_nobody_waits_for_are_answered_in_any_order_and_a_lane_has_few_of_them() {
-    let (world, mut lane) = (World::new(), Lane::new(0));
-    let later = |lane: &mut Lane| {
+    let (world, mut lane) = (LaneFixture::new(), ClientLane::new(0));
+    let later = |lane: &mut ClientLane| {
         let number = lane.next_number();
         lane.submit_later(&world.client, number, &[&message(number)]).unwrap().map(|_| number)
     };
@@ -214,7 +216,7 @@ fn requests_that_nobody_waits_for_are_answered_in_any_order_and_a_lane_has_few_o
 #[test]
 fn a_client_refuses_a_second_reply_to_a_request_and_one_that_is_too_long() {
     for (number_at, len) in [(0, 24_u32), (1, 257)] {
-        let (world, mut lane) = (World::new(), Lane::new(0));
+        let (world, mut lane) = (LaneFixture::new(), ClientLane::new(0));
         let mut numbers = [0; 3];
         for number in &mut numbers {
             *number = lane.next_number();
@@ -235,11 +237,16 @@ fn a_client_refuses_a_second_reply_to_a_request_and_one_that_is_too_long() {
 /// The rest of a long request is read where it lies, and only that of a request that waits for its reply.
 #[test]
 fn long_messages_stay_in_their_lane_and_nothing_beside_them_is_read_or_written() {
-    let (world, mut lane) = (World::new(), Lane::new(0));
+    let (world, mut lane) = (LaneFixture::new(), ClientLane::new(0));
     let number = lane.next_number();
     let data: Vec<u8> = (0..1_000_000_u32).map(|at| (at / 3) as u8).collect();
-    assert!(Lane::takes(0, 48 + data.len(), 16) && !Lane::takes(5, 48 + data.len(), 16));
-    assert!(!Lane::takes(0, data.len(), data.len()) && Lane::takes(5, 48, Lane::longest()));
+    assert!(
+        ClientLane::takes(0, 48 + data.len(), 16) && !ClientLane::takes(5, 48 + data.len(), 16)
+    );
+    assert!(
+        !ClientLane::takes(0, data.len(), data.len())
+            && ClientLane::takes(5, 48, ClientLane::longest())
+    );
     lane.submit(&world.client, number, &[&message(number), &data], 16).unwrap();
     let mut room = [0; 4096];
     let read = |message: &[u8]| u64::from_ne_bytes(message[8..16].try_into().unwrap());
@@ -275,7 +282,7 @@ fn long_messages_stay_in_their_lane_and_nothing_beside_them_is_read_or_written()
 #[test]
 fn a_message_longer_than_the_room_of_the_server_ends_the_connection() {
     for len in [4097, ARENA] {
-        assert!(World::new().submit([0, len, 0, 64], number_in(0, 2)).is_err());
-        assert!(World::new().submit([0, len, 0, 0], number_in(0, 2)).is_err());
+        assert!(LaneFixture::new().submit([0, len, 0, 64], number_in(0, 2)).is_err());
+        assert!(LaneFixture::new().submit([0, len, 0, 0], number_in(0, 2)).is_err());
     }
 }

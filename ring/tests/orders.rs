@@ -15,10 +15,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
-use defuse_ring::names::{ATTRIBUTES, Found, Moment, NameReader, Names, Told};
-use defuse_ring::pages::{PAGE, PageReader, Pages, bytes_of};
-use defuse_ring::published::{Readable, Writable};
-use defuse_ring::versions::{Thing, VersionReader, Versions};
+use defuse_ring::names::{
+    ATTRIBUTES, AttributeStamp, FoundName, NameReader, NameVersions, NameWriter,
+};
+use defuse_ring::pages::{PAGE, PageReader, PageWriter, bytes_of};
+use defuse_ring::published::{ReadableMemory, WritableMemory};
+use defuse_ring::versions::{VersionReader, VersionWriter, VersionedItem};
 use loom::sync::atomic::{AtomicU64, fence};
 use loom::thread;
 
@@ -30,37 +32,37 @@ const MOST_KEPT: usize = 256;
 
 /// Memory in words of 64 bits, as the server has it or a client.
 #[derive(Clone)]
-struct Model {
-    inner: Arc<Inner>,
+struct OrderedMemory {
+    inner: Arc<OrderedWords>,
     /// A server does not load from `seen`, where it finds what it has stored itself. The checker, which looks only at the last
     /// access before a store, would take that load for it and miss those of clients.
     is_server: bool,
 }
 
-struct Inner {
+struct OrderedWords {
     /// The words that the checker sees.
     seen: BTreeMap<usize, AtomicU64>,
     /// All words, but for those of pages.
     stored: Mutex<HashMap<usize, u64>>,
 }
 
-impl Model {
+impl OrderedMemory {
     /// A server's memory with these words, of which the checker sees those at `seen`.
-    fn new(words: &HashMap<usize, u64>, seen: impl IntoIterator<Item = usize>) -> Model {
+    fn new(words: &HashMap<usize, u64>, seen: impl IntoIterator<Item = usize>) -> OrderedMemory {
         let word = |at: usize| (at, AtomicU64::new(words.get(&at).copied().unwrap_or(0)));
         let seen = seen.into_iter().map(word).collect();
-        let inner = Arc::new(Inner { seen, stored: Mutex::new(words.clone()) });
-        Model { inner, is_server: true }
+        let inner = Arc::new(OrderedWords { seen, stored: Mutex::new(words.clone()) });
+        OrderedMemory { inner, is_server: true }
     }
 
     /// Memory of which the checker sees nothing.
-    fn unseen() -> Model {
-        Model::new(&HashMap::new(), [])
+    fn unseen() -> OrderedMemory {
+        OrderedMemory::new(&HashMap::new(), [])
     }
 
     /// The same memory in a client.
-    fn of_client(&self) -> Model {
-        Model { inner: Arc::clone(&self.inner), is_server: false }
+    fn of_client(&self) -> OrderedMemory {
+        OrderedMemory { inner: Arc::clone(&self.inner), is_server: false }
     }
 
     /// The words that are there.
@@ -85,7 +87,7 @@ impl Model {
     }
 }
 
-impl Readable for Model {
+impl ReadableMemory for OrderedMemory {
     fn load64(&self, at: usize) -> u64 {
         self.word(at, Self::LOADS)
     }
@@ -109,7 +111,7 @@ impl Readable for Model {
     }
 }
 
-impl Writable for Model {
+impl WritableMemory for OrderedMemory {
     fn store64(&self, at: usize, value: u64) {
         self.set_word(at, value, Self::STORES);
     }
@@ -163,12 +165,12 @@ const HEADS: usize = 4096;
 const READ: usize = 16;
 
 /// Pages of a file of so many bytes, with page 0, and somebody who reads them.
-fn pages(size: u64, first: [u64; 2]) -> (Pages<Model>, PageReader<Model>) {
+fn pages(size: u64, first: [u64; 2]) -> (PageWriter<OrderedMemory>, PageReader<OrderedMemory>) {
     let frame = bytes_of(FRAMES) - FRAMES as usize * PAGE;
     let seen = [STATE, SIZE, HEADS, HEADS + 8, frame, frame + 8];
-    let memory = Model::new(&HashMap::new(), seen);
+    let memory = OrderedMemory::new(&HashMap::new(), seen);
     let client = memory.of_client();
-    let mut pages = Pages::over(memory, FRAMES);
+    let mut pages = PageWriter::over(memory, FRAMES);
     pages.put(0, &page(first));
     pages.open(size);
     (pages, PageReader::over(client, FRAMES))
@@ -182,7 +184,7 @@ fn page(words: [u64; 2]) -> [u8; PAGE] {
 }
 
 /// Reads two words of a page. Returns the number of bytes, too.
-fn read(reader: &PageReader<Model>, page: u64) -> Option<(usize, [u64; 2])> {
+fn read(reader: &PageReader<OrderedMemory>, page: u64) -> Option<(usize, [u64; 2])> {
     let mut out = [0; READ];
     let len = reader.read(page * PAGE as u64, &mut out)?;
     Some((len, [0, 8].map(|at| u64::from_ne_bytes(out[at..at + 8].try_into().unwrap()))))
@@ -273,23 +275,23 @@ fn a_file_that_becomes_shorter_is_not_read_with_bytes_of_both_lengths() {
 }
 
 /// A file of one number, and its pages, as the server has them.
-struct Served {
+struct ServedFile {
     file: AtomicU64,
-    pages: loom::sync::Mutex<(Pages<Model>, Changes)>,
+    pages: loom::sync::Mutex<(PageWriter<OrderedMemory>, ChangeCounts)>,
     answered: AtomicU64,
 }
 
 /// Changes that have begun, and those that run.
 #[derive(Default)]
-struct Changes {
+struct ChangeCounts {
     begun: u64,
     running: u64,
 }
 
-impl Served {
-    fn new(pages: Pages<Model>) -> Arc<Served> {
-        let pages = loom::sync::Mutex::new((pages, Changes::default()));
-        Arc::new(Served { file: AtomicU64::new(1), pages, answered: AtomicU64::new(1) })
+impl ServedFile {
+    fn new(pages: PageWriter<OrderedMemory>) -> Arc<ServedFile> {
+        let pages = loom::sync::Mutex::new((pages, ChangeCounts::default()));
+        Arc::new(ServedFile { file: AtomicU64::new(1), pages, answered: AtomicU64::new(1) })
     }
 
     /// Changes the file as a client asks for it.
@@ -324,11 +326,11 @@ impl Served {
 }
 
 /// One client changes a file, another one misses it, and a third one reads its page, which `prepare` may have changed.
-fn no_reader_sees_an_old_page(prepare: fn(&mut Pages<Model>)) {
+fn no_reader_sees_an_old_page(prepare: fn(&mut PageWriter<OrderedMemory>)) {
     check(move || {
         let (mut pages, reader) = pages(1 << 20, [1, 1]);
         prepare(&mut pages);
-        let served = Served::new(pages);
+        let served = ServedFile::new(pages);
         let (one, other) = (Arc::clone(&served), Arc::clone(&served));
         let threads = [thread::spawn(move || one.change(2)), thread::spawn(move || other.fill())];
         let mut last = 0;
@@ -358,15 +360,17 @@ fn no_reader_sees_a_page_that_is_filled_during_a_change() {
     no_reader_sees_an_old_page(|pages| pages.forget(0..READ as u64));
 }
 
-const NAME: Thing<'static> = Thing::Name(1, b"name");
+const NAME: VersionedItem<'static> = VersionedItem::Name(1, b"name");
 
 /// Versions, of which the checker sees those of these things and that of everything.
-fn versions(things: &[Thing<'_>]) -> (Versions<Model>, VersionReader<Model>) {
-    let place = Model::unseen();
-    Versions::over(place.clone()).begin(things.iter().copied());
-    let memory = Model::new(&HashMap::new(), place.words().into_keys());
+fn versions(
+    things: &[VersionedItem<'_>],
+) -> (VersionWriter<OrderedMemory>, VersionReader<OrderedMemory>) {
+    let place = OrderedMemory::unseen();
+    VersionWriter::over(place.clone()).begin(things.iter().copied());
+    let memory = OrderedMemory::new(&HashMap::new(), place.words().into_keys());
     let client = memory.of_client();
-    (Versions::over(memory), VersionReader::over(client))
+    (VersionWriter::over(memory), VersionReader::over(client))
 }
 
 /// Two clients change one thing, each a bit of it, and a third one keeps what it was told.
@@ -408,10 +412,10 @@ const SLOT: usize = 256;
 const TAGS: usize = 4096;
 const SLOTS: usize = 266_240;
 
-fn found(ino: u64, version: u64) -> Found {
-    let attributes = Moment { version: 4, at: 0 };
-    let told = Told { name: version, rights: 0, attributes };
-    Found { told, open_to_all: true, inode: Some((ino, attributes_of(ino))) }
+fn found(ino: u64, version: u64) -> FoundName {
+    let attributes = AttributeStamp { version: 4, at: 0 };
+    let told = NameVersions { name: version, rights: 0, attributes };
+    FoundName { told, open_to_all: true, inode: Some((ino, attributes_of(ino))) }
 }
 
 /// Attributes that begin with a number.
@@ -433,17 +437,17 @@ const TEXT: usize = 168;
 fn names(
     (words, place): &(HashMap<usize, u64>, u32),
     seen: [usize; 3],
-) -> (Names<Model>, NameReader<Model>) {
+) -> (NameWriter<OrderedMemory>, NameReader<OrderedMemory>) {
     let slot = SLOTS + *place as usize * SLOT;
-    let memory = Model::new(words, [SEQUENCE].into_iter().chain(seen).map(|at| slot + at));
+    let memory = OrderedMemory::new(words, [SEQUENCE].into_iter().chain(seen).map(|at| slot + at));
     let client = memory.of_client();
-    (Names::over(memory), NameReader::over(client))
+    (NameWriter::over(memory), NameReader::over(client))
 }
 
 /// The words of memory in which `ino` has the name that has the place.
 fn told(ino: u64) -> (HashMap<usize, u64>, u32) {
-    let memory = Model::unseen();
-    let (place, _) = Names::over(memory.clone()).tell(1, b"name", &found(ino, 0));
+    let memory = OrderedMemory::unseen();
+    let (place, _) = NameWriter::over(memory.clone()).tell(1, b"name", &found(ino, 0));
     (memory.words(), place)
 }
 
@@ -467,14 +471,14 @@ fn attributes_that_are_told_anew_have_their_version() {
     let place = before.1;
     check(move || {
         let (names, reader) = names(&before, [INO, VERSION, BEGIN]);
-        let moment = Moment { version: 50, at: 0 };
+        let moment = AttributeStamp { version: 50, at: 0 };
         let server = thread::spawn(move || {
             names.tell_attributes(place, 9, moment, &attributes_of(9));
             names.tell_attributes(place, 1, moment, &attributes_of(5));
         });
-        let Told { name, rights, .. } = found(1, 0).told;
-        let told = Told { name, rights, attributes: moment };
-        let new = Found { told, inode: Some((1, attributes_of(5))), ..found(1, 0) };
+        let NameVersions { name, rights, .. } = found(1, 0).told;
+        let told = NameVersions { name, rights, attributes: moment };
+        let new = FoundName { told, inode: Some((1, attributes_of(5))), ..found(1, 0) };
         let seen = reader.find(1, b"name");
         assert!([None, Some(found(1, 0)), Some(new)].contains(&seen), "{seen:?}");
         server.join().unwrap();
@@ -487,8 +491,8 @@ fn a_name_whose_slot_another_one_takes_is_found_as_it_was_or_not_at_all() {
     // Every slot has a name, so that a new one takes the slot of another.
     let text = |number: u64| format!("{number:08}");
     let full = (TAGS..SLOTS).step_by(8).map(|at| (at, u64::MAX)).collect();
-    let memory = Model::new(&full, []);
-    let all = Names::over(memory.clone());
+    let memory = OrderedMemory::new(&full, []);
+    let all = NameWriter::over(memory.clone());
     let (before, former, taker) = (1..)
         .find_map(|ino| {
             let words = memory.words();

@@ -7,16 +7,16 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use defuse_ring::layout::{arena_of, lane_of};
-use defuse_ring::{Desk, Lane, Shared};
+use defuse_ring::{ClientLane, LaneServer, PeerMemory};
 use shuttle::sync::atomic::{AtomicU32, Ordering};
 use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::thread;
 
 /// Memory of two lanes whose words the checker sees.
 #[derive(Clone)]
-struct Model(Arc<Inner>);
+struct ScheduledMemory(Arc<ScheduledWords>);
 
-struct Inner {
+struct ScheduledWords {
     words: HashMap<usize, AtomicU32>,
     bytes: Mutex<Vec<u8>>,
     sleep: (Mutex<()>, Condvar),
@@ -28,11 +28,11 @@ const LANES: usize = 2;
 const FIRST: usize = 4096;
 const LANE: usize = 4096 + arena_of(0);
 
-impl Model {
-    fn new() -> Model {
+impl ScheduledMemory {
+    fn new() -> ScheduledMemory {
         let of_lane = |lane: usize| [0, 128, 256, 384, 512].map(|at| FIRST + lane * LANE + at);
         let words = [64, 128, 192].into_iter().chain((0..LANES).flat_map(of_lane));
-        Model(Arc::new(Inner {
+        ScheduledMemory(Arc::new(ScheduledWords {
             words: words.map(|at| (at, AtomicU32::new(0))).collect(),
             bytes: Mutex::new(vec![0; FIRST + LANES * LANE]),
             sleep: (Mutex::new(()), Condvar::new()),
@@ -54,7 +54,7 @@ impl Model {
     }
 }
 
-impl Shared for Model {
+impl PeerMemory for ScheduledMemory {
     fn load(&self, at: usize) -> u32 {
         self.0.words[&at].load(Ordering::SeqCst)
     }
@@ -92,8 +92,8 @@ fn number(message: &[u8]) -> u64 {
 }
 
 /// Answers so many requests with their own bytes.
-fn serve(memory: &Model, mut left: usize) {
-    let desk = Desk::new(memory.clone());
+fn serve(memory: &ScheduledMemory, mut left: usize) {
+    let desk = LaneServer::new(memory.clone());
     let mut room = [0; 64];
     while left > 0 {
         let mut arrived = desk.take(&mut room, number, |_, len| len).unwrap();
@@ -115,8 +115,8 @@ fn serve(memory: &Model, mut left: usize) {
     }
 }
 
-fn ask(memory: &Model, index: usize, requests: usize) {
-    let mut lane = Lane::new(index);
+fn ask(memory: &ScheduledMemory, index: usize, requests: usize) {
+    let mut lane = ClientLane::new(index);
     for round in 0..requests {
         // Nobody waits for this one.
         let later = lane.next_number();
@@ -147,7 +147,7 @@ fn ask(memory: &Model, index: usize, requests: usize) {
 #[test]
 fn every_request_is_answered_once_and_no_wake_up_is_lost() {
     let run = || {
-        let memory = Model::new();
+        let memory = ScheduledMemory::new();
         let clients = (0..LANES).map(|index| {
             let memory = memory.clone();
             thread::spawn(move || ask(&memory, index, 2))

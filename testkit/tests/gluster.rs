@@ -16,7 +16,7 @@ use defuse_fs::{
     NoNotify, OpenArgs, OpenFlags, Origin, ReadSink, ReleaseArgs, RenameFlags, SetAttr,
     SliceSource, WriteArgs, WriteBuf, WriteSource,
 };
-use defuse_testkit::gluster::{HOST, ROOM, Servers, why_not};
+use defuse_testkit::gluster::{GlusterServers, HOST, ROOM, why_not};
 use defuse_testkit::mounted::{self, Mount, program};
 use defuse_testkit::posix;
 use defuse_testkit::suites::{self, Suite, exclusions, exercise};
@@ -30,7 +30,7 @@ fn a_volume_keeps_the_promises_of_a_file_system() {
     }
     let others = mounted::scratch().unwrap();
     let others = Mount::new("memory:".as_ref(), others.path(), &[]).unwrap();
-    let servers = timed("start", || Servers::start().unwrap());
+    let servers = timed("start", || GlusterServers::start().unwrap());
     servers_keep_no_mount_of_others(&servers, &others);
     for volume in ["dist", "repl"] {
         let place = mounted::scratch().unwrap();
@@ -101,7 +101,7 @@ fn timed<T>(what: &str, run: impl FnOnce() -> T) -> T {
 }
 
 /// A test that ended a mount waited for the end of the servers of another one.
-fn servers_keep_no_mount_of_others(servers: &Servers, mount: &Mount) {
+fn servers_keep_no_mount_of_others(servers: &GlusterServers, mount: &Mount) {
     let mounts = servers.within("cat".as_ref()).arg("/proc/self/mountinfo").output().unwrap();
     let place = mount.path().to_str().unwrap();
     let has_it = |mounts: &str| mounts.lines().any(|line| line.contains(place));
@@ -109,7 +109,7 @@ fn servers_keep_no_mount_of_others(servers: &Servers, mount: &Mount) {
     assert!(mounts.status.success() && !has_it(&String::from_utf8_lossy(&mounts.stdout)));
 }
 
-fn mount(servers: &Servers, volume: &str, place: &Path) -> Mount {
+fn mount(servers: &GlusterServers, volume: &str, place: &Path) -> Mount {
     let inside = servers.inside();
     let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
     let source = format!("gluster://{HOST}/{volume}");
@@ -201,9 +201,9 @@ fn the_last_write_survives_an_unmount(mount: Mount) {
 
 /// The promise is a second after the last write. Other work shares the machine, so that the measure is libgfapi's own end, which
 /// runs meanwhile in this process and takes nine seconds: a daemon that waited for it would take as long.
-fn an_unmount_takes_a_fraction_of_the_end_of_libgfapi(servers: &Servers) {
+fn an_unmount_takes_a_fraction_of_the_end_of_libgfapi(servers: &GlusterServers) {
     servers.enter().unwrap();
-    let options = defuse_gluster::Options { in_application: true, ..Default::default() };
+    let options = defuse_gluster::GlusterOptions { in_application: true, ..Default::default() };
     let fs = defuse_gluster::Gluster::connect(&format!("//{HOST}/dist"), &options).unwrap();
     let is_ending = || {
         let threads = fs::read_dir("/proc/self/task").unwrap();
@@ -236,7 +236,7 @@ fn the_last_write_is_there(dir: &Path) {
 }
 
 fn a_killed_daemon_frees_its_locks_and_keeps_synced_data(
-    servers: &Servers,
+    servers: &GlusterServers,
     mut first: Mount,
     volume: &str,
 ) {
@@ -266,7 +266,7 @@ fn a_killed_daemon_frees_its_locks_and_keeps_synced_data(
 }
 
 /// The in-process client and a kernel mount of the same volume.
-fn two_clients_see_each_other(servers: &Servers) {
+fn two_clients_see_each_other(servers: &GlusterServers) {
     let place = mounted::scratch().unwrap();
     let mount = mount(servers, "repl", place.path());
     servers.enter().unwrap();
@@ -274,7 +274,11 @@ fn two_clients_see_each_other(servers: &Servers) {
     let valid = Duration::ZERO;
     let fs = defuse_gluster::Gluster::connect(
         &source,
-        &defuse_gluster::Options { valid_for: valid, in_application: true, ..Default::default() },
+        &defuse_gluster::GlusterOptions {
+            valid_for: valid,
+            in_application: true,
+            ..Default::default()
+        },
     );
     let client = Arc::new(Client::new(defuse_direct::Options::default()));
     client.mount(b"g:", Arc::new(fs.unwrap()), &MountArgs::default()).unwrap();
@@ -309,9 +313,9 @@ fn two_clients_see_each_other(servers: &Servers) {
 }
 
 /// A write by another user left set-user-id, except on a kernel mount, where the kernel asks for the new mode first.
-fn a_write_for_another_user_drops_set_user_id(servers: &Servers) {
+fn a_write_for_another_user_drops_set_user_id(servers: &GlusterServers) {
     servers.enter().unwrap();
-    let options = defuse_gluster::Options { in_application: true, ..Default::default() };
+    let options = defuse_gluster::GlusterOptions { in_application: true, ..Default::default() };
     let fs = defuse_gluster::Gluster::connect(&format!("//{HOST}/dist"), &options).unwrap();
     let [root, other] = [0, 4321].map(|id| Context::new(Caller { uid: id, gid: id, pid: 0 }));
     let node = NewNode::new(FileKind::Regular, 0o777, root.caller);
@@ -353,7 +357,7 @@ fn a_write_for_another_user_drops_set_user_id(servers: &Servers) {
 }
 
 /// The names in a directory of a brick.
-fn in_brick(servers: &Servers, brick: &str, dir: &str) -> HashSet<Vec<u8>> {
+fn in_brick(servers: &GlusterServers, brick: &str, dir: &str) -> HashSet<Vec<u8>> {
     let mut list = servers.within("ls".as_ref());
     let listed = list.arg("-A").arg(format!("{ROOM}/bricks/{brick}/{dir}")).output().unwrap();
     assert!(listed.status.success(), "{listed:?}");
@@ -362,9 +366,9 @@ fn in_brick(servers: &Servers, brick: &str, dir: &str) -> HashSet<Vec<u8>> {
 
 /// Requests about files of a lost brick hold only a part of the threads of a mount. The brick follows from name and directory, without
 /// a request for the file, and stays the same when the file gets another name.
-fn the_part_of_a_file_follows_from_its_name(servers: &Servers) {
+fn the_part_of_a_file_follows_from_its_name(servers: &GlusterServers) {
     servers.enter().unwrap();
-    let options = defuse_gluster::Options { in_application: true, ..Default::default() };
+    let options = defuse_gluster::GlusterOptions { in_application: true, ..Default::default() };
     let fs = defuse_gluster::Gluster::connect(&format!("//{HOST}/dist"), &options).unwrap();
     fs.attached(Origin::new(), Arc::new(NoNotify));
     let root = Context::new(Caller { uid: 0, gid: 0, pid: 0 });
@@ -424,9 +428,9 @@ fn the_part_of_a_file_follows_from_its_name(servers: &Servers) {
 
 /// Programs of a run lose races that a kernel decides before it asks. Renamings of directories to files, and between names of one inode,
 /// then left names that were another thing on each brick, and failed with `EIO` and `ESTALE` from that time on.
-fn a_change_of_names_that_a_kernel_refuses_leaves_them_alone(servers: &Servers) {
+fn a_change_of_names_that_a_kernel_refuses_leaves_them_alone(servers: &GlusterServers) {
     servers.enter().unwrap();
-    let options = defuse_gluster::Options { in_application: true, ..Default::default() };
+    let options = defuse_gluster::GlusterOptions { in_application: true, ..Default::default() };
     let fs = defuse_gluster::Gluster::connect(&format!("//{HOST}/dist"), &options).unwrap();
     let root = Context::new(Caller::default());
     // Some are on each brick.
@@ -462,10 +466,10 @@ fn a_change_of_names_that_a_kernel_refuses_leaves_them_alone(servers: &Servers) 
 }
 
 /// libgfapi calls nobody back if a file is closed while an operation is in flight.
-fn a_file_that_is_closed_answers_its_writes_in_flight(servers: &Servers) {
+fn a_file_that_is_closed_answers_its_writes_in_flight(servers: &GlusterServers) {
     const WRITES: usize = 64;
     servers.enter().unwrap();
-    let options = defuse_gluster::Options { in_application: true, ..Default::default() };
+    let options = defuse_gluster::GlusterOptions { in_application: true, ..Default::default() };
     let fs = defuse_gluster::Gluster::connect(&format!("//{HOST}/dist"), &options).unwrap();
     let root = Context::new(Caller { uid: 0, gid: 0, pid: 0 });
     let node = NewNode::new(FileKind::Regular, 0o600, root.caller);
@@ -515,7 +519,7 @@ impl Completion for Written {
 }
 
 /// The servers of the replicated volume tell of changes, so that answers are kept for minutes.
-fn changes_are_seen_although_answers_are_kept(servers: &Servers) {
+fn changes_are_seen_although_answers_are_kept(servers: &GlusterServers) {
     let places = [mounted::scratch().unwrap(), mounted::scratch().unwrap()];
     let [here, there] = places.each_ref().map(|place| mount(servers, "repl", place.path()));
     let [from, to] = [&here, &there].map(|mount| mount.path().join("kept"));
@@ -615,7 +619,7 @@ fn listed_by_another(dir: &Path) -> Vec<String> {
 }
 
 /// No look at a file after a listing is a request.
-fn a_listing_brings_answers_that_are_kept(servers: &Servers) {
+fn a_listing_brings_answers_that_are_kept(servers: &GlusterServers) {
     let places = [mounted::scratch().unwrap(), mounted::scratch().unwrap()];
     let there = mount(servers, "repl", places[1].path());
     let names = listed_by_another(&there.path().join("many"));
@@ -653,12 +657,12 @@ fn a_listing_brings_answers_that_are_kept(servers: &Servers) {
 }
 
 /// Frontends of one client, as of a run: answers are kept below them, and each sees the changes of the others at once.
-fn answers_are_kept_for_several_frontends(servers: &Servers) {
+fn answers_are_kept_for_several_frontends(servers: &GlusterServers) {
     let place = mounted::scratch().unwrap();
     let there = mount(servers, "repl", place.path());
     let names = listed_by_another(&there.path().join("kept-here"));
     servers.enter().unwrap();
-    let options = defuse_gluster::Options {
+    let options = defuse_gluster::GlusterOptions {
         valid_for: Duration::ZERO,
         in_application: true,
         submits: false,
@@ -771,7 +775,7 @@ fn answers_are_kept_for_several_frontends(servers: &Servers) {
 }
 
 /// Programs of a run saw names for up to a second after their children had renamed them.
-fn a_program_of_a_run_sees_what_its_children_change(servers: &Servers) {
+fn a_program_of_a_run_sees_what_its_children_change(servers: &GlusterServers) {
     const SCRIPT: &str = r#"
         mkdir /run-gluster/d; cd /run-gluster/d
         for i in 1 2 3 4 5 6 7 8 9 10; do
@@ -829,7 +833,7 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 /// The file that glusterd gives to clients.
-fn a_volume_file_is_mounted_unless_others_may_write_it(servers: &Servers) {
+fn a_volume_file_is_mounted_unless_others_may_write_it(servers: &GlusterServers) {
     let place = mounted::scratch().unwrap();
     let file = place.path().join("dist.vol");
     let spec = "/var/lib/glusterd/vols/dist/dist.tcp-fuse.vol";
@@ -851,7 +855,7 @@ fn a_volume_file_is_mounted_unless_others_may_write_it(servers: &Servers) {
     mount.end().unwrap();
 }
 
-fn errors_say_what_to_do(servers: &Servers) {
+fn errors_say_what_to_do(servers: &GlusterServers) {
     let place = mounted::scratch().unwrap();
     let target = place.path().join("mnt");
     fs::create_dir(&target).unwrap();

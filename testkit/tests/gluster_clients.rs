@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clients::{Client, Counts, Episode};
-use defuse_testkit::gluster::{HOST, Servers, why_not};
+use defuse_testkit::gluster::{GlusterServers, HOST, why_not};
 use defuse_testkit::mounted::{self, Mount, program};
 use tempfile::TempDir;
 
@@ -31,7 +31,7 @@ fn changes_by_other_clients_are_seen_within_a_second() {
         println!("skipped: {reason}");
         return;
     }
-    let servers = Servers::start().unwrap();
+    let servers = GlusterServers::start().unwrap();
     let is_full = std::env::var_os("DEFUSE_FULL").is_some();
     let count = if is_full { ALL_OPERATIONS } else { OPERATIONS };
     // The servers of this volume tell of changes.
@@ -135,7 +135,7 @@ impl Drop for Placed {
     }
 }
 
-fn mount(servers: &Servers, volume: &str) -> Placed {
+fn mount(servers: &GlusterServers, volume: &str) -> Placed {
     let place = mounted::scratch().unwrap();
     let inside = servers.inside();
     let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
@@ -145,7 +145,7 @@ fn mount(servers: &Servers, volume: &str) -> Placed {
 }
 
 /// A program under `defuse run`.
-fn run(servers: &Servers, volume: &str) -> Client {
+fn run(servers: &GlusterServers, volume: &str) -> Client {
     const DIR: &str = "/defuse-clients";
     let mut command = servers.command(program().unwrap());
     let mount = format!("{DIR}=gluster://{HOST}/{volume}");
@@ -155,7 +155,7 @@ fn run(servers: &Servers, volume: &str) -> Client {
 
 /// A mount by GlusterFS's own client, which keeps nothing, as a witness of what the servers have. Like ours, it closes
 /// files when the servers have the data.
-fn native(servers: &Servers, volume: &str) -> Placed {
+fn native(servers: &GlusterServers, volume: &str) -> Placed {
     const OPTIONS: [&str; 9] = [
         "--attribute-timeout=0",
         "--entry-timeout=0",

@@ -14,8 +14,8 @@ use cluster::{
     Callers, HANGS, LONG, Load, PING, Written, heal_until, heals, memory, mount, native, ticks,
     timed, until,
 };
-use defuse_testkit::cluster::Cluster;
-use defuse_testkit::gluster::{Volume, why_not};
+use defuse_testkit::cluster::GlusterCluster;
+use defuse_testkit::gluster::{VolumeSetup, why_not};
 use defuse_testkit::mounted;
 use rustix::fs::{FlockOperation, fcntl_lock};
 
@@ -51,7 +51,7 @@ fn a_volume_survives_long_faults() {
 const THREADS: usize = 160;
 const FILES: usize = 480;
 
-fn start() -> Option<Cluster> {
+fn start() -> Option<GlusterCluster> {
     if let Some(reason) = mounted::why_not().or_else(why_not) {
         println!("skipped: {reason}");
         return None;
@@ -63,13 +63,13 @@ fn start() -> Option<Cluster> {
             ("cluster.heal-timeout", "5"),
         ]
     };
-    let volume = |name: &str, is_replicated| Volume {
+    let volume = |name: &str, is_replicated| VolumeSetup {
         name: name.to_owned(),
         is_replicated,
         options: options(),
     };
     let volumes = [volume("dist", false), volume("repl", true)];
-    Some(timed("start", || Cluster::start(&volumes).unwrap()))
+    Some(timed("start", || GlusterCluster::start(&volumes).unwrap()))
 }
 
 fn names(what: &str) -> impl Iterator<Item = String> {
@@ -91,7 +91,7 @@ fn all_went_on(written: &[Written], dir: &Path) {
 }
 
 /// Runs writers while `fault` happens. Then checks their data on the mount, on another one, and on both bricks.
-fn writers_survive(cluster: &Cluster, what: &str, fault: impl FnOnce(&Path)) {
+fn writers_survive(cluster: &GlusterCluster, what: &str, fault: impl FnOnce(&Path)) {
     let place = mounted::scratch().unwrap();
     let here = mount(cluster, "repl", place.path());
     let load = Load::with(here.path(), names(what), LONG);
@@ -110,7 +110,7 @@ fn writers_survive(cluster: &Cluster, what: &str, fault: impl FnOnce(&Path)) {
     }
 }
 
-fn start_bricks(cluster: &Cluster, volume: &str) {
+fn start_bricks(cluster: &GlusterCluster, volume: &str) {
     cluster.gluster(3, &["volume", "start", volume, "force"]).unwrap();
 }
 
@@ -119,7 +119,7 @@ fn missed_files() -> impl Iterator<Item = (String, Vec<u8>)> {
     (0..40).map(|number| (format!("missed-{number}"), vec![number as u8 ^ 0x5a; 5000 * number]))
 }
 
-fn a_killed_brick_stops_nobody_and_comes_back_whole(cluster: &Cluster) {
+fn a_killed_brick_stops_nobody_and_comes_back_whole(cluster: &GlusterCluster) {
     writers_survive(cluster, "brick", |dir| {
         cluster.kill_brick(1, "repl").unwrap();
         let missed: Vec<_> = missed_files().collect();
@@ -136,7 +136,7 @@ fn a_killed_brick_stops_nobody_and_comes_back_whole(cluster: &Cluster) {
     });
 }
 
-fn a_crashed_server_stops_nobody_and_comes_back_whole(cluster: &Cluster) {
+fn a_crashed_server_stops_nobody_and_comes_back_whole(cluster: &GlusterCluster) {
     writers_survive(cluster, "server", |_| {
         cluster.crash(2).unwrap();
         std::thread::sleep(Duration::from_secs(1));
@@ -144,7 +144,7 @@ fn a_crashed_server_stops_nobody_and_comes_back_whole(cluster: &Cluster) {
     });
 }
 
-fn a_line_that_is_cut_for_long_stops_nobody_and_loses_nothing(cluster: &Cluster) {
+fn a_line_that_is_cut_for_long_stops_nobody_and_loses_nothing(cluster: &GlusterCluster) {
     writers_survive(cluster, "line", |_| {
         cluster.cut(2).unwrap();
         std::thread::sleep(Duration::from_secs(15));
@@ -155,7 +155,7 @@ fn a_line_that_is_cut_for_long_stops_nobody_and_loses_nothing(cluster: &Cluster)
 /// On a distributed volume, open files of the server that is cut off wait for it, and those of the other one do not wait
 /// for them. Each change of a mode holds a thread of the mount, and so does each name, because all servers have its directory: more
 /// of them than there are threads. GlusterFS's own client does the same work on other files of the volume.
-fn a_cut_line_holds_up_only_those_who_need_it(cluster: &Cluster) {
+fn a_cut_line_holds_up_only_those_who_need_it(cluster: &GlusterCluster) {
     let place = mounted::scratch().unwrap();
     let mount = mount(cluster, "dist", place.path());
     let all: Vec<String> = (0..FILES).map(|number| format!("line-{number}")).collect();
@@ -225,7 +225,7 @@ fn a_cut_line_holds_up_only_those_who_need_it(cluster: &Cluster) {
 /// While GlusterFS's own client changes files that a mount knows, the servers send a message to the mount for each change. A
 /// message costs the mount less than the change costs that client, so that answers to the mount do not wait behind messages. It cost
 /// four times as much, while libgfapi delivered messages by a callback.
-fn messages_of_servers_cost_less_than_changes(cluster: &Cluster) {
+fn messages_of_servers_cost_less_than_changes(cluster: &GlusterCluster) {
     let place = mounted::scratch().unwrap();
     let mount = mount(cluster, "dist", place.path());
     let native = native(cluster, "dist", place.path());
@@ -286,7 +286,7 @@ os.waitpid(child, 0)
 
 /// Locks of this client and of GlusterFS's own exclude each other, also when both have new options. A cycle of waits
 /// lasts until a signal in both. A lock of a killed daemon is free for a client that waits for it.
-fn locks_last_as_in_the_native_client(cluster: &Cluster) {
+fn locks_last_as_in_the_native_client(cluster: &GlusterCluster) {
     let places = [mounted::scratch().unwrap(), mounted::scratch().unwrap()];
     let mut here = mount(cluster, "repl", places[0].path());
     let native = native(cluster, "repl", places[1].path());
@@ -333,7 +333,7 @@ fn locks_last_as_in_the_native_client(cluster: &Cluster) {
 }
 
 /// Each brick fails in turn while a client has a lock: the first failure takes it from nobody.
-fn locks_survive_bricks_as_in_the_native_client(cluster: &Cluster) {
+fn locks_survive_bricks_as_in_the_native_client(cluster: &GlusterCluster) {
     let places = [mounted::scratch().unwrap(), mounted::scratch().unwrap()];
     let here = mount(cluster, "repl", places[0].path());
     let native = native(cluster, "repl", places[1].path());
@@ -372,7 +372,7 @@ until [ -e "$1/stop" ]; do
     echo $number >"$1/last"
 done"#;
 
-fn programs_without_a_mount_go_on(cluster: &Cluster) {
+fn programs_without_a_mount_go_on(cluster: &GlusterCluster) {
     let place = mounted::scratch().unwrap();
     let mut run = cluster.servers().command(mounted::program().unwrap());
     run.env("DEFUSE_RUNTIME_DIR", place.path().join("run"));
@@ -404,7 +404,7 @@ fn programs_without_a_mount_go_on(cluster: &Cluster) {
 }
 
 /// Both bricks have a version of their own, which each was alone to get.
-fn a_split_brain_is_eio_until_it_is_resolved(cluster: &Cluster) {
+fn a_split_brain_is_eio_until_it_is_resolved(cluster: &GlusterCluster) {
     let manual = |state| {
         let keys = ["self-heal-daemon", "data-self-heal", "metadata-self-heal", "entry-self-heal"];
         let words =
@@ -453,7 +453,7 @@ fn a_split_brain_is_eio_until_it_is_resolved(cluster: &Cluster) {
 }
 
 /// Both bricks answer to their server.
-fn is_up(cluster: &Cluster) {
+fn is_up(cluster: &GlusterCluster) {
     until("both bricks run", || {
         let status = cluster.gluster(3, &["volume", "status", "repl", "--xml"]).unwrap_or_default();
         status.matches("<status>1</status>").count() >= 2
@@ -461,7 +461,7 @@ fn is_up(cluster: &Cluster) {
 }
 
 /// Changes options so that each client gets another graph of translators.
-fn change_options(cluster: &Cluster, times: usize) {
+fn change_options(cluster: &GlusterCluster, times: usize) {
     for time in 0..times {
         let state = if time % 2 == 0 { "on" } else { "off" };
         let words = ["volume", "set", "repl", "performance.read-ahead", state];
@@ -470,11 +470,11 @@ fn change_options(cluster: &Cluster, times: usize) {
     }
 }
 
-fn new_options_disturb_no_program(cluster: &Cluster, times: usize) {
+fn new_options_disturb_no_program(cluster: &GlusterCluster, times: usize) {
     writers_survive(cluster, "options", |_| change_options(cluster, times));
 }
 
-fn new_options_take_no_more_memory_than_in_the_native_client(cluster: &Cluster) {
+fn new_options_take_no_more_memory_than_in_the_native_client(cluster: &GlusterCluster) {
     let place = mounted::scratch().unwrap();
     let here = mount(cluster, "repl", place.path());
     let native = native(cluster, "repl", place.path());
@@ -497,7 +497,7 @@ fn new_options_take_no_more_memory_than_in_the_native_client(cluster: &Cluster) 
     here.end().unwrap();
 }
 
-fn files_move_to_a_new_brick_under_their_writers(cluster: &Cluster) {
+fn files_move_to_a_new_brick_under_their_writers(cluster: &GlusterCluster) {
     let place = mounted::scratch().unwrap();
     let mount = mount(cluster, "dist", place.path());
     for number in 0..200 {
@@ -527,7 +527,7 @@ fn files_move_to_a_new_brick_under_their_writers(cluster: &Cluster) {
 }
 
 /// With a quorum of both bricks: without it, a brick that ends last and one that starts first have changes that the other one lacks.
-fn a_volume_works_again_after_a_stop(cluster: &Cluster) {
+fn a_volume_works_again_after_a_stop(cluster: &GlusterCluster) {
     let quorum = [("cluster.quorum-type", "fixed"), ("cluster.quorum-count", "2")];
     for (key, value) in quorum {
         cluster.gluster(3, &["volume", "set", "repl", key, value]).unwrap();

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use defuse_direct::{At, Client, Credentials, How, MountArgs, Stop, Task, WorkDir};
 use defuse_fs::{Caller, Context, Errno, FileKind, FileSystem, Ino, Name, NewNode};
-use defuse_gluster::{Gluster, Options, Transport};
-use defuse_testkit::gluster::{HOST, ROOM, Servers, why_not};
+use defuse_gluster::{Gluster, GlusterOptions, ManagementTransport};
+use defuse_testkit::gluster::{GlusterServers, HOST, ROOM, why_not};
 use defuse_testkit::mounted::{self, Mount, program};
 use rustix::fs::{FlockOperation, fcntl_lock};
 use rustix::process::{Pid, Signal, kill_process};
@@ -27,7 +27,7 @@ fn a_volume_is_served_by_every_frontend_and_named_in_every_way() {
         println!("skipped: {reason}");
         return;
     }
-    let servers = Servers::start().unwrap();
+    let servers = GlusterServers::start().unwrap();
     let place = Place { servers: &servers, dir: mounted::scratch().unwrap() };
     timed("notes", || statistics_say_why_answers_are_kept_for_a_short_time(&place));
     timed("killed programs", || a_killed_program_of_a_run_leaves_no_lock(&place));
@@ -48,7 +48,7 @@ fn timed(what: &str, run: impl FnOnce()) {
 
 /// The servers, and a directory for one run of the test.
 struct Place<'a> {
-    servers: &'a Servers,
+    servers: &'a GlusterServers,
     dir: TempDir,
 }
 
@@ -252,8 +252,8 @@ fn task() -> Task {
 }
 
 /// The volume in this process, at `g:`.
-fn client(address: &str, options: Options) -> Result<(Client, Arc<Gluster>), String> {
-    let options = Options { in_application: true, submits: false, ..options };
+fn client(address: &str, options: GlusterOptions) -> Result<(Client, Arc<Gluster>), String> {
+    let options = GlusterOptions { in_application: true, submits: false, ..options };
     let volume = Arc::new(Gluster::connect(address, &options)?);
     let client = Client::new(defuse_direct::Options::default());
     client.mount(b"g:", volume.clone(), &MountArgs::default()).unwrap();
@@ -291,11 +291,12 @@ fn a_sub_directory_is_all_that_is_seen(place: &Place<'_>) {
     }
     place.servers.enter().unwrap();
     let sub_directory = Some("above/sub".to_owned());
-    let by_option = Options { sub_directory, ..Options::default() };
+    let by_option = GlusterOptions { sub_directory, ..GlusterOptions::default() };
     let volume = format!("//{HOST}/dist");
-    for (address, options) in
-        [(format!("{volume}/above/sub"), Options::default()), (volume.clone(), by_option.clone())]
-    {
+    for (address, options) in [
+        (format!("{volume}/above/sub"), GlusterOptions::default()),
+        (volume.clone(), by_option.clone()),
+    ] {
         let (client, fs) = client(&address, options).unwrap();
         let stat = |path: &[u8]| client.stat(&task(), At::Cwd, path, true).map(|it| it.attr.size);
         assert_eq!(stat(b"g:/inner/file"), Ok(4));
@@ -310,7 +311,7 @@ fn a_sub_directory_is_all_that_is_seen(place: &Place<'_>) {
     }
     let twice = client(&format!("{volume}/above"), by_option.clone()).err().unwrap();
     assert!(twice.contains("exclude each other"), "{twice}");
-    let absent = Options { sub_directory: Some("above/absent".to_owned()), ..by_option };
+    let absent = GlusterOptions { sub_directory: Some("above/absent".to_owned()), ..by_option };
     let absent = client(&volume, absent).err().unwrap();
     assert!(absent.contains("the directory absent: No such file"), "{absent}");
 }
@@ -358,7 +359,7 @@ fn the_socket_of_this_machine_reaches_its_volumes(place: &Place<'_>) {
     // Without such a socket.
     let elsewhere = place.run("gluster:///dist,transport=unix", "ls").unwrap_err();
     assert!(elsewhere.contains("/var/run/glusterd.socket"), "{elsewhere}");
-    assert_eq!(Transport::default(), Transport::Tcp);
+    assert_eq!(ManagementTransport::default(), ManagementTransport::Tcp);
 }
 
 /// `defuse serve` of a volume in the foreground of a child process, ended when dropped.
@@ -437,7 +438,8 @@ fn an_unnamed_file_is_refused_and_leaves_nothing(place: &Place<'_>) {
         assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP), "{error}");
 
         place.servers.enter().unwrap();
-        let (client, fs) = client(&format!("//{HOST}/{volume}"), Options::default()).unwrap();
+        let (client, fs) =
+            client(&format!("//{HOST}/{volume}"), GlusterOptions::default()).unwrap();
         let flags = (libc::O_TMPFILE | libc::O_RDWR) as u32;
         let how = How { flags, mode: 0o600, ..How::default() };
         let opened = client.open(&task(), At::Cwd, b"g:/unnamed", how).map(drop);

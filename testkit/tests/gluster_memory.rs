@@ -18,9 +18,9 @@ use defuse_fs::{
     Buffer, Caller, Completion, Context, Errno, File, FileKind, FileSystem, Ino, Io, IoOp, Name,
     NewNode, OpenArgs, OpenFlags, ReadArgs, ReadSink, ReleaseArgs, WriteArgs, WriteSource,
 };
-use defuse_measure::server::Server;
-use defuse_testkit::cluster::Cluster;
-use defuse_testkit::gluster::{Volume, why_not};
+use defuse_measure::server::ServerProcess;
+use defuse_testkit::cluster::GlusterCluster;
+use defuse_testkit::gluster::{VolumeSetup, why_not};
 use defuse_testkit::mounted::{self, Mount};
 use defuse_testkit::posix;
 use defuse_testkit::suites::{Suite, exclusions};
@@ -77,18 +77,18 @@ fn no_memcheck() -> Option<&'static str> {
     version.err().map(|_| "valgrind is not installed")
 }
 
-fn start() -> Cluster {
+fn start() -> GlusterCluster {
     let options = || vec![("network.ping-timeout", "4"), ("features.cache-invalidation", "on")];
-    let volume = |name: &str, is_replicated| Volume {
+    let volume = |name: &str, is_replicated| VolumeSetup {
         name: name.to_owned(),
         is_replicated,
         options: options(),
     };
-    Cluster::start(&[volume("dist", false), volume("repl", true)]).unwrap()
+    GlusterCluster::start(&[volume("dist", false), volume("repl", true)]).unwrap()
 }
 
 /// Mounts the replicated volume, by a program that runs under `checker` unless it is empty.
-fn mount(cluster: &Cluster, checker: &[&str], place: &Path) -> Mount {
+fn mount(cluster: &GlusterCluster, checker: &[&str], place: &Path) -> Mount {
     let inside = cluster.servers().inside();
     let prefix: Vec<&str> = inside.iter().map(String::as_str).chain(checker.to_vec()).collect();
     let source = format!("gluster://{}/repl", cluster.host(3));
@@ -214,7 +214,7 @@ fn load(dir: &Path, change: impl FnOnce()) -> (usize, Vec<std::io::Error>) {
 }
 
 /// A brick that is killed gives no errors, a volume that is stopped does.
-fn writers_outlast_faults(cluster: &Cluster, dir: &Path) {
+fn writers_outlast_faults(cluster: &GlusterCluster, dir: &Path) {
     let start = || cluster.gluster(3, &["volume", "start", "repl", "force"]).unwrap();
     let dir = dir.join("load");
     fs::create_dir(&dir).unwrap();
@@ -233,7 +233,7 @@ fn writers_outlast_faults(cluster: &Cluster, dir: &Path) {
 }
 
 /// The kernel aborts the requests of a mount while the servers answer none of them.
-fn a_mount_ends_with_requests_in_flight(cluster: &Cluster, mount: Mount) {
+fn a_mount_ends_with_requests_in_flight(cluster: &GlusterCluster, mount: Mount) {
     let dir = mount.path().join("load");
     let (_, errors) = load(&dir, || {
         [1, 2].iter().for_each(|&server| cluster.cut(server).unwrap());
@@ -250,14 +250,14 @@ fn a_mount_ends_with_requests_in_flight(cluster: &Cluster, mount: Mount) {
 
 /// Clients share memory with a server, which libgfapi reads from and writes to: large requests of a mount, and of programs that are killed
 /// during them.
-fn a_server_outlasts_its_clients(cluster: &Cluster, place: &Path) {
+fn a_server_outlasts_its_clients(cluster: &GlusterCluster, place: &Path) {
     let (socket, said) = (place.join("socket"), place.join("said"));
     let mut serve = cluster.servers().command(Path::new(MEMCHECK[0]));
     serve.args(&MEMCHECK[1..]).arg(mounted::program().unwrap());
     serve.stderr(fs::File::create(&said).unwrap());
     let source = format!("gluster://{}/repl", cluster.host(3));
     let options = ["-o", "no_sandbox"].map(str::to_owned);
-    let server = Server::start_by(serve, &options, source.as_ref(), &socket).unwrap();
+    let server = ServerProcess::start_by(serve, &options, source.as_ref(), &socket).unwrap();
     let shared = format!("shared:{}", socket.display());
     let mount = Mount::new(shared.as_ref(), place, &[]).unwrap();
     let dir = mount.path().join("server");
@@ -294,7 +294,7 @@ fn a_server_outlasts_its_clients(cluster: &Cluster, place: &Path) {
 }
 
 /// Runs [`child`] under memcheck.
-fn an_application_has_its_answers(cluster: &Cluster) {
+fn an_application_has_its_answers(cluster: &GlusterCluster) {
     let mut checked = cluster.servers().command(Path::new(MEMCHECK[0]));
     checked.args(&MEMCHECK[1..]).arg(std::env::current_exe().unwrap());
     checked.args(["child", "--exact", "--nocapture"]);
@@ -311,7 +311,7 @@ fn child() {
     let Some(source) = std::env::var_os(SOURCE) else { return };
     let source = source.to_str().unwrap();
     for in_application in [true, false] {
-        let options = defuse_gluster::Options { in_application, ..Default::default() };
+        let options = defuse_gluster::GlusterOptions { in_application, ..Default::default() };
         let fs = defuse_gluster::Gluster::connect(source, &options).unwrap();
         for _ in 0..10 {
             let (file, answers) = submit_all(&fs);

@@ -20,7 +20,7 @@ use defuse_fs::{
     Caller, DirBuf, DirItem, DirSink, Entry, Errno, File, FileSystem, Ino, Lock, LockKind,
     LockOwner, LockRequest, LockType, LockWait, NoNotify, OpenArgs, OpenFlags, Origin, ReleaseArgs,
 };
-use defuse_measure::server::Server;
+use defuse_measure::server::ServerProcess;
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use defuse_testkit::mounted::{program, scratch};
 use files::{context, create, name, read, write};
@@ -366,7 +366,7 @@ fn kills_of_clients_lose_nothing_durable_leave_nothing_and_nobody_waits_for_them
     };
     run(&["mkfs", "uhs", "--size", "1G", "--sparse"]);
     let source = format!("uhs:{}", image.display());
-    let server = Server::start(program().unwrap(), source.as_ref(), &socket).unwrap();
+    let server = ServerProcess::start(program().unwrap(), source.as_ref(), &socket).unwrap();
     let client = connect(&socket);
     for text in ["locked", "shared"] {
         let file = create(&client, text).1;
@@ -402,7 +402,7 @@ fn kills_of_clients_lose_nothing_durable_leave_nothing_and_nobody_waits_for_them
     server.kill().unwrap();
     run(&["fsck"]);
     fs::remove_file(&socket).unwrap();
-    let server = Server::start(program().unwrap(), source.as_ref(), &socket).unwrap();
+    let server = ServerProcess::start(program().unwrap(), source.as_ref(), &socket).unwrap();
     let client = connect(&socket);
     found.files.iter().for_each(|text| is_whole(&client, text));
     remove_rest(&client);

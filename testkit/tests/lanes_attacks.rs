@@ -18,7 +18,7 @@ use defuse_fs::{
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use defuse_ring::layout::{BYTES, arena_of, number_in};
-use defuse_ring::{Lane, Memory as Ring, Shared};
+use defuse_ring::{ClientLane, MappedMemory as Ring, PeerMemory};
 use defuse_shared::{LaneOffers, Paged, PagedOptions, Versioned};
 use defuse_socket::{Admission, Server, ServerOptions};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags};
@@ -158,7 +158,7 @@ fn read(fs: &Remote, file: File) -> Vec<u8> {
 struct Attacker {
     socket: OwnedFd,
     memory: Arc<Ring>,
-    lane: Lane,
+    lane: ClientLane,
 }
 
 /// A request of FUSE with the credentials of the attacker.
@@ -228,7 +228,7 @@ impl Attacker {
         let mut room = [0; 4096];
         let (len, _) = rustix::net::recv(&socket, &mut room[..], RecvFlags::empty()).unwrap();
         assert!(len > 16, "INIT was not answered");
-        Attacker { socket, memory, lane: Lane::new(0) }
+        Attacker { socket, memory, lane: ClientLane::new(0) }
     }
 
     fn bell(&self) {

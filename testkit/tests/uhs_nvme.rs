@@ -8,9 +8,9 @@ use defuse_fs::{
     Caller, Context, Fh, File, FileKind, FileSystem, Ino, Name, NewNode, OpenArgs, ReadArgs,
     ReadBuf, Result, SliceSink, SliceSource, WriteArgs, WriteBuf,
 };
-use defuse_nvme::model::{Fault, Shape};
-use defuse_nvme::qemu::{Qemu, QemuOptions};
-use defuse_nvme::{Model, Nvme, Options};
+use defuse_nvme::model::{ControllerFault, ModelProperties};
+use defuse_nvme::qemu::{QemuController, QemuOptions};
+use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions};
 use defuse_uhs::Uhs;
 
 /// Blocks of 4 KiB.
@@ -105,20 +105,34 @@ fn exercise(device: &Arc<dyn Device>) {
 #[test]
 fn uhs_works_on_controllers_of_all_shapes() {
     // Its largest transfer is smaller than what a file system likes to read at a time.
-    let bare =
-        Shape { maps: false, interrupts: false, writes_zeroes: false, mdts: 1, ..Shape::default() };
-    for shape in [Shape::default(), Shape { mdts: 9, sgl: true, ..Shape::default() }, bare] {
-        let model = Model::with(&Ram::new(4096, BLOCKS), 1, shape).unwrap();
-        exercise(&(Arc::new(Nvme::open(model, &Options::default()).unwrap()) as Arc<dyn Device>));
+    let bare = ModelProperties {
+        maps: false,
+        interrupts: false,
+        writes_zeroes: false,
+        mdts: 1,
+        ..ModelProperties::default()
+    };
+    for shape in [
+        ModelProperties::default(),
+        ModelProperties { mdts: 9, sgl: true, ..ModelProperties::default() },
+        bare,
+    ] {
+        let model = ControllerModel::with(&Ram::new(4096, BLOCKS), 1, shape).unwrap();
+        exercise(
+            &(Arc::new(NvmeDevice::open(model, &NvmeOptions::default()).unwrap())
+                as Arc<dyn Device>),
+        );
     }
 }
 
 /// Each of these resets the controller, in the middle of whatever the file system does.
 #[test]
 fn uhs_does_not_notice_resets_of_its_controller() {
-    for fault in [Fault::Break, Fault::NameOtherQueue, Fault::AnswerTwice] {
-        let model = Model::new(&Ram::new(4096, BLOCKS), 2).unwrap();
-        let disk = Arc::new(Nvme::open(model.clone(), &Options::default()).unwrap());
+    for fault in
+        [ControllerFault::Break, ControllerFault::NameOtherQueue, ControllerFault::AnswerTwice]
+    {
+        let model = ControllerModel::new(&Ram::new(4096, BLOCKS), 2).unwrap();
+        let disk = Arc::new(NvmeDevice::open(model.clone(), &NvmeOptions::default()).unwrap());
         model.fail(move |victim| [20, 55, 90].contains(&victim.number).then_some(fault));
         exercise(&(Arc::clone(&disk) as Arc<dyn Device>));
         assert_eq!(disk.resets(), 3, "{fault:?}");
@@ -130,8 +144,8 @@ fn uhs_works_on_the_controller_of_qemu() {
     let image = tempfile::tempfile().unwrap();
     image.set_len(BLOCKS * 4096).unwrap();
     let options = QemuOptions::default();
-    let open = || match Qemu::start(&image, &options) {
-        Ok(qemu) => Some(Arc::new(Nvme::open(qemu, &Options::default()).unwrap())),
+    let open = || match QemuController::start(&image, &options) {
+        Ok(qemu) => Some(Arc::new(NvmeDevice::open(qemu, &NvmeOptions::default()).unwrap())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => panic!("{error}"),
     };
@@ -150,8 +164,9 @@ fn uhs_works_on_the_controller_of_qemu() {
 #[test]
 fn what_uhs_has_synced_survives_a_power_cut_of_the_controller() {
     let sim = Sim::new(BLOCKS, 9);
-    let model = Model::new(&sim, 3).unwrap();
-    let device: Arc<dyn Device> = Arc::new(Nvme::open(model, &Options::default()).unwrap());
+    let model = ControllerModel::new(&sim, 3).unwrap();
+    let device: Arc<dyn Device> =
+        Arc::new(NvmeDevice::open(model, &NvmeOptions::default()).unwrap());
     let fs = make(&device);
     let begin = sim.events();
     let mut synced = Vec::new();
@@ -168,8 +183,9 @@ fn what_uhs_has_synced_survives_a_power_cut_of_the_controller() {
             continue;
         }
         let state = cut.sample(&mut random);
-        let model = Model::new(&state, 1).unwrap();
-        let device: Arc<dyn Device> = Arc::new(Nvme::open(model, &Options::default()).unwrap());
+        let model = ControllerModel::new(&state, 1).unwrap();
+        let device: Arc<dyn Device> =
+            Arc::new(NvmeDevice::open(model, &NvmeOptions::default()).unwrap());
         let fs = open(&device);
         let durable = synced.iter().filter(|events| **events <= cut.at()).count();
         for number in 0..durable {

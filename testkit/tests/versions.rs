@@ -14,7 +14,7 @@ use defuse_fs::{
 };
 use defuse_memory::Memory;
 use defuse_remote::{LaneUse, RemoteOptions};
-use defuse_ring::versions::{Thing, VersionReader};
+use defuse_ring::versions::{VersionReader, VersionedItem};
 use defuse_shared::Versioned;
 use defuse_socket::ServerOptions;
 
@@ -41,7 +41,8 @@ impl State {
         for &ino in inodes {
             let Ok(attr) = fs.getattr(&context(), ino, None) else { continue };
             let version = |thing| reader.of_thing(thing).unwrap();
-            let versions = (version(Thing::Attributes(ino.0)), version(Thing::Rights(ino.0)));
+            let versions =
+                (version(VersionedItem::Attributes(ino.0)), version(VersionedItem::Rights(ino.0)));
             state.inodes.insert(ino, (attr, versions.0, versions.1));
             if attr.kind != FileKind::Directory {
                 continue;
@@ -51,7 +52,7 @@ impl State {
                     Ok(Resolved::Inode { ino, .. }) => Some(ino),
                     _ => None,
                 };
-                let of = Thing::Name(ino.0, text.as_bytes());
+                let of = VersionedItem::Name(ino.0, text.as_bytes());
                 state.names.insert((ino, text), (found, version(of)));
             }
         }

@@ -8,10 +8,13 @@ use aya::programs::BtfTracePoint;
 use aya::{Btf, Ebpf, EbpfLoader, include_bytes_aligned};
 use defuse_probe::{OpStats, Stage};
 
-use crate::collector::Counted;
+use crate::collector::ConnectionStats;
 use crate::opcode::{bits_of, op_of};
 use crate::wire::{self, DaemonCells, FlightCells, FlightKey, HistogramCells, HistogramKey};
-use crate::{Error, Event, Flight, InFlight, Losses, Wanted, processes_of};
+use crate::{
+    CollectorOptions, CompletedRequest, InFlightState, LostMeasurements, RequestInFlight,
+    TraceError, processes_of,
+};
 
 /// The compiled program, built from `bpf/stages.bpf.c` by `cargo xtask bpf`.
 const OBJECT: &[u8] = include_bytes_aligned!("../bpf/stages.bpf.o");
@@ -22,7 +25,7 @@ const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
 /// has given it up.
 const GIVEN_UP_NS: u64 = 1_000_000_000;
 
-pub(crate) struct Eyes {
+pub(crate) struct BpfProbe {
     ebpf: Ebpf,
     events: Option<RingBuf<MapData>>,
     connection: Option<u32>,
@@ -30,21 +33,24 @@ pub(crate) struct Eyes {
     daemons: BTreeMap<u32, DaemonCells>,
 }
 
-impl fmt::Debug for Eyes {
+impl fmt::Debug for BpfProbe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Eyes").field("connection", &self.connection).finish_non_exhaustive()
     }
 }
 
-impl Eyes {
+impl BpfProbe {
     /// Loads the program and attaches the parts that are needed. Missing parts are described in
     /// `notes`.
-    pub(crate) fn open(wanted: &Wanted, notes: &mut Vec<String>) -> Result<Eyes, Error> {
+    pub(crate) fn open(
+        wanted: &CollectorOptions,
+        notes: &mut Vec<String>,
+    ) -> Result<BpfProbe, TraceError> {
         if !cfg!(all(target_arch = "x86_64", target_endian = "little")) {
             let cause = "the BPF program supports x86-64 only".to_owned();
-            return Err(Error::Unsupported { what: WHAT, cause });
+            return Err(TraceError::Unsupported { what: WHAT, cause });
         }
-        let unsupported = |cause: String| Error::Unsupported { what: WHAT, cause };
+        let unsupported = |cause: String| TraceError::Unsupported { what: WHAT, cause };
         let btf = Btf::from_sys_fs()
             .map_err(|error| unsupported(format!("the kernel has no BTF: {error}")))?;
         let mut ebpf = load(wanted, &btf)?;
@@ -77,13 +83,13 @@ impl Eyes {
             None => None,
         };
         let mut eyes =
-            Eyes { ebpf, events, connection: wanted.connection, daemons: BTreeMap::new() };
+            BpfProbe { ebpf, events, connection: wanted.connection, daemons: BTreeMap::new() };
         eyes.refresh()?;
         Ok(eyes)
     }
 
     /// Updates the program's table of daemons.
-    pub(crate) fn refresh(&mut self) -> Result<(), Error> {
+    pub(crate) fn refresh(&mut self) -> Result<(), TraceError> {
         let mut now: BTreeMap<u32, DaemonCells> = BTreeMap::new();
         for (connection, pids) in processes_of(self.connection) {
             for pid in pids {
@@ -108,7 +114,7 @@ impl Eyes {
     }
 
     /// Reads all histograms.
-    pub(crate) fn counted(&mut self) -> Result<Counted, Error> {
+    pub(crate) fn counted(&mut self) -> Result<ConnectionStats, TraceError> {
         let map: PerCpuHashMap<_, HistogramKey, HistogramCells> =
             map_of(&mut self.ebpf, "histograms")?;
         // Several opcodes may be one operation.
@@ -135,10 +141,10 @@ impl Eyes {
 
     /// All requests in progress. The program sees no end of requests that their callers gave up
     /// before they were read; these are removed here.
-    pub(crate) fn flights(&mut self) -> Result<Vec<Flight>, Error> {
+    pub(crate) fn flights(&mut self) -> Result<Vec<RequestInFlight>, TraceError> {
         let mut map: HashMap<_, FlightKey, FlightCells> = map_of(&mut self.ebpf, "flights")?;
         let rows: Vec<(FlightKey, FlightCells)> = map.iter().filter_map(Result::ok).collect();
-        let mut flights: Vec<Flight> =
+        let mut flights: Vec<RequestInFlight> =
             rows.iter().map(|(key, cells)| wire::flight(*key, cells)).collect();
         for gone in given_up(&flights) {
             let _ = map.remove(&[gone.0, u64::from(gone.1)]);
@@ -147,18 +153,18 @@ impl Eyes {
         Ok(flights)
     }
 
-    pub(crate) fn losses(&mut self) -> Result<Losses, Error> {
-        let map = self.ebpf.map_mut("losses").ok_or_else(|| Error::Map("no losses".into()))?;
+    pub(crate) fn losses(&mut self) -> Result<LostMeasurements, TraceError> {
+        let map = self.ebpf.map_mut("losses").ok_or_else(|| TraceError::Map("no losses".into()))?;
         let map: PerCpuArray<_, u64> = PerCpuArray::try_from(map).map_err(cannot_read)?;
         let mut counts = [0; wire::LOSSES as usize];
         for (place, count) in (0..).zip(&mut counts) {
             *count = map.get(&place, 0).map_err(cannot_read)?.iter().sum();
         }
         let [requests, latencies, events, background_waits] = counts;
-        Ok(Losses { requests, latencies, events, background_waits })
+        Ok(LostMeasurements { requests, latencies, events, background_waits })
     }
 
-    pub(crate) fn events(&mut self, each: &mut dyn FnMut(Event)) {
+    pub(crate) fn events(&mut self, each: &mut dyn FnMut(CompletedRequest)) {
         let Some(ring) = &mut self.events else { return };
         while let Some(bytes) = ring.next() {
             if let Some(event) = wire::event(&bytes) {
@@ -169,15 +175,15 @@ impl Eyes {
 }
 
 /// Requests of the pending queue, which is first in, first out, that were passed over for long.
-fn given_up(flights: &[Flight]) -> Vec<(u64, u32)> {
+fn given_up(flights: &[RequestInFlight]) -> Vec<(u64, u32)> {
     let latest = flights.iter().map(|flight| flight.sent_ns).max().unwrap_or(0);
-    let is_passed = |flight: &&Flight| {
-        let later = |other: &Flight| {
+    let is_passed = |flight: &&RequestInFlight| {
+        let later = |other: &RequestInFlight| {
             other.connection == flight.connection
-                && other.state == InFlight::Processing
+                && other.state == InFlightState::Processing
                 && other.sent_ns > flight.sent_ns
         };
-        flight.state == InFlight::Pending
+        flight.state == InFlightState::Pending
             && latest.saturating_sub(flight.sent_ns) > GIVEN_UP_NS
             && flights.iter().any(later)
     };
@@ -185,7 +191,7 @@ fn given_up(flights: &[Flight]) -> Vec<(u64, u32)> {
     gone.map(|flight| (flight.unique, flight.connection)).collect()
 }
 
-fn load(wanted: &Wanted, btf: &Btf) -> Result<Ebpf, Error> {
+fn load(wanted: &CollectorOptions, btf: &Btf) -> Result<Ebpf, TraceError> {
     let filter = wanted.events.clone().unwrap_or_default();
     let connection = wanted.connection.unwrap_or(0);
     let with_events = u8::from(wanted.events.is_some());
@@ -236,21 +242,21 @@ fn attach(ebpf: &mut Ebpf, program: &str, tracepoint: &str, btf: &Btf) -> Result
     Ok(())
 }
 
-fn take_ring(ebpf: &mut Ebpf) -> Result<RingBuf<MapData>, Error> {
-    let map = ebpf.take_map("events").ok_or_else(|| Error::Map("no events".into()))?;
+fn take_ring(ebpf: &mut Ebpf) -> Result<RingBuf<MapData>, TraceError> {
+    let map = ebpf.take_map("events").ok_or_else(|| TraceError::Map("no events".into()))?;
     RingBuf::try_from(map).map_err(cannot_read)
 }
 
-fn map_of<'a, M>(ebpf: &'a mut Ebpf, name: &str) -> Result<M, Error>
+fn map_of<'a, M>(ebpf: &'a mut Ebpf, name: &str) -> Result<M, TraceError>
 where
     M: TryFrom<&'a mut Map, Error = aya::maps::MapError>,
 {
-    let map = ebpf.map_mut(name).ok_or_else(|| Error::Map(format!("no {name}")))?;
+    let map = ebpf.map_mut(name).ok_or_else(|| TraceError::Map(format!("no {name}")))?;
     M::try_from(map).map_err(cannot_read)
 }
 
-fn cannot_read(error: aya::maps::MapError) -> Error {
-    Error::Map(chain(&error))
+fn cannot_read(error: aya::maps::MapError) -> TraceError {
+    TraceError::Map(chain(&error))
 }
 
 /// An error with its causes: aya names the system call only in the outermost error.
@@ -268,14 +274,14 @@ fn chain(error: &dyn std::error::Error) -> String {
     text.lines().next().unwrap_or_default().to_owned()
 }
 
-fn refusal(what: &str, cause: String) -> Error {
+fn refusal(what: &str, cause: String) -> TraceError {
     let cause = format!("{what}: {cause}");
     // This is the text of EPERM, which root may get, too, without the capabilities. EACCES comes
     // from the verifier.
     let barred = cause.contains("Operation not permitted");
     if barred || !rustix::process::geteuid().is_root() {
-        Error::NotPermitted { what: WHAT, cause }
+        TraceError::NotPermitted { what: WHAT, cause }
     } else {
-        Error::Unsupported { what: WHAT, cause }
+        TraceError::Unsupported { what: WHAT, cause }
     }
 }

@@ -5,15 +5,17 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use defuse_probe::{OpStats, Snapshot};
 
-use crate::{Error, Event, Filter, Flight, Losses, bpf, tracefs};
+use crate::{
+    CompletedRequest, EventFilter, LostMeasurements, RequestInFlight, TraceError, bpf, tracefs,
+};
 
 /// Options of a collector.
 #[derive(Clone, Debug, Default)]
-pub struct Wanted {
+pub struct CollectorOptions {
     /// Trace only this connection.
     pub connection: Option<u32>,
     /// Report every matching request, in addition to counts.
-    pub events: Option<Filter>,
+    pub events: Option<EventFilter>,
     /// The mechanism; `None` for the best that is permitted.
     pub kind: Option<CollectorKind>,
 }
@@ -31,16 +33,16 @@ pub enum CollectorKind {
 /// Traces the requests of all FUSE connections, or of one, until it is dropped.
 #[derive(Debug)]
 pub struct Collector {
-    eyes: Eyes,
+    eyes: KernelProbe,
     notes: Vec<String>,
     started: Instant,
     started_unix_ms: u64,
 }
 
 #[derive(Debug)]
-enum Eyes {
-    Bpf(Box<bpf::Eyes>),
-    Tracefs(Box<tracefs::Eyes>),
+enum KernelProbe {
+    Bpf(Box<bpf::BpfProbe>),
+    Tracefs(Box<tracefs::TracefsProbe>),
 }
 
 impl Collector {
@@ -48,20 +50,24 @@ impl Collector {
     /// contains the reason.
     ///
     /// Errors: those of the last mechanism tried. Both require root.
-    pub fn start(wanted: &Wanted) -> Result<Collector, Error> {
+    pub fn start(wanted: &CollectorOptions) -> Result<Collector, TraceError> {
         let mut notes = Vec::new();
         let eyes = match wanted.kind {
-            Some(CollectorKind::Tracefs) => Eyes::Tracefs(tracefs::Eyes::open(wanted)?.into()),
-            Some(CollectorKind::Bpf) => Eyes::Bpf(bpf::Eyes::open(wanted, &mut notes)?.into()),
-            None => match bpf::Eyes::open(wanted, &mut notes) {
-                Ok(eyes) => Eyes::Bpf(eyes.into()),
+            Some(CollectorKind::Tracefs) => {
+                KernelProbe::Tracefs(tracefs::TracefsProbe::open(wanted)?.into())
+            }
+            Some(CollectorKind::Bpf) => {
+                KernelProbe::Bpf(bpf::BpfProbe::open(wanted, &mut notes)?.into())
+            }
+            None => match bpf::BpfProbe::open(wanted, &mut notes) {
+                Ok(eyes) => KernelProbe::Bpf(eyes.into()),
                 Err(error) => {
-                    let eyes =
-                        tracefs::Eyes::open(wanted).map_err(|second| worse(&error, second))?;
+                    let eyes = tracefs::TracefsProbe::open(wanted)
+                        .map_err(|second| worse(&error, second))?;
                     notes.push(format!(
                         "{error}; tracing by tracefs, which reports only the time from sending to the end"
                     ));
-                    Eyes::Tracefs(eyes.into())
+                    KernelProbe::Tracefs(eyes.into())
                 }
             },
         };
@@ -73,8 +79,8 @@ impl Collector {
     /// The mechanism in use.
     pub fn kind(&self) -> CollectorKind {
         match self.eyes {
-            Eyes::Bpf(_) => CollectorKind::Bpf,
-            Eyes::Tracefs(_) => CollectorKind::Tracefs,
+            KernelProbe::Bpf(_) => CollectorKind::Bpf,
+            KernelProbe::Tracefs(_) => CollectorKind::Tracefs,
         }
     }
 
@@ -84,19 +90,19 @@ impl Collector {
     }
 
     /// Updates the table of daemons. Call it from time to time if mounts may begin and end. Errors:
-    /// [`Error::Map`].
-    pub fn refresh(&mut self) -> Result<(), Error> {
+    /// [`TraceError::Map`].
+    pub fn refresh(&mut self) -> Result<(), TraceError> {
         match &mut self.eyes {
-            Eyes::Bpf(eyes) => eyes.refresh(),
-            Eyes::Tracefs(_) => Ok(()),
+            KernelProbe::Bpf(eyes) => eyes.refresh(),
+            KernelProbe::Tracefs(_) => Ok(()),
         }
     }
 
-    /// The counts so far, by connection. Errors: [`Error::Map`], [`Error::File`].
-    pub fn snapshots(&mut self) -> Result<BTreeMap<u32, Snapshot>, Error> {
+    /// The counts so far, by connection. Errors: [`TraceError::Map`], [`TraceError::File`].
+    pub fn snapshots(&mut self) -> Result<BTreeMap<u32, Snapshot>, TraceError> {
         let counted = match &mut self.eyes {
-            Eyes::Bpf(eyes) => eyes.counted()?,
-            Eyes::Tracefs(eyes) => eyes.counted()?,
+            KernelProbe::Bpf(eyes) => eyes.counted()?,
+            KernelProbe::Tracefs(eyes) => eyes.counted()?,
         };
         let mut snapshots: BTreeMap<u32, Snapshot> = BTreeMap::new();
         for (connection, stats) in counted {
@@ -109,39 +115,39 @@ impl Collector {
     }
 
     /// The counts of one connection. Errors: like [`snapshots`](Collector::snapshots).
-    pub fn snapshot(&mut self, connection: u32) -> Result<Snapshot, Error> {
+    pub fn snapshot(&mut self, connection: u32) -> Result<Snapshot, TraceError> {
         let found = self.snapshots()?.remove(&connection);
         Ok(found.unwrap_or_else(|| self.empty()))
     }
 
-    /// The requests in progress, the oldest first. Errors: [`Error::Map`].
-    pub fn flights(&mut self) -> Result<Vec<Flight>, Error> {
+    /// The requests in progress, the oldest first. Errors: [`TraceError::Map`].
+    pub fn flights(&mut self) -> Result<Vec<RequestInFlight>, TraceError> {
         let mut flights = match &mut self.eyes {
-            Eyes::Bpf(eyes) => eyes.flights()?,
-            Eyes::Tracefs(eyes) => eyes.flights()?,
+            KernelProbe::Bpf(eyes) => eyes.flights()?,
+            KernelProbe::Tracefs(eyes) => eyes.flights()?,
         };
         flights.sort_by_key(|flight| flight.sent_ns);
         Ok(flights)
     }
 
-    /// The measurements that were lost. Errors: [`Error::Map`].
-    pub fn losses(&mut self) -> Result<Losses, Error> {
+    /// The measurements that were lost. Errors: [`TraceError::Map`].
+    pub fn losses(&mut self) -> Result<LostMeasurements, TraceError> {
         match &mut self.eyes {
-            Eyes::Bpf(eyes) => eyes.losses(),
-            Eyes::Tracefs(eyes) => Ok(eyes.losses()),
+            KernelProbe::Bpf(eyes) => eyes.losses(),
+            KernelProbe::Tracefs(eyes) => Ok(eyes.losses()),
         }
     }
 
     /// Passes every request that has ended since the last call to `each`, in order of their ends as
-    /// far as the kernel keeps it. Never waits. Without [`Wanted::events`] there are none. Errors:
-    /// [`Error::Map`], [`Error::File`].
-    pub fn events(&mut self, each: &mut dyn FnMut(Event)) -> Result<(), Error> {
+    /// far as the kernel keeps it. Never waits. Without [`CollectorOptions::events`] there are none. Errors:
+    /// [`TraceError::Map`], [`TraceError::File`].
+    pub fn events(&mut self, each: &mut dyn FnMut(CompletedRequest)) -> Result<(), TraceError> {
         match &mut self.eyes {
-            Eyes::Bpf(eyes) => {
+            KernelProbe::Bpf(eyes) => {
                 eyes.events(each);
                 Ok(())
             }
-            Eyes::Tracefs(eyes) => eyes.events(each),
+            KernelProbe::Tracefs(eyes) => eyes.events(each),
         }
     }
 
@@ -155,19 +161,21 @@ impl Collector {
 }
 
 /// Latencies, by connection.
-pub(crate) type Counted = Vec<(u32, OpStats)>;
+pub(crate) type ConnectionStats = Vec<(u32, OpStats)>;
 
 /// Combines two errors, so that a user who may use neither mechanism sees both.
-fn worse(first: &Error, second: Error) -> Error {
+fn worse(first: &TraceError, second: TraceError) -> TraceError {
     match second {
-        Error::NotPermitted { what, cause } => Error::NotPermitted { what, cause },
-        Error::File { path, cause } if cause.kind() == std::io::ErrorKind::PermissionDenied => {
-            Error::NotPermitted {
+        TraceError::NotPermitted { what, cause } => TraceError::NotPermitted { what, cause },
+        TraceError::File { path, cause }
+            if cause.kind() == std::io::ErrorKind::PermissionDenied =>
+        {
+            TraceError::NotPermitted {
                 what: "tracing the kernel",
                 cause: format!("{first}; {}: {cause}", path.display()),
             }
         }
-        second => Error::Unsupported {
+        second => TraceError::Unsupported {
             what: "tracing the kernel",
             cause: format!("{first}; and without BPF: {second}"),
         },

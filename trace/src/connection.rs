@@ -22,7 +22,7 @@ pub struct FuseMount {
 
 /// A process that has the device of a connection open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Process {
+pub struct DaemonProcess {
     /// Process id.
     pub pid: u32,
     /// Process name.
@@ -41,7 +41,7 @@ pub struct FuseConnection {
     /// Its mounts. Empty if there are none in this mount namespace.
     pub mounts: Vec<FuseMount>,
     /// The processes that have its device open; empty if unknown.
-    pub processes: Vec<Process>,
+    pub processes: Vec<DaemonProcess>,
 }
 
 impl FuseConnection {
@@ -54,7 +54,7 @@ impl FuseConnection {
         }
         let connections = by_id.into_iter().map(|(id, mounts)| {
             let pids = servers.remove(&id).unwrap_or_default();
-            let processes = pids.into_iter().filter_map(Process::read).collect();
+            let processes = pids.into_iter().filter_map(DaemonProcess::read).collect();
             FuseConnection { id, mounts, processes }
         });
         connections.collect()
@@ -69,16 +69,16 @@ impl FuseConnection {
     }
 }
 
-impl Process {
+impl DaemonProcess {
     /// Reads a process from /proc; `None` if it has ended.
-    pub fn read(pid: u32) -> Option<Process> {
+    pub fn read(pid: u32) -> Option<DaemonProcess> {
         let process = process::Process::new(i32::try_from(pid).ok()?).ok()?;
         let stat = process.stat().ok()?;
         // A program started as /proc/self/exe has this name.
         let program = || process.exe().ok()?.file_name()?.to_str().map(str::to_owned);
         let own_name = (stat.comm == "exe").then(program).flatten();
         let tick_ns = 1_000_000_000 / procfs::ticks_per_second().max(1);
-        Some(Process {
+        Some(DaemonProcess {
             pid,
             comm: own_name.unwrap_or(stat.comm),
             threads: u32::try_from(stat.num_threads).unwrap_or(0),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// The reason why an operation on a connection failed. The text names the next step.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Error {
+pub enum TraceError {
     /// Requires root, or CAP_BPF and CAP_PERFMON.
     NotPermitted {
         /// The operation.
@@ -32,25 +32,27 @@ pub enum Error {
     Map(String),
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for TraceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::NotPermitted { what, cause } => {
+            TraceError::NotPermitted { what, cause } => {
                 write!(
                     f,
                     "{what} is not permitted ({cause}): run it as root with CAP_BPF and CAP_PERFMON"
                 )
             }
-            Error::Unsupported { what, cause } => {
+            TraceError::Unsupported { what, cause } => {
                 write!(f, "{what} is not supported here: {cause}")
             }
-            Error::File { path, cause } if cause.kind() == std::io::ErrorKind::PermissionDenied => {
+            TraceError::File { path, cause }
+                if cause.kind() == std::io::ErrorKind::PermissionDenied =>
+            {
                 write!(f, "{}: {cause}: run it as root", path.display())
             }
-            Error::File { path, cause } => write!(f, "{}: {cause}", path.display()),
-            Error::Map(cause) => write!(f, "the BPF program's counts cannot be read: {cause}"),
+            TraceError::File { path, cause } => write!(f, "{}: {cause}", path.display()),
+            TraceError::Map(cause) => write!(f, "the BPF program's counts cannot be read: {cause}"),
         }
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for TraceError {}

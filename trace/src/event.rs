@@ -6,7 +6,7 @@ use defuse_probe::Op;
 
 /// The names in a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Names {
+pub struct RequestNames {
     /// The name in a directory, or of an extended attribute.
     pub name: Option<String>,
     /// The second name: the new name of RENAME, or the target of SYMLINK.
@@ -15,7 +15,7 @@ pub struct Names {
 
 /// A completed request. Times are nanoseconds of CLOCK_MONOTONIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct CompletedRequest {
     /// Number of the request within the connection.
     pub unique: u64,
     /// The connection.
@@ -54,10 +54,10 @@ pub struct Event {
     /// The thread of the daemon that read it.
     pub taker: Option<u32>,
     /// The names in the request.
-    pub names: Names,
+    pub names: RequestNames,
 }
 
-impl Event {
+impl CompletedRequest {
     /// Start of the request: its creation if it waited in the background queue, otherwise its
     /// sending.
     pub fn began_ns(&self) -> u64 {
@@ -94,7 +94,7 @@ impl Event {
 
 /// Selects the requests that become events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filter {
+pub struct EventFilter {
     /// Only these operations; empty for all.
     pub ops: Vec<Op>,
     /// Only requests of this process.
@@ -105,9 +105,9 @@ pub struct Filter {
     pub errors: bool,
 }
 
-impl Filter {
+impl EventFilter {
     /// True if the request is selected.
-    pub fn wants(&self, event: &Event) -> bool {
+    pub fn wants(&self, event: &CompletedRequest) -> bool {
         (self.ops.is_empty() || self.ops.contains(&event.op))
             && self.pid.is_none_or(|pid| pid == event.pid)
             && event.total_ns() >= self.slower_than_ns
@@ -121,12 +121,12 @@ const NAMES_MAX: usize = 65_536;
 /// The names of inodes, from LOOKUP and similar requests.
 #[derive(Debug, Default)]
 pub struct NodeNames {
-    names: HashMap<u64, Known>,
+    names: HashMap<u64, NodeName>,
     learned: u64,
 }
 
 #[derive(Debug)]
-struct Known {
+struct NodeName {
     parent: u64,
     name: String,
     /// Number of names learned before this one.
@@ -138,7 +138,7 @@ const ROOT: u64 = 1;
 
 impl NodeNames {
     /// Records the names in a request.
-    pub fn learn(&mut self, event: &Event) {
+    pub fn learn(&mut self, event: &CompletedRequest) {
         let Some(name) = &event.names.name else { return };
         if event.error != 0 {
             return;
@@ -153,19 +153,19 @@ impl NodeNames {
         }
         self.learned += 1;
         let (parent, age) = (event.nodeid, self.learned);
-        self.names.insert(child, Known { parent, name: name.clone(), age });
+        self.names.insert(child, NodeName { parent, name: name.clone(), age });
     }
 
     /// The target directory is not known here, so a second rename is not tracked.
     fn rename(&mut self, parent: u64, name: &str, new: &str) {
         let mut all = self.names.values_mut();
         if let Some(known) = all.find(|known| known.parent == parent && known.name == name) {
-            *known = Known { parent: 0, name: new.to_owned(), age: known.age };
+            *known = NodeName { parent: 0, name: new.to_owned(), age: known.age };
         }
     }
 
     /// The name of a request: its own, or that of its inode.
-    pub fn describe(&self, event: &Event) -> Option<String> {
+    pub fn describe(&self, event: &CompletedRequest) -> Option<String> {
         match (&event.names.name, &event.names.name2) {
             (Some(name), Some(second)) => Some(format!("{name} -> {second}")),
             (Some(name), None) => Some(name.clone()),
@@ -176,8 +176,8 @@ impl NodeNames {
 }
 
 #[cfg(test)]
-pub(crate) fn example() -> Event {
-    Event {
+pub(crate) fn example() -> CompletedRequest {
+    CompletedRequest {
         unique: 4,
         connection: 43,
         op: Op::LOOKUP,
@@ -196,7 +196,7 @@ pub(crate) fn example() -> Event {
         pid: 99,
         comm: "cat".into(),
         taker: Some(12),
-        names: Names { name: Some("a".into()), name2: None },
+        names: RequestNames { name: Some("a".into()), name2: None },
     }
 }
 
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn the_stages_of_a_request_are_its_total() {
         let mut event = example();
-        let sum = |event: &Event| {
+        let sum = |event: &CompletedRequest| {
             let stages = [
                 event.background_ns(),
                 event.pending_ns(),
@@ -231,17 +231,26 @@ mod tests {
         let mut names = NodeNames::default();
         let found = example();
         names.learn(&found);
-        let read = Event { op: Op::READ, nodeid: 7, names: Names::default(), ..found.clone() };
+        let read = CompletedRequest {
+            op: Op::READ,
+            nodeid: 7,
+            names: RequestNames::default(),
+            ..found.clone()
+        };
         assert_eq!(names.describe(&read).as_deref(), Some("a"));
-        assert_eq!(names.describe(&Event { nodeid: 8, ..read.clone() }), None);
-        assert_eq!(names.describe(&Event { nodeid: 1, ..read.clone() }).as_deref(), Some("/"));
-        let renaming = Names { name: Some("a".into()), name2: Some("b".into()) };
-        let renamed = Event { op: Op::RENAME, child: None, names: renaming, ..found.clone() };
+        assert_eq!(names.describe(&CompletedRequest { nodeid: 8, ..read.clone() }), None);
+        assert_eq!(
+            names.describe(&CompletedRequest { nodeid: 1, ..read.clone() }).as_deref(),
+            Some("/")
+        );
+        let renaming = RequestNames { name: Some("a".into()), name2: Some("b".into()) };
+        let renamed =
+            CompletedRequest { op: Op::RENAME, child: None, names: renaming, ..found.clone() };
         names.learn(&renamed);
         assert_eq!(names.describe(&renamed).as_deref(), Some("a -> b"));
         assert_eq!(names.describe(&read).as_deref(), Some("b"));
         for child in 0..2 * NAMES_MAX as u64 {
-            names.learn(&Event { child: Some(child + 10), ..found.clone() });
+            names.learn(&CompletedRequest { child: Some(child + 10), ..found.clone() });
         }
         assert!(names.names.len() <= NAMES_MAX);
     }

@@ -1,7 +1,7 @@
 //! Tracing in the kernel: the places where requests of any FUSE file system spend their time.
 //!
 //! This crate lists the FUSE connections of the machine and their daemons ([`FuseConnection`]) and
-//! changes their settings ([`Knobs`]). A [`Collector`] follows requests through the kernel's queues
+//! changes their settings ([`FusectlMount`]). A [`Collector`] follows requests through the kernel's queues
 //! with a BPF program, or with the fewer events of tracefs if BPF is not permitted. It needs no
 //! support from the file system and does not change it.
 //!
@@ -26,11 +26,11 @@ mod stages;
 mod tracefs;
 mod wire;
 
-pub use collector::{Collector, CollectorKind, Wanted};
-pub use connection::{FuseConnection, FuseMount, Process, processes_of};
-pub use error::Error;
-pub use event::{Event, Filter, Names, NodeNames};
-pub use knobs::{Knob, Knobs, Values};
+pub use collector::{Collector, CollectorKind, CollectorOptions};
+pub use connection::{DaemonProcess, FuseConnection, FuseMount, processes_of};
+pub use error::TraceError;
+pub use event::{CompletedRequest, EventFilter, NodeNames, RequestNames};
+pub use knobs::{FusectlMount, FusectlSetting, FusectlValues};
 pub use opcode::{number_of, op_of};
-pub use perfetto::Timeline;
-pub use stages::{Flight, InFlight, Losses};
+pub use perfetto::TraceTimeline;
+pub use stages::{InFlightState, LostMeasurements, RequestInFlight};

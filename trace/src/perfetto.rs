@@ -11,14 +11,14 @@ use std::io::{self, Write};
 
 use serde_json::{Value, json};
 
-use crate::{Event, FuseConnection};
+use crate::{CompletedRequest, FuseConnection};
 
 /// A timeline being written.
 #[derive(Debug)]
-pub struct Timeline<W: Write> {
+pub struct TraceTimeline<W: Write> {
     out: W,
     connection: u32,
-    tracks: BTreeMap<u32, Vec<Track>>,
+    tracks: BTreeMap<u32, Vec<TimelineTrack>>,
     extra_tracks: u32,
     /// The origin of times: [`BEFORE_NS`] before the first request that ended.
     origin_ns: Option<u64>,
@@ -27,7 +27,7 @@ pub struct Timeline<W: Write> {
 
 /// One row of slices: its number, and the end of its last slice.
 #[derive(Debug)]
-struct Track {
+struct TimelineTrack {
     tid: u32,
     busy_until_ns: u64,
 }
@@ -43,11 +43,11 @@ const FIRST_EXTRA_TRACK: u32 = 1 << 22;
 /// negative times, and with this origin JSON numbers still resolve nanoseconds.
 const BEFORE_NS: u64 = 86_400_000_000_000;
 
-impl<W: Write> Timeline<W> {
+impl<W: Write> TraceTimeline<W> {
     /// Begins a timeline. Errors: those of writing.
-    pub fn begin(out: W, connection: &FuseConnection) -> io::Result<Timeline<W>> {
+    pub fn begin(out: W, connection: &FuseConnection) -> io::Result<TraceTimeline<W>> {
         let id = connection.id;
-        let mut timeline = Timeline {
+        let mut timeline = TraceTimeline {
             out,
             connection: id,
             tracks: BTreeMap::new(),
@@ -64,7 +64,7 @@ impl<W: Write> Timeline<W> {
     }
 
     /// Adds a request. `name` is the name of its file, if known. Errors: those of writing.
-    pub fn add(&mut self, event: &Event, name: Option<&str>) -> io::Result<()> {
+    pub fn add(&mut self, event: &CompletedRequest, name: Option<&str>) -> io::Result<()> {
         self.origin_ns.get_or_insert_with(|| event.began_ns().saturating_sub(BEFORE_NS));
         if event.background_ns().is_some() {
             self.wait(event, "background", event.began_ns(), event.sent_ns)?;
@@ -84,7 +84,7 @@ impl<W: Write> Timeline<W> {
     }
 
     /// Adds the time in the daemon, or of all stages if they are not known separately.
-    fn serve(&mut self, event: &Event, name: Option<&str>) -> io::Result<()> {
+    fn serve(&mut self, event: &CompletedRequest, name: Option<&str>) -> io::Result<()> {
         let from_ns = event.taken_ns.unwrap_or(event.sent_ns);
         let thread = event.taker.unwrap_or(NO_THREAD);
         let track = self.track(thread, from_ns, from_ns.max(event.ended_ns))?;
@@ -108,7 +108,7 @@ impl<W: Write> Timeline<W> {
         let own = thread != NO_THREAD && number == 1;
         let tid = if own { thread } else { FIRST_EXTRA_TRACK + self.extra_tracks };
         self.extra_tracks += u32::from(!own);
-        tracks.push(Track { tid, busy_until_ns: to_ns });
+        tracks.push(TimelineTrack { tid, busy_until_ns: to_ns });
         let mut label = match thread {
             NO_THREAD => "read not observed".to_owned(),
             thread => format!("daemon thread {thread}"),
@@ -122,7 +122,13 @@ impl<W: Write> Timeline<W> {
         Ok(tid)
     }
 
-    fn wait(&mut self, event: &Event, stage: &str, from_ns: u64, to_ns: u64) -> io::Result<()> {
+    fn wait(
+        &mut self,
+        event: &CompletedRequest,
+        stage: &str,
+        from_ns: u64,
+        to_ns: u64,
+    ) -> io::Result<()> {
         let id = format!("{:#x}", event.unique);
         for (phase, at_ns) in [("b", from_ns), ("e", to_ns.max(from_ns))] {
             let (pid, ts) = (self.connection, self.us(at_ns));
@@ -145,7 +151,7 @@ impl<W: Write> Timeline<W> {
     }
 }
 
-fn details(event: &Event, name: Option<&str>) -> Value {
+fn details(event: &CompletedRequest, name: Option<&str>) -> Value {
     json!({
         "unique": event.unique, "nodeid": event.nodeid, "name": name, "offset": event.offset,
         "size": event.size, "error": event.error, "pid": event.pid, "comm": event.comm,
@@ -160,10 +166,12 @@ mod tests {
     #[test]
     fn a_request_has_its_stages_and_details() {
         let connection = FuseConnection { id: 43, mounts: Vec::new(), processes: Vec::new() };
-        let mut timeline = Timeline::begin(Vec::new(), &connection).unwrap();
+        let mut timeline = TraceTimeline::begin(Vec::new(), &connection).unwrap();
         timeline.add(&example(), Some("a \"quoted\" name")).unwrap();
         let (background, taken_ns) = (true, None);
-        timeline.add(&Event { background, taken_ns, taker: None, ..example() }, None).unwrap();
+        timeline
+            .add(&CompletedRequest { background, taken_ns, taker: None, ..example() }, None)
+            .unwrap();
         let text = timeline.end().unwrap();
         let value: Value = serde_json::from_slice(&text).unwrap();
         let events = value["traceEvents"].as_array().unwrap();

@@ -6,7 +6,7 @@ use serde::Serialize;
 /// The state of a request in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum InFlight {
+pub enum InFlightState {
     /// Sent, and not seen to be read by the daemon.
     Pending,
     /// Read by the daemon.
@@ -15,7 +15,7 @@ pub enum InFlight {
 
 /// A request that was sent and has not ended. Times are nanoseconds of CLOCK_MONOTONIC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Flight {
+pub struct RequestInFlight {
     /// Number of the request within the connection.
     pub unique: u64,
     /// The connection.
@@ -25,7 +25,7 @@ pub struct Flight {
     /// The inode.
     pub nodeid: u64,
     /// The state of the request.
-    pub state: InFlight,
+    pub state: InFlightState,
     /// The request went through the background queue.
     pub background: bool,
     /// Time of creation, if observed.
@@ -38,7 +38,7 @@ pub struct Flight {
 
 /// Measurements that a collector lost. Usually all are zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Losses {
+pub struct LostMeasurements {
     /// Requests that were not followed, because too many were in progress.
     pub requests: u64,
     /// Latencies that had no room in the table of histograms.
@@ -49,10 +49,10 @@ pub struct Losses {
     pub background_waits: u64,
 }
 
-impl Losses {
+impl LostMeasurements {
     /// True if anything was lost.
     pub fn any(&self) -> bool {
-        *self != Losses::default()
+        *self != LostMeasurements::default()
     }
 
     /// A description of the losses; `None` if there are none.

@@ -16,11 +16,14 @@ use std::{process, thread};
 
 use defuse_probe::{OpStats, Stage};
 
-use crate::collector::Counted;
-use crate::event::Names;
+use crate::collector::ConnectionStats;
+use crate::event::RequestNames;
 use crate::opcode::op_of;
-use crate::pseudo::Pseudo;
-use crate::{Error, Event, Filter, Flight, InFlight, Losses, Wanted};
+use crate::pseudo::PseudoFileSystem;
+use crate::{
+    CollectorOptions, CompletedRequest, EventFilter, InFlightState, LostMeasurements,
+    RequestInFlight, TraceError,
+};
 
 const USUAL: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 /// Interval of the reader. The kernel buffers about 10,000 events per processor.
@@ -36,30 +39,30 @@ const WRITE: u32 = 16;
 const READ: u32 = 15;
 
 #[derive(Debug)]
-pub(crate) struct Eyes {
+pub(crate) struct TracefsProbe {
     instance: PathBuf,
-    shared: Arc<Shared>,
+    shared: Arc<TracefsShared>,
     reader: Option<JoinHandle<()>>,
-    _tracefs: Pseudo,
+    _tracefs: PseudoFileSystem,
 }
 
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct TracefsShared {
+    state: Mutex<TracefsState>,
     stop: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    sent: HashMap<(u32, u64), Sent>,
+struct TracefsState {
+    sent: HashMap<(u32, u64), SentRequest>,
     stats: HashMap<(u32, u8), OpStats>,
-    filter: Option<Filter>,
-    events: Vec<Event>,
-    losses: Losses,
+    filter: Option<EventFilter>,
+    events: Vec<CompletedRequest>,
+    losses: LostMeasurements,
 }
 
 #[derive(Clone, Debug)]
-struct Sent {
+struct SentRequest {
     at_ns: u64,
     opcode: u32,
     len: u32,
@@ -67,17 +70,17 @@ struct Sent {
     comm: String,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl TracefsShared {
+    fn lock(&self) -> MutexGuard<'_, TracefsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Eyes {
+impl TracefsProbe {
     /// Creates an instance, and begins to read it.
-    pub(crate) fn open(wanted: &Wanted) -> Result<Eyes, Error> {
+    pub(crate) fn open(wanted: &CollectorOptions) -> Result<TracefsProbe, TraceError> {
         let is_there = |path: &Path| path.join("instances").is_dir();
-        let tracefs = Pseudo::open("tracefs", &USUAL, is_there)?;
+        let tracefs = PseudoFileSystem::open("tracefs", &USUAL, is_there)?;
         // A number distinguishes several collectors of one process.
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Relaxed);
@@ -88,12 +91,12 @@ impl Eyes {
         let instance = tracefs.root().join("instances").join(&name);
         remove_left_behind(&tracefs.root().join("instances"));
         let shown = PathBuf::from(USUAL[0]).join("instances").join(&name);
-        let failed = |cause: io::Error| Error::File { path: shown.clone(), cause };
+        let failed = |cause: io::Error| TraceError::File { path: shown.clone(), cause };
         fs::create_dir(&instance).map_err(failed)?;
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(TracefsShared::default());
         shared.lock().filter = wanted.events.clone();
         // From here on, Drop removes the instance in case of an error.
-        let mut eyes = Eyes { instance, shared, reader: None, _tracefs: tracefs };
+        let mut eyes = TracefsProbe { instance, shared, reader: None, _tracefs: tracefs };
         let pipe = eyes.begin(wanted.connection).map_err(failed)?;
         let shared = Arc::clone(&eyes.shared);
         let reader = thread::Builder::new().name("defuse-tracefs".to_owned());
@@ -116,7 +119,7 @@ impl Eyes {
         OpenOptions::new().read(true).custom_flags(nonblocking).open(at("trace_pipe"))
     }
 
-    pub(crate) fn counted(&mut self) -> Result<Counted, Error> {
+    pub(crate) fn counted(&mut self) -> Result<ConnectionStats, TraceError> {
         let state = self.shared.lock();
         Ok(state
             .stats
@@ -125,14 +128,14 @@ impl Eyes {
             .collect())
     }
 
-    pub(crate) fn flights(&mut self) -> Result<Vec<Flight>, Error> {
+    pub(crate) fn flights(&mut self) -> Result<Vec<RequestInFlight>, TraceError> {
         let state = self.shared.lock();
-        let flights = state.sent.iter().map(|(&(connection, unique), sent)| Flight {
+        let flights = state.sent.iter().map(|(&(connection, unique), sent)| RequestInFlight {
             unique,
             connection,
             op: op_of(sent.opcode),
             nodeid: 0,
-            state: InFlight::Pending,
+            state: InFlightState::Pending,
             background: false,
             created_ns: None,
             sent_ns: sent.at_ns,
@@ -141,11 +144,14 @@ impl Eyes {
         Ok(flights.collect())
     }
 
-    pub(crate) fn losses(&self) -> Losses {
+    pub(crate) fn losses(&self) -> LostMeasurements {
         self.shared.lock().losses
     }
 
-    pub(crate) fn events(&mut self, each: &mut dyn FnMut(Event)) -> Result<(), Error> {
+    pub(crate) fn events(
+        &mut self,
+        each: &mut dyn FnMut(CompletedRequest),
+    ) -> Result<(), TraceError> {
         let events = std::mem::take(&mut self.shared.lock().events);
         events.into_iter().for_each(each);
         Ok(())
@@ -169,7 +175,7 @@ fn owner(instance: &str) -> Option<u32> {
     instance.strip_prefix("defuse-")?.split('-').next()?.parse().ok()
 }
 
-impl Drop for Eyes {
+impl Drop for TracefsProbe {
     fn drop(&mut self) {
         self.shared.stop.store(true, Relaxed);
         if let Some(reader) = self.reader.take() {
@@ -181,7 +187,7 @@ impl Drop for Eyes {
     }
 }
 
-fn read_all(mut pipe: File, shared: &Shared) {
+fn read_all(mut pipe: File, shared: &TracefsShared) {
     let mut buffer = vec![0; 64 << 10];
     let mut line = Vec::new();
     while !shared.stop.load(Relaxed) {
@@ -209,7 +215,7 @@ fn read_all(mut pipe: File, shared: &Shared) {
 
 /// One line of trace_pipe.
 #[derive(Debug, PartialEq, Eq)]
-enum Line<'a> {
+enum TracePipeLine<'a> {
     Sent {
         at_ns: u64,
         connection: u32,
@@ -231,9 +237,9 @@ enum Line<'a> {
 }
 
 /// Parses a line; `None` if it is of no interest.
-fn parse(line: &str) -> Option<Line<'_>> {
+fn parse(line: &str) -> Option<TracePipeLine<'_>> {
     if let Some((_, rest)) = line.split_once("[LOST ") {
-        return Some(Line::Lost(rest.split(' ').next()?.parse().ok()?));
+        return Some(TracePipeLine::Lost(rest.split(' ').next()?.parse().ok()?));
     }
     let (head, event, fields) =
         ["fuse_request_send", "fuse_request_end"].iter().find_map(|event| {
@@ -255,10 +261,10 @@ fn parse(line: &str) -> Option<Line<'_>> {
     let len = value("len")?.parse().ok()?;
     Some(if event == "fuse_request_send" {
         let opcode = value("opcode")?.parse().ok()?;
-        Line::Sent { at_ns, connection, unique, opcode, len, pid, comm }
+        TracePipeLine::Sent { at_ns, connection, unique, opcode, len, pid, comm }
     } else {
         let error = value("error")?.parse().ok()?;
-        Line::Ended { at_ns, connection, unique, len, error, pid }
+        TracePipeLine::Ended { at_ns, connection, unique, len, error, pid }
     })
 }
 
@@ -269,28 +275,28 @@ fn nanoseconds(text: &str) -> Option<u64> {
     Some(seconds.parse::<u64>().ok()? * 1_000_000_000 + micros * 1_000)
 }
 
-impl State {
+impl TracefsState {
     fn take(&mut self, line: &str) {
         match parse(line) {
-            Some(Line::Lost(count)) => self.losses.requests += count,
-            Some(Line::Sent { at_ns, connection, unique, opcode, len, pid, comm }) => {
+            Some(TracePipeLine::Lost(count)) => self.losses.requests += count,
+            Some(TracePipeLine::Sent { at_ns, connection, unique, opcode, len, pid, comm }) => {
                 if self.sent.len() >= FLIGHTS_MAX {
                     self.losses.requests += 1;
                     return;
                 }
-                let sent = Sent { at_ns, opcode, len, pid, comm: comm.to_owned() };
+                let sent = SentRequest { at_ns, opcode, len, pid, comm: comm.to_owned() };
                 self.sent.insert((connection, unique), sent);
             }
-            Some(Line::Ended { at_ns, connection, unique, len, error, pid }) => {
+            Some(TracePipeLine::Ended { at_ns, connection, unique, len, error, pid }) => {
                 // The request may have been sent before tracing began.
                 let Some(sent) = self.sent.remove(&(connection, unique)) else { return };
-                self.end(connection, unique, &sent, Ended { at_ns, len, error, pid });
+                self.end(connection, unique, &sent, EndedRequest { at_ns, len, error, pid });
             }
             None => {}
         }
     }
 
-    fn end(&mut self, connection: u32, unique: u64, sent: &Sent, ended: Ended) {
+    fn end(&mut self, connection: u32, unique: u64, sent: &SentRequest, ended: EndedRequest) {
         let op = op_of(sent.opcode);
         let stats = self.stats.entry((connection, op as u8)).or_insert_with(|| OpStats {
             op,
@@ -318,20 +324,25 @@ impl State {
     }
 }
 
-struct Ended {
+struct EndedRequest {
     at_ns: u64,
     len: u32,
     error: i32,
     pid: u32,
 }
 
-fn event_of(connection: u32, unique: u64, sent: &Sent, ended: &Ended) -> Event {
+fn event_of(
+    connection: u32,
+    unique: u64,
+    sent: &SentRequest,
+    ended: &EndedRequest,
+) -> CompletedRequest {
     let size = match sent.opcode {
         WRITE => sent.len.saturating_sub(WRITE_HEADER),
         READ => ended.len.saturating_sub(OUT_HEADER),
         _ => 0,
     };
-    Event {
+    CompletedRequest {
         unique,
         connection,
         op: op_of(sent.opcode),
@@ -350,7 +361,7 @@ fn event_of(connection: u32, unique: u64, sent: &Sent, ended: &Ended) -> Event {
         pid: sent.pid,
         comm: sent.comm.clone(),
         taker: Some(ended.pid),
-        names: Names::default(),
+        names: RequestNames::default(),
     }
 }
 
@@ -366,7 +377,7 @@ mod tests {
 
     #[test]
     fn lines_are_parsed_for_any_thread_name() {
-        let sent = Line::Sent {
+        let sent = TracePipeLine::Sent {
             at_ns: 12_727_623_066_000,
             connection: 43,
             unique: 4,
@@ -377,9 +388,10 @@ mod tests {
         };
         assert_eq!(parse(SENT), Some(sent));
         let (at_ns, pid) = (12_727_624_069_000, 12_689);
-        let ended = Line::Ended { at_ns, connection: 43, unique: 4, len: 24, error: 0, pid };
+        let ended =
+            TracePipeLine::Ended { at_ns, connection: 43, unique: 4, len: 24, error: 0, pid };
         assert_eq!(parse(ENDED), Some(ended));
-        assert_eq!(parse("CPU:1 [LOST 123 EVENTS]\n"), Some(Line::Lost(123)));
+        assert_eq!(parse("CPU:1 [LOST 123 EVENTS]\n"), Some(TracePipeLine::Lost(123)));
         for other in ["", "nonsense", "x: fuse_request_end: ", "# tracer: nop"] {
             assert_eq!(parse(other), None, "{other}");
         }
@@ -393,7 +405,8 @@ mod tests {
 
     #[test]
     fn a_request_is_timed_from_sending_to_its_end() {
-        let mut state = State { filter: Some(Filter::default()), ..State::default() };
+        let mut state =
+            TracefsState { filter: Some(EventFilter::default()), ..TracefsState::default() };
         state.take(ENDED);
         assert!(state.stats.is_empty(), "its sending was not observed");
         state.take(SENT);

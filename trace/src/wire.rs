@@ -5,9 +5,9 @@
 
 use defuse_probe::{BUCKETS, Histogram, Stage};
 
-use crate::event::{Event, Names};
+use crate::event::{CompletedRequest, RequestNames};
 use crate::opcode::op_of;
-use crate::stages::{Flight, InFlight};
+use crate::stages::{InFlightState, RequestInFlight};
 
 /// `struct histogram_key`: the connection in two halves, opcode, stage.
 pub(crate) type HistogramKey = [u16; 4];
@@ -53,10 +53,10 @@ pub(crate) fn histogram(cells: &HistogramCells) -> (Histogram, u64) {
 }
 
 /// A request in progress.
-pub(crate) fn flight(key: FlightKey, cells: &FlightCells) -> Flight {
+pub(crate) fn flight(key: FlightKey, cells: &FlightCells) -> RequestInFlight {
     let [created_ns, sent_ns, taken_ns, nodeid, opcode_flags, taker] = *cells;
-    let state = if taken_ns > 0 { InFlight::Processing } else { InFlight::Pending };
-    Flight {
+    let state = if taken_ns > 0 { InFlightState::Processing } else { InFlightState::Pending };
+    RequestInFlight {
         unique: key[0],
         connection: key[1] as u32,
         op: op_of(opcode_flags as u32),
@@ -70,7 +70,7 @@ pub(crate) fn flight(key: FlightKey, cells: &FlightCells) -> Flight {
 }
 
 /// A completed request (`struct event`); `None` if it is too short.
-pub(crate) fn event(bytes: &[u8]) -> Option<Event> {
+pub(crate) fn event(bytes: &[u8]) -> Option<CompletedRequest> {
     let head = bytes.get(..EVENT_HEAD)?;
     let u64_at =
         |place: usize| u64::from_le_bytes(head[place * 8..][..8].try_into().unwrap_or_default());
@@ -82,7 +82,7 @@ pub(crate) fn event(bytes: &[u8]) -> Option<Event> {
         let (start, end) = (EVENT_HEAD + place * NAME_SIZE, EVENT_HEAD + (place + 1) * NAME_SIZE);
         (place < u32_at(9) as usize).then(|| bytes.get(start..end).map(text)).flatten()
     };
-    Some(Event {
+    Some(CompletedRequest {
         unique: u64_at(0),
         nodeid: u64_at(1),
         child: some(u64_at(2)),
@@ -101,7 +101,7 @@ pub(crate) fn event(bytes: &[u8]) -> Option<Event> {
         pid: u32_at(7),
         taker: Some(u32_at(8)).filter(|thread| *thread > 0),
         comm: text(&head[104..120]),
-        names: Names { name: name(0), name2: name(1) },
+        names: RequestNames { name: name(0), name2: name(1) },
     })
 }
 

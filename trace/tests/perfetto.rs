@@ -3,16 +3,16 @@
 mod trace_format;
 
 use defuse_probe::Op;
-use defuse_trace::{Event, FuseConnection, Names, Timeline};
+use defuse_trace::{CompletedRequest, FuseConnection, RequestNames, TraceTimeline};
 use proptest::prelude::*;
 
-fn request() -> impl Strategy<Value = Event> {
+fn request() -> impl Strategy<Value = CompletedRequest> {
     let times = (0..3000u64, 0..500u64, 0..500u64, 0..2000u64);
     let who = (prop::option::of(1..4u32), any::<bool>(), prop::bool::weighted(0.8));
     (times, who, ".{0,12}").prop_map(|(times, (taker, background, seen), comm)| {
         let (created, waited, pending, served) = times;
         let sent_ns = 1_000_000 + created + waited;
-        Event {
+        CompletedRequest {
             unique: 0,
             connection: 43,
             op: Op::READ,
@@ -31,14 +31,14 @@ fn request() -> impl Strategy<Value = Event> {
             pid: 1,
             comm,
             taker,
-            names: Names::default(),
+            names: RequestNames::default(),
         }
     })
 }
 
-fn timeline(events: &[Event]) -> String {
+fn timeline(events: &[CompletedRequest]) -> String {
     let connection = FuseConnection { id: 43, mounts: Vec::new(), processes: Vec::new() };
-    let mut timeline = Timeline::begin(Vec::new(), &connection).unwrap();
+    let mut timeline = TraceTimeline::begin(Vec::new(), &connection).unwrap();
     for event in events {
         timeline.add(event, Some("name \"of\" a\nfile \u{1}")).unwrap();
     }

@@ -12,24 +12,24 @@ use crate::command;
 
 /// apt, with options that select package lists and the set of installed packages.
 #[derive(Clone, Debug, Default)]
-pub struct Apt {
+pub struct AptTool {
     options: Vec<String>,
 }
 
-impl Apt {
+impl AptTool {
     /// The apt of this machine.
-    pub fn of_this_machine() -> Apt {
-        Apt::default()
+    pub fn of_this_machine() -> AptTool {
+        AptTool::default()
     }
 
     /// Like the apt of this machine with no package installed: an installed package would hide that
     /// it is missing from the lists.
-    pub fn of_empty_machine() -> Apt {
-        Apt { options: vec!["Dir::State::status=/dev/null".to_owned()] }
+    pub fn of_empty_machine() -> AptTool {
+        AptTool { options: vec!["Dir::State::status=/dev/null".to_owned()] }
     }
 
     /// Adds options of apt.conf(5).
-    pub fn with_options(mut self, options: impl IntoIterator<Item = String>) -> Apt {
+    pub fn with_options(mut self, options: impl IntoIterator<Item = String>) -> AptTool {
         self.options.extend(options);
         self
     }
@@ -239,7 +239,7 @@ mod tests {
     /// Uses the package lists of the machine, if it has any.
     #[test]
     fn a_name_in_no_package_list_is_reported() {
-        let apt = Apt::of_empty_machine();
+        let apt = AptTool::of_empty_machine();
         if !is_there() || apt.not_installable(&["base-files"]).is_err() {
             println!("not here: apt has no package lists");
             return;

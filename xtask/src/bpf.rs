@@ -11,10 +11,11 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::command;
-use crate::packages::{self, Tool};
+use crate::packages::{self, RequiredTool};
 
 /// Tools for compiling.
-pub const TOOLS: &[Tool] = &[Tool::package("clang", "clang"), Tool::package("llvm", "llvm-strip")];
+pub const TOOLS: &[RequiredTool] =
+    &[RequiredTool::package("clang", "clang"), RequiredTool::package("llvm", "llvm-strip")];
 
 const SOURCES: [&str; 3] = ["kernel.h", "stages.h", "stages.bpf.c"];
 const SOURCE: &str = "stages.bpf.c";

@@ -23,7 +23,7 @@ const START: usize = 4096;
 
 /// The output of a program.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Printed {
+pub struct ProgramOutput {
     /// The start of the output.
     pub start: String,
     /// Total number of bytes.
@@ -31,12 +31,12 @@ pub struct Printed {
 }
 
 /// Runs programs, one at a time.
-pub struct Children {
-    state: Arc<State>,
+pub struct ChildPrograms {
+    state: Arc<SignalFlags>,
 }
 
 #[derive(Default)]
-struct State {
+struct SignalFlags {
     signalled: AtomicBool,
     /// Kill the running program with SIGKILL.
     at_once: AtomicBool,
@@ -44,10 +44,10 @@ struct State {
     group: AtomicU32,
 }
 
-impl Children {
+impl ChildPrograms {
     /// From now on, SIGINT, SIGTERM and SIGHUP end the running program and prevent further ones.
-    pub fn watch_signals() -> Result<Children> {
-        let state = Arc::new(State::default());
+    pub fn watch_signals() -> Result<ChildPrograms> {
+        let state = Arc::new(SignalFlags::default());
         let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
         let seen = Arc::clone(&state);
         let watch = move || {
@@ -57,7 +57,7 @@ impl Children {
             }
         };
         std::thread::Builder::new().name("signals".to_owned()).spawn(watch)?;
-        Ok(Children { state })
+        Ok(ChildPrograms { state })
     }
 
     /// Fails if a signal has arrived.
@@ -70,7 +70,7 @@ impl Children {
 
     /// Runs a program to its end. Returns its output and duration. Its standard error goes to
     /// `errors`.
-    pub fn run(&self, command: &mut Command, errors: &Path) -> Result<(Printed, Duration)> {
+    pub fn run(&self, command: &mut Command, errors: &Path) -> Result<(ProgramOutput, Duration)> {
         self.check()?;
         let said = File::create(errors).with_context(|| errors.display().to_string())?;
         command.stdout(Stdio::piped()).stderr(said).process_group(0);
@@ -119,7 +119,7 @@ impl Children {
     }
 }
 
-impl State {
+impl SignalFlags {
     fn end_group(&self) {
         let group = self.group.load(Ordering::SeqCst);
         let signal = if self.at_once.load(Ordering::SeqCst) { "-KILL" } else { "-TERM" };
@@ -131,8 +131,8 @@ impl State {
 }
 
 /// Reads all output with little work per byte, because the time is measured.
-fn read_all(child: &mut Child) -> Result<Printed> {
-    let Some(mut pipe) = child.stdout.take() else { return Ok(Printed::default()) };
+fn read_all(child: &mut Child) -> Result<ProgramOutput> {
+    let Some(mut pipe) = child.stdout.take() else { return Ok(ProgramOutput::default()) };
     let (mut start, mut bytes) = (Vec::new(), 0);
     let mut room = vec![0; 1 << 16];
     loop {
@@ -143,7 +143,7 @@ fn read_all(child: &mut Child) -> Result<Printed> {
         bytes += count as u64;
         start.extend_from_slice(&room[..count.min(START.saturating_sub(start.len()))]);
     }
-    Ok(Printed { start: String::from_utf8_lossy(&start).into_owned(), bytes })
+    Ok(ProgramOutput { start: String::from_utf8_lossy(&start).into_owned(), bytes })
 }
 
 #[cfg(test)]
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn output_is_counted_and_a_failure_names_the_program() {
-        let children = Children { state: Arc::default() };
+        let children = ChildPrograms { state: Arc::default() };
         let place = tempfile::tempdir().unwrap();
         let errors = place.path().join("errors");
         let run = |script| children.run(Command::new("sh").args(["-c", script]), &errors);
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn a_signal_kills_the_shown_program_and_is_an_error() {
-        let children = Children { state: Arc::default() };
+        let children = ChildPrograms { state: Arc::default() };
         assert!(children.show(&mut Command::new("true")).is_ok());
         assert!(children.show(&mut Command::new("false")).is_err());
         let state = Arc::clone(&children.state);
@@ -184,7 +184,7 @@ mod tests {
 
     #[test]
     fn nothing_begins_after_a_signal() {
-        let children = Children { state: Arc::default() };
+        let children = ChildPrograms { state: Arc::default() };
         children.state.signalled.store(true, Ordering::SeqCst);
         let errors = Path::new("/dev/null");
         assert!(children.run(&mut Command::new("true"), errors).is_err());

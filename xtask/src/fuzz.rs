@@ -7,10 +7,10 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::command;
-use crate::packages::{self, Tool};
+use crate::packages::{self, RequiredTool};
 
 /// libfuzzer-sys compiles libFuzzer, which is C++.
-pub const TOOLS: &[Tool] = &[Tool::package("g++", "g++")];
+pub const TOOLS: &[RequiredTool] = &[RequiredTool::package("g++", "g++")];
 
 /// The flags that cargo-fuzz would set: LLVM counts edges and traces comparisons.
 const RUSTFLAGS: &str = "--cfg fuzzing -Cpasses=sancov-module \

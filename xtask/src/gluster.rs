@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::command;
-use crate::packages::{Tool, provide};
+use crate::packages::{RequiredTool, provide};
 use crate::suite::steps::TEST_TOOLS;
 
 /// The program of the testkit that has the servers.
@@ -19,13 +19,13 @@ const NAME: &str = "gluster_volumes";
 /// The servers have a network of their own, in which `run` starts its command; `up` prints how to enter it.
 /// Everything is in memory and ends with the command.
 #[derive(clap::Args)]
-pub struct GlusterArgs {
+pub struct GlusterTaskArgs {
     #[command(subcommand)]
-    task: Task,
+    task: GlusterTask,
 }
 
 #[derive(clap::Subcommand)]
-enum Task {
+enum GlusterTask {
     /// Run the volumes until Ctrl-C
     Up,
     /// End the volumes of `up`
@@ -39,18 +39,19 @@ enum Task {
 }
 
 /// Runs the program of the testkit that has the servers.
-pub fn run(args: &GlusterArgs) -> Result<()> {
+pub fn run(args: &GlusterTaskArgs) -> Result<()> {
     if !command::is_root() {
         bail!("only root can run servers of GlusterFS in a network of their own");
     }
-    let of_gluster = |tool: &&Tool| tool.part.is_some_and(|part| part.starts_with("GlusterFS"));
-    let tools: Vec<Tool> = TEST_TOOLS.iter().filter(of_gluster).copied().collect();
+    let of_gluster =
+        |tool: &&RequiredTool| tool.part.is_some_and(|part| part.starts_with("GlusterFS"));
+    let tools: Vec<RequiredTool> = TEST_TOOLS.iter().filter(of_gluster).copied().collect();
     provide(&tools);
     let mut volumes = Command::new(program()?);
     match &args.task {
-        Task::Up => volumes.arg("up"),
-        Task::Down => volumes.arg("down"),
-        Task::Run { command } => volumes.arg("run").args(command),
+        GlusterTask::Up => volumes.arg("up"),
+        GlusterTask::Down => volumes.arg("down"),
+        GlusterTask::Run { command } => volumes.arg("run").args(command),
     };
     // In place of this process, so that whoever kills it kills the one whose end is the end of the servers.
     Err(volumes.exec()).with_context(|| format!("cannot start {}", command::line(&volumes)))

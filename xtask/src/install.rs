@@ -27,7 +27,7 @@ pub fn run(args: &InstallArgs) -> Result<()> {
         ["build", "--release", "-p", "defuse", "-p", "defuse-study-program", "-p", "defuse-capi"];
     command::run(command::cargo().args(build))?;
     let built = command::target_dir()?.join("release");
-    let at = Installation::new(&args.prefix, args.destdir.as_deref());
+    let at = InstallTarget::new(&args.prefix, args.destdir.as_deref());
     at.copy(&built.join("defuse"), "bin/defuse", 0o755)?;
     at.copy(&built.join("defuse-study"), "bin/defuse-study", 0o755)?;
     let preload = built.join("deps/libdefuse_preload.so");
@@ -37,7 +37,7 @@ pub fn run(args: &InstallArgs) -> Result<()> {
 }
 
 /// Installs the manual pages and completions, which the program prints.
-fn texts(at: &Installation, built: &Path) -> Result<()> {
+fn texts(at: &InstallTarget, built: &Path) -> Result<()> {
     let program = &built.join("defuse");
     let pages = command::target_dir()?.join("man");
     command::run(Command::new(program).arg("man").arg(&pages))?;
@@ -60,16 +60,16 @@ fn texts(at: &Installation, built: &Path) -> Result<()> {
 }
 
 /// The target of an installation.
-pub struct Installation {
+pub struct InstallTarget {
     base: PathBuf,
 }
 
-impl Installation {
+impl InstallTarget {
     /// An installation below `prefix`, an absolute path, or below the same path in `destdir`.
     pub fn new(prefix: &Path, destdir: Option<&Path>) -> Self {
         let below: PathBuf =
             prefix.components().filter(|part| *part != Component::RootDir).collect();
-        Installation { base: destdir.unwrap_or(Path::new("/")).join(below) }
+        InstallTarget { base: destdir.unwrap_or(Path::new("/")).join(below) }
     }
 
     /// Copies a file into the installation.
@@ -120,8 +120,8 @@ impl Installation {
 mod tests {
     use super::*;
 
-    fn installation(destdir: Option<&str>) -> Installation {
-        Installation::new(Path::new("/usr"), destdir.map(Path::new))
+    fn installation(destdir: Option<&str>) -> InstallTarget {
+        InstallTarget::new(Path::new("/usr"), destdir.map(Path::new))
     }
 
     #[test]
@@ -134,7 +134,7 @@ mod tests {
     fn files_are_replaced_as_a_whole() {
         let place = tempfile::tempdir().unwrap();
         let place = place.path();
-        let at = Installation { base: place.to_owned() };
+        let at = InstallTarget { base: place.to_owned() };
         for text in ["one", "other"] {
             at.write("lib/x.so.0", text.as_bytes(), 0o755).unwrap();
             at.link("lib/x.so", "x.so.0").unwrap();

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::command;
-use crate::parts::Parts;
+use crate::parts::RunRecord;
 
 /// Test programs that wait for mounts, servers and other programs more than they compute. Each
 /// works in directories of its own, and expects no absolute time.
@@ -30,7 +30,7 @@ const WAITING: &[&str] = &[
 ];
 
 /// Runs them, and then the examples of the documentation.
-pub fn test(parts: &mut Parts) -> Result<()> {
+pub fn test(parts: &mut RunRecord) -> Result<()> {
     let all = ["test", "--workspace", "--no-fail-fast"];
     // At first the build, for which one lane would wait for the other.
     let begun = Instant::now();

@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::command;
-use crate::install::Installation;
+use crate::install::InstallTarget;
 
 /// Build libdefuse for C and install it with header, pkg-config file and manual pages
 #[derive(clap::Args)]
@@ -50,7 +50,7 @@ pub fn run(args: &LibraryArgs) -> Result<()> {
     };
     command::run(&mut cargo)?;
     let built = target.join(profile).join("libdefuse.a");
-    install(&built, &prefix, &Installation::new(&prefix, None))?;
+    install(&built, &prefix, &InstallTarget::new(&prefix, None))?;
     println!("installed libdefuse {VERSION} to {}", prefix.display());
     println!(
         "a program is compiled by: cc program.c $(PKG_CONFIG_PATH={0}/lib/pkgconfig pkg-config --cflags \
@@ -62,7 +62,7 @@ pub fn run(args: &LibraryArgs) -> Result<()> {
 
 /// Links the shared library from the static one, and installs it with its other files at `at`.
 /// Users will find it below `prefix`.
-pub fn install(built: &Path, prefix: &Path, at: &Installation) -> Result<()> {
+pub fn install(built: &Path, prefix: &Path, at: &InstallTarget) -> Result<()> {
     let capi = command::root().join("capi");
     let linked = built.with_extension("so.linked");
     link(built, &capi.join("libdefuse.map"), &linked)?;
@@ -102,7 +102,7 @@ fn pkg_config(prefix: &Path) -> String {
 }
 
 /// Copies the manual pages, and creates a page that refers to them for each further name.
-fn manual(pages: &Path, at: &Installation) -> Result<()> {
+fn manual(pages: &Path, at: &InstallTarget) -> Result<()> {
     for page in fs::read_dir(pages)? {
         let page = page?;
         let file = page.file_name().to_string_lossy().into_owned();

@@ -16,14 +16,14 @@ const LAST: &str = "test result: ";
 
 /// A failed test, with the last lines of its output.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Failed {
+pub struct FailedTest {
     /// The name that libtest gives it.
     pub name: String,
     /// Its output.
     pub said: VecDeque<String>,
 }
 
-impl Failed {
+impl FailedTest {
     fn say(&mut self, line: &str) {
         let begins = line.trim_start();
         // The frames of a backtrace, which would displace the message.
@@ -42,7 +42,7 @@ impl Failed {
 
 /// A part of a test that was left out.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Missing {
+pub struct SkippedPart {
     /// The test, or nothing outside of the output of tests.
     pub test: String,
     /// The reason.
@@ -62,16 +62,16 @@ pub struct ProgramTime {
 
 /// Reads the output line by line.
 #[derive(Debug, Default)]
-pub struct Reader {
-    within: Within,
+pub struct OutputReader {
+    within: OutputSection,
     program: String,
     test: String,
     /// The programs that have ended, in their order.
     pub times: Vec<ProgramTime>,
     /// Parts that were left out.
-    pub missing: Vec<Missing>,
+    pub missing: Vec<SkippedPart>,
     /// Tests that failed, in the order of their output.
-    pub failed: Vec<Failed>,
+    pub failed: Vec<FailedTest>,
     /// Targets that failed, as arguments of cargo: `-p defuse --test run`.
     pub targets: Vec<String>,
     /// Tests that were run, by the last lines of the programs.
@@ -80,7 +80,7 @@ pub struct Reader {
 
 /// The section of the output.
 #[derive(Debug, Default, PartialEq, Eq)]
-enum Within {
+enum OutputSection {
     #[default]
     Progress,
     /// Output of passing tests, which is not shown.
@@ -90,14 +90,14 @@ enum Within {
     Targets,
 }
 
-impl Reader {
+impl OutputReader {
     /// Reads a line. Returns true if it should be shown.
     pub fn read(&mut self, line: &str) -> bool {
         let name = line.strip_prefix("---- ").and_then(|rest| rest.strip_suffix(" stdout ----"));
         if let Some(name) = name {
             name.clone_into(&mut self.test);
-            if self.within == Within::Failures {
-                self.failed.push(Failed { name: name.to_owned(), ..Failed::default() });
+            if self.within == OutputSection::Failures {
+                self.failed.push(FailedTest { name: name.to_owned(), ..FailedTest::default() });
             }
         } else if let Some(why) = line.strip_prefix("skipped: ") {
             self.leave_out(why, true);
@@ -106,17 +106,17 @@ impl Reader {
         } else {
             self.read_other(line);
         }
-        self.within != Within::Successes
+        self.within != OutputSection::Successes
     }
 
     fn read_other(&mut self, line: &str) {
         if line == "successes:" {
-            self.within = Within::Successes;
+            self.within = OutputSection::Successes;
         } else if line == "failures:" {
-            self.within = Within::Failures;
+            self.within = OutputSection::Failures;
             self.test.clear();
         } else if let Some(counts) = line.strip_prefix(LAST) {
-            self.within = Within::Progress;
+            self.within = OutputSection::Progress;
             self.test.clear();
             self.run += count(counts, "passed") + count(counts, "failed");
             let took = duration(counts).unwrap_or_default();
@@ -124,11 +124,11 @@ impl Reader {
         } else if let Some(program) = program(line) {
             self.program = program;
         } else if line.starts_with("error: ") && line.contains(" failed:") {
-            self.within = Within::Targets;
-        } else if self.within == Within::Targets {
+            self.within = OutputSection::Targets;
+        } else if self.within == OutputSection::Targets {
             let target = line.trim().strip_prefix('`').and_then(|rest| rest.strip_suffix('`'));
             self.targets.extend(target.map(str::to_owned));
-        } else if self.within == Within::Failures
+        } else if self.within == OutputSection::Failures
             && !self.test.is_empty()
             && let Some(failed) = self.failed.last_mut()
         {
@@ -138,7 +138,7 @@ impl Reader {
 
     fn leave_out(&mut self, why: &str, can_be_had: bool) {
         let test = self.test.clone();
-        self.missing.push(Missing { test, why: why.to_owned(), can_be_had });
+        self.missing.push(SkippedPart { test, why: why.to_owned(), can_be_had });
     }
 }
 
@@ -185,8 +185,8 @@ mod tests {
         test result: ok. 0 passed; 0 failed; 0 filtered out; finished in 1.25s\n\n\
         error: 2 targets failed:\n    `-p defuse --test run`\n    `-p xtask --lib`\n";
 
-    fn read() -> (Reader, Vec<&'static str>) {
-        let mut reader = Reader::default();
+    fn read() -> (OutputReader, Vec<&'static str>) {
+        let mut reader = OutputReader::default();
         let shown = SAID.lines().filter(|line| reader.read(line)).collect();
         (reader, shown)
     }
@@ -196,7 +196,7 @@ mod tests {
         let (reader, shown) = read();
         assert!(shown.contains(&"assertion failed") && shown.contains(&"test a ... ok"));
         assert!(!shown.contains(&"more"));
-        let missing = |test: &str, why: &str, can_be_had| Missing {
+        let missing = |test: &str, why: &str, can_be_had| SkippedPart {
             test: test.into(),
             why: why.into(),
             can_be_had,
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn of_a_talkative_test_the_last_lines_are_kept() {
-        let mut reader = Reader::default();
+        let mut reader = OutputReader::default();
         reader.read("failures:");
         reader.read("---- long stdout ----");
         for number in 0..1000 {

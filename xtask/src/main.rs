@@ -39,13 +39,13 @@ use clap::{ColorChoice, Parser, Subcommand};
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", color = ColorChoice::Never)]
 #[command(disable_help_subcommand = true)]
-struct Cli {
+struct XtaskCli {
     #[command(subcommand)]
-    command: Task,
+    command: XtaskCommand,
 }
 
 #[derive(Subcommand)]
-enum Task {
+enum XtaskCommand {
     Test(suite::TestArgs),
     Demo(demo::DemoArgs),
     /// Run the benchmark in release, with a release build of defuse
@@ -58,7 +58,7 @@ enum Task {
     Install(install::InstallArgs),
     Fresh(fresh::FreshArgs),
     Fuzz(fuzz::FuzzArgs),
-    Gluster(gluster::GlusterArgs),
+    Gluster(gluster::GlusterTaskArgs),
     Crash(crash::CrashArgs),
     Bpf(bpf::BpfArgs),
     Library(library::LibraryArgs),
@@ -66,17 +66,17 @@ enum Task {
 
 fn main() -> ExitCode {
     let done = |()| ExitCode::SUCCESS;
-    let outcome = match Cli::parse().command {
-        Task::Test(args) => suite::run(&args),
-        Task::Demo(args) => demo::run(&args).map(done),
-        Task::Bench { args } => bench(&args).map(done),
-        Task::Install(args) => install::run(&args).map(done),
-        Task::Fresh(args) => fresh::run(&args).map(done),
-        Task::Fuzz(args) => fuzz::run(&args).map(done),
-        Task::Gluster(args) => gluster::run(&args).map(done),
-        Task::Crash(args) => crash::run(&args).map(done),
-        Task::Bpf(args) => bpf::run(&args).map(done),
-        Task::Library(args) => library::run(&args).map(done),
+    let outcome = match XtaskCli::parse().command {
+        XtaskCommand::Test(args) => suite::run(&args),
+        XtaskCommand::Demo(args) => demo::run(&args).map(done),
+        XtaskCommand::Bench { args } => bench(&args).map(done),
+        XtaskCommand::Install(args) => install::run(&args).map(done),
+        XtaskCommand::Fresh(args) => fresh::run(&args).map(done),
+        XtaskCommand::Fuzz(args) => fuzz::run(&args).map(done),
+        XtaskCommand::Gluster(args) => gluster::run(&args).map(done),
+        XtaskCommand::Crash(args) => crash::run(&args).map(done),
+        XtaskCommand::Bpf(args) => bpf::run(&args).map(done),
+        XtaskCommand::Library(args) => library::run(&args).map(done),
     };
     outcome.unwrap_or_else(|error| {
         eprintln!("xtask: {error:#}");
@@ -94,7 +94,7 @@ fn bench(args: &[OsString]) -> anyhow::Result<()> {
         "defuse-bench",
     ]))?;
     let over_rings = args.iter().any(|arg| arg.to_string_lossy().contains("defuse-uring"));
-    let _allowed = over_rings.then(rings::Allowed::now);
+    let _allowed = over_rings.then(rings::UringSetting::now);
     let program = command::target_dir()?.join("release/defuse-bench");
     command::run(std::process::Command::new(program).args(args))
 }

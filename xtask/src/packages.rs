@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::apt::{self, Apt};
+use crate::apt::{self, AptTool};
 use crate::command;
 
 /// A tool to install.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tool {
+pub struct RequiredTool {
     /// The Debian package, with a `*` for a version that differs between releases, or the component
     /// of rustup.
     pub name: &'static str,
@@ -20,20 +20,24 @@ pub struct Tool {
     component: bool,
 }
 
-impl Tool {
+impl RequiredTool {
     /// A Debian package that is required.
-    pub const fn package(name: &'static str, shows: &'static str) -> Tool {
-        Tool { name, shows, part: None, component: false }
+    pub const fn package(name: &'static str, shows: &'static str) -> RequiredTool {
+        RequiredTool { name, shows, part: None, component: false }
     }
 
     /// A Debian package without which only `part` is left out.
-    pub const fn package_for(name: &'static str, shows: &'static str, part: &'static str) -> Tool {
-        Tool { name, shows, part: Some(part), component: false }
+    pub const fn package_for(
+        name: &'static str,
+        shows: &'static str,
+        part: &'static str,
+    ) -> RequiredTool {
+        RequiredTool { name, shows, part: Some(part), component: false }
     }
 
     /// A component of the Rust toolchain.
-    pub const fn component(name: &'static str, shows: &'static str) -> Tool {
-        Tool { name, shows, part: None, component: true }
+    pub const fn component(name: &'static str, shows: &'static str) -> RequiredTool {
+        RequiredTool { name, shows, part: None, component: true }
     }
 
     /// True if the tool is installed.
@@ -64,9 +68,9 @@ impl Tool {
 }
 
 /// Installs the missing tools as far as possible, and prints what it does.
-pub fn provide(tools: &[Tool]) {
-    let missing: Vec<&Tool> = tools.iter().filter(|tool| !tool.is_there()).collect();
-    let (components, packages): (Vec<&Tool>, Vec<&Tool>) =
+pub fn provide(tools: &[RequiredTool]) {
+    let missing: Vec<&RequiredTool> = tools.iter().filter(|tool| !tool.is_there()).collect();
+    let (components, packages): (Vec<&RequiredTool>, Vec<&RequiredTool>) =
         missing.into_iter().partition(|tool| tool.component);
     install_components(&names(&components));
     install_packages(&names(&packages));
@@ -75,7 +79,7 @@ pub fn provide(tools: &[Tool]) {
     }
 }
 
-fn names(tools: &[&Tool]) -> Vec<&'static str> {
+fn names(tools: &[&RequiredTool]) -> Vec<&'static str> {
     let mut names: Vec<_> = tools.iter().map(|tool| tool.name).collect();
     names.sort_unstable();
     names.dedup();
@@ -105,7 +109,7 @@ fn install_packages(names: &[&str]) {
         return;
     }
     println!("installing Debian packages: {}", names.join(", "));
-    Apt::of_this_machine().install(names);
+    AptTool::of_this_machine().install(names);
 }
 
 /// True if `dir` has a file that matches `path`, in which `*` stands for any characters but a
@@ -134,18 +138,18 @@ mod tests {
 
     #[test]
     fn an_installed_tool_is_found_by_program_and_by_file() {
-        assert!(Tool::package("coreutils", "ls").is_there());
-        assert!(Tool::package("base-files", "/etc").is_there());
-        assert!(!Tool::package("nothing", "no-such-program").is_there());
-        assert!(!Tool::package("nothing", "/no/such/file").is_there());
-        assert!(Tool::package("procps", "/pr*c/self/stat*").is_there());
-        assert!(!Tool::package("nothing", "/proc/sel*/no-such-file").is_there());
+        assert!(RequiredTool::package("coreutils", "ls").is_there());
+        assert!(RequiredTool::package("base-files", "/etc").is_there());
+        assert!(!RequiredTool::package("nothing", "no-such-program").is_there());
+        assert!(!RequiredTool::package("nothing", "/no/such/file").is_there());
+        assert!(RequiredTool::package("procps", "/pr*c/self/stat*").is_there());
+        assert!(!RequiredTool::package("nothing", "/proc/sel*/no-such-file").is_there());
     }
 
     #[test]
     fn a_package_is_installed_once_for_all_steps() {
-        let tool = Tool::package("g++", "g++");
-        let part = Tool::package_for("fuse3", "fusermount3", "mounts of other users");
+        let tool = RequiredTool::package("g++", "g++");
+        let part = RequiredTool::package_for("fuse3", "fusermount3", "mounts of other users");
         assert_eq!(names(&[&tool, &part, &tool]), ["fuse3", "g++"]);
     }
 }

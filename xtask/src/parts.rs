@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
 use crate::command;
-use crate::libtest::{self, Failed, ProgramTime, Reader};
+use crate::libtest::{self, FailedTest, OutputReader, ProgramTime};
 
 /// Time to wait for output of processes that outlive cargo.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// One part that was left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeftOut {
+pub struct OmittedPart {
     /// The step, and the test in it.
     pub place: String,
     /// The reason.
@@ -28,11 +28,11 @@ pub struct LeftOut {
 
 /// All that a run has to tell.
 #[derive(Debug)]
-pub struct Parts {
+pub struct RunRecord {
     begun: Instant,
     step: &'static str,
-    left_out: Vec<LeftOut>,
-    failures: Vec<Failure>,
+    left_out: Vec<OmittedPart>,
+    failures: Vec<TestFailure>,
     times: Vec<ProgramTime>,
     /// The output of tests is not shown: what a test of this file runs would be taken for the
     /// output of that test.
@@ -41,18 +41,18 @@ pub struct Parts {
 
 /// A test that failed.
 #[derive(Debug)]
-pub struct Failure {
+pub struct TestFailure {
     /// The step.
     pub step: &'static str,
     /// The test, with its output at the first attempt.
-    pub test: Failed,
+    pub test: FailedTest,
     /// True if it passed at the second attempt.
     pub passed_later: bool,
 }
 
-impl Default for Parts {
+impl Default for RunRecord {
     fn default() -> Self {
-        Parts {
+        RunRecord {
             begun: Instant::now(),
             step: "",
             left_out: Vec::new(),
@@ -63,7 +63,7 @@ impl Default for Parts {
     }
 }
 
-impl Parts {
+impl RunRecord {
     /// The time since the beginning of the run.
     pub fn elapsed(&self) -> Duration {
         self.begun.elapsed()
@@ -88,8 +88,8 @@ impl Parts {
 
     /// For a test: a run that reads the output of the test must not take these parts for its own.
     #[cfg(test)]
-    pub fn silent() -> Parts {
-        Parts { silent: true, ..Parts::default() }
+    pub fn silent() -> RunRecord {
+        RunRecord { silent: true, ..RunRecord::default() }
     }
 
     fn say(&self, line: &str) {
@@ -119,11 +119,12 @@ impl Parts {
     ///
     /// As for one command, with the failures of all.
     pub fn run_side_by_side(&mut self, commands: &mut [Command]) -> Result<()> {
-        let show = self.show(if commands.len() > 1 { Show::Programs } else { Show::Lines });
+        let show =
+            self.show(if commands.len() > 1 { ShownOutput::Programs } else { ShownOutput::Lines });
         for cargo in &mut *commands {
             cargo.args(["--", "--show-output"]);
         }
-        let attempts: Vec<Result<Attempt>> = std::thread::scope(|scope| {
+        let attempts: Vec<Result<CommandAttempt>> = std::thread::scope(|scope| {
             let run = |cargo| move || attempt(cargo, show);
             let started: Vec<_> =
                 commands.iter_mut().map(|cargo| scope.spawn(run(cargo))).collect();
@@ -140,8 +141,8 @@ impl Parts {
     }
 
     /// Records the result of a command, after second attempts of what failed.
-    fn judge(&mut self, cargo: &Command, attempt: Attempt) -> Result<()> {
-        let Attempt { status, mut read } = self.note_missing(attempt);
+    fn judge(&mut self, cargo: &Command, attempt: CommandAttempt) -> Result<()> {
+        let CommandAttempt { status, mut read } = self.note_missing(attempt);
         self.times.append(&mut read.times);
         if status.success() {
             ensure!(read.run > 0, "`{}` ran no test", command::line(cargo));
@@ -153,7 +154,7 @@ impl Parts {
             })?;
         let step = self.step;
         let failures = read.failed.into_iter();
-        self.failures.extend(failures.map(|test| Failure { step, test, passed_later }));
+        self.failures.extend(failures.map(|test| TestFailure { step, test, passed_later }));
         match &*read.targets {
             _ if passed_later => Ok(()),
             [] => bail!("`{}` ended with {status}", command::line(cargo)),
@@ -163,11 +164,16 @@ impl Parts {
 
     /// Runs the failed tests of a target once more. All its tests run if it ended without a word
     /// of one that failed.
-    fn passes_again(&mut self, like: &Command, target: &str, failed: &[Failed]) -> Result<bool> {
+    fn passes_again(
+        &mut self,
+        like: &Command,
+        target: &str,
+        failed: &[FailedTest],
+    ) -> Result<bool> {
         if !self.silent {
             println!("\nonce more: {target}");
         }
-        let again = |names: &[Failed]| {
+        let again = |names: &[FailedTest]| {
             let mut cargo = command::cargo();
             if let Some(dir) = like.get_current_dir() {
                 cargo.current_dir(dir);
@@ -182,23 +188,23 @@ impl Parts {
             }
             cargo
         };
-        let mut once_more = |names: &[Failed]| {
-            let attempt = attempt(&mut again(names), self.show(Show::Lines))?;
+        let mut once_more = |names: &[FailedTest]| {
+            let attempt = attempt(&mut again(names), self.show(ShownOutput::Lines))?;
             Ok::<_, anyhow::Error>(self.note_missing(attempt))
         };
-        let Attempt { status, read } = once_more(failed)?;
+        let CommandAttempt { status, read } = once_more(failed)?;
         if read.run > 0 || failed.is_empty() {
             return Ok(status.success());
         }
         Ok(once_more(&[])?.status.success())
     }
 
-    fn show(&self, wanted: Show) -> Show {
-        if self.silent { Show::Nothing } else { wanted }
+    fn show(&self, wanted: ShownOutput) -> ShownOutput {
+        if self.silent { ShownOutput::Nothing } else { wanted }
     }
 
     /// Records the parts that the tests of an attempt left out.
-    fn note_missing(&mut self, mut attempt: Attempt) -> Attempt {
+    fn note_missing(&mut self, mut attempt: CommandAttempt) -> CommandAttempt {
         for part in std::mem::take(&mut attempt.read.missing) {
             let place = match &*part.test {
                 "" => self.step.to_owned(),
@@ -215,7 +221,7 @@ impl Parts {
     }
 
     fn note(&mut self, place: String, why: &str, can_be_had: bool) {
-        let part = LeftOut { place, why: why.to_owned(), can_be_had };
+        let part = OmittedPart { place, why: why.to_owned(), can_be_had };
         if !self.left_out.contains(&part) {
             self.left_out.push(part);
         }
@@ -227,19 +233,19 @@ impl Parts {
     }
 
     /// The tests that failed at their first attempt.
-    pub fn failures(&self) -> &[Failure] {
+    pub fn failures(&self) -> &[TestFailure] {
         &self.failures
     }
 
     /// The parts whose requirement any machine can meet, or the others.
-    pub fn left_out(&self, can_be_had: bool) -> Vec<&LeftOut> {
+    pub fn left_out(&self, can_be_had: bool) -> Vec<&OmittedPart> {
         self.left_out.iter().filter(|part| part.can_be_had == can_be_had).collect()
     }
 }
 
 /// The part of the output that is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Show {
+enum ShownOutput {
     Nothing,
     /// Each line at once.
     Lines,
@@ -248,13 +254,13 @@ enum Show {
 }
 
 /// The result of one command.
-struct Attempt {
+struct CommandAttempt {
     status: ExitStatus,
-    read: Reader,
+    read: OutputReader,
 }
 
 /// Runs cargo once and reads its output.
-fn attempt(cargo: &mut Command, show: Show) -> Result<Attempt> {
+fn attempt(cargo: &mut Command, show: ShownOutput) -> Result<CommandAttempt> {
     // One pipe for both, so that the lines of cargo stand between those of its tests.
     let (output, input) = pipe().context("a pipe")?;
     let named = command::line(cargo);
@@ -273,22 +279,22 @@ fn attempt(cargo: &mut Command, show: Show) -> Result<Attempt> {
         }
     });
     let mut ended = None;
-    let mut read = Reader::default();
+    let mut read = OutputReader::default();
     let mut said = Vec::new();
     while let Some(line) = next_line(&received, || {
         ended = ended.or(child.try_wait().ok().flatten());
         ended.is_some()
     }) {
         let text = String::from_utf8_lossy(&line);
-        if read.read(text.trim_end()) && show != Show::Nothing {
+        if read.read(text.trim_end()) && show != ShownOutput::Nothing {
             said.extend_from_slice(&line);
         }
-        if show == Show::Lines || libtest::ends_program(&text) {
+        if show == ShownOutput::Lines || libtest::ends_program(&text) {
             std::io::stdout().write_all(&std::mem::take(&mut said))?;
         }
     }
     std::io::stdout().write_all(&said)?;
-    Ok(Attempt { status: child.wait()?, read })
+    Ok(CommandAttempt { status: child.wait()?, read })
 }
 
 /// The arguments of a target, as cargo names it, for which cargo builds nothing that it has not built for
@@ -360,7 +366,7 @@ mod tests {
             }
             cargo
         };
-        let mut parts = Parts::silent();
+        let mut parts = RunRecord::silent();
         parts.begin("test");
         parts.run_tests(&mut cargo(false)).unwrap();
         let [once] = parts.failures() else { panic!("{parts:?}") };

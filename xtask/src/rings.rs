@@ -5,25 +5,25 @@ use std::fs;
 use anyhow::Result;
 
 use crate::command;
-use crate::parts::Parts;
+use crate::parts::RunRecord;
 
 /// The module parameter, which applies to new mounts.
 const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
 
 /// Enables it until dropped, if this program may and the kernel supports it (Linux 6.14).
-pub struct Allowed {
+pub struct UringSetting {
     before: Option<String>,
 }
 
-impl Allowed {
-    /// See [`Allowed`]. Prints a message if it is not possible.
-    pub fn now() -> Allowed {
+impl UringSetting {
+    /// See [`UringSetting`]. Prints a message if it is not possible.
+    pub fn now() -> UringSetting {
         let before = fs::read_to_string(PARAMETER).ok();
         let allowed = before.is_some() && fs::write(PARAMETER, "1").is_ok();
         if !allowed {
             println!("left out: FUSE over io_uring ({PARAMETER} cannot be set)");
         }
-        Allowed { before: before.filter(|_| allowed) }
+        UringSetting { before: before.filter(|_| allowed) }
     }
 
     /// True if it is enabled now.
@@ -32,7 +32,7 @@ impl Allowed {
     }
 }
 
-impl Drop for Allowed {
+impl Drop for UringSetting {
     fn drop(&mut self) {
         if let Some(before) = &self.before
             && let Err(error) = fs::write(PARAMETER, before.trim())
@@ -43,12 +43,12 @@ impl Drop for Allowed {
 }
 
 /// Runs the tests that mount over io_uring. By default, tests use /dev/fuse.
-pub fn test(parts: &mut Parts) -> Result<()> {
+pub fn test(parts: &mut RunRecord) -> Result<()> {
     if !command::is_root() {
         parts.skip("FUSE over io_uring: only root may enable it and mount");
         return Ok(());
     }
-    let allowed = Allowed::now();
+    let allowed = UringSetting::now();
     if !allowed.is_so() {
         parts.not_here(&format!("FUSE over io_uring: {PARAMETER} cannot be set (Linux 6.14)"));
         return Ok(());

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use project::{Package, packages, relative, root, sources};
+use project::{WorkspaceCrate, packages, relative, root, sources};
 use source::{code_only, has_word};
 
 /// The only files with unsafe code.
@@ -287,7 +287,7 @@ fn the_protocol_is_for_the_crates_that_speak_it() {
     let mut complaints = Vec::new();
     for (folder, users) in users {
         let used = packages.iter().find(|package| package.folder == folder).unwrap();
-        let uses = |p: &&Package| p.dependencies.iter().any(|d| d.name == used.name);
+        let uses = |p: &&WorkspaceCrate| p.dependencies.iter().any(|d| d.name == used.name);
         let others = packages.iter().filter(uses).filter(|p| !users.contains(&&*p.folder));
         complaints.extend(others.map(|p| format!("{} must not depend on {folder}", p.name)));
     }
@@ -315,7 +315,7 @@ fn only_listed_crates_use_workloads_and_the_study() {
     let mut complaints = Vec::new();
     for (folder, users) in [(WORKLOADS, USES_WORKLOADS), (STUDY, USES_STUDY)] {
         let used = packages.iter().find(|package| package.folder == folder).unwrap();
-        let uses = |p: &&Package| p.dependencies.iter().any(|d| d.name == used.name);
+        let uses = |p: &&WorkspaceCrate| p.dependencies.iter().any(|d| d.name == used.name);
         let strangers = packages.iter().filter(uses).filter(|p| !users.contains(&&*p.folder));
         complaints.extend(strangers.map(|p| format!("{} depends on {}", p.name, used.name)));
     }
@@ -420,7 +420,7 @@ fn declared(code: &str) -> Option<String> {
 #[test]
 fn every_crate_begins_with_its_documentation() {
     let mut complaints = Vec::new();
-    for Package { name, roots, license, .. } in packages() {
+    for WorkspaceCrate { name, roots, license, .. } in packages() {
         for target in roots.iter().filter(|target| target.kind != "custom-build") {
             if !read(&target.file).starts_with("//!") {
                 complaints.push(format!("{}: begins without //!", relative(&target.file)));
@@ -487,7 +487,7 @@ fn the_architecture_names_every_crate_and_the_path_of_a_read() {
     let heading =
         text.lines().any(|line| line.starts_with('#') && line.ends_with("Where does a read go"));
     assert!(heading, "ARCHITECTURE.md has no heading \"Where does a read go\"");
-    let missing = |package: &Package| {
+    let missing = |package: &WorkspaceCrate| {
         let named = text.contains(&format!("`{}/`", package.folder));
         (!named).then(|| format!("ARCHITECTURE.md does not mention `{}/`", package.folder))
     };

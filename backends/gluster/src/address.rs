@@ -3,11 +3,11 @@
 use std::ffi::CString;
 use std::path::Path;
 
-use crate::Options;
+use crate::GlusterOptions;
 
 /// The parts of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Address {
+pub struct VolumeAddress {
     /// The servers that know the volume, in the order in which they are asked. Empty: the server of this
     /// machine, by its Unix socket.
     pub hosts: Vec<String>,
@@ -19,11 +19,11 @@ pub struct Address {
     pub volfile: Option<CString>,
 }
 
-impl Address {
+impl VolumeAddress {
     /// Parses the text after `gluster:`. Returns the reason and the right form as an error.
-    pub fn parse(rest: &str) -> Result<Address, String> {
+    pub fn parse(rest: &str) -> Result<VolumeAddress, String> {
         if rest.starts_with('/') && !rest.starts_with("//") {
-            return Address::of_file(rest);
+            return VolumeAddress::of_file(rest);
         }
         let wrong = |why: &str| {
             format!("source gluster:{rest}: {why}: write gluster://HOST[,HOST...]/VOLUME[/DIR]")
@@ -47,12 +47,12 @@ impl Address {
             return Err(wrong("the volume has other characters than letters, digits, - and _"));
         }
         let directory = names(parts).map_err(wrong)?;
-        Ok(Address { hosts, volume: volume.to_owned(), directory, volfile: None })
+        Ok(VolumeAddress { hosts, volume: volume.to_owned(), directory, volfile: None })
     }
 
     /// Parses the text after `gluster:` with the option `sub-directory`, which excludes a directory in the text.
-    pub fn with_options(rest: &str, options: &Options) -> Result<Address, String> {
-        let mut address = Address::parse(rest)?;
+    pub fn with_options(rest: &str, options: &GlusterOptions) -> Result<VolumeAddress, String> {
+        let mut address = VolumeAddress::parse(rest)?;
         let Some(path) = &options.sub_directory else { return Ok(address) };
         if !address.directory.is_empty() {
             return Err(format!(
@@ -66,10 +66,10 @@ impl Address {
     }
 
     /// The volume that a file describes. Its name is that of the file.
-    fn of_file(path: &str) -> Result<Address, String> {
+    fn of_file(path: &str) -> Result<VolumeAddress, String> {
         let wrong = |why: &str| format!("source gluster:{path}: {why}: name a volume file");
         let name = Path::new(path).file_stem().ok_or_else(|| wrong("it names no file"))?;
-        Ok(Address {
+        Ok(VolumeAddress {
             hosts: Vec::new(),
             volume: name.to_string_lossy().into_owned(),
             directory: Vec::new(),
@@ -100,12 +100,12 @@ mod tests {
 
     #[test]
     fn servers_volume_and_directory_are_read() {
-        let address = Address::parse("//a.example,10.0.0.2/vol/x//y z/").unwrap();
+        let address = VolumeAddress::parse("//a.example,10.0.0.2/vol/x//y z/").unwrap();
         assert_eq!(address.hosts, ["a.example", "10.0.0.2"]);
         assert_eq!(address.volume, "vol");
         assert_eq!(address.directory, [c"x".to_owned(), c"y z".to_owned()]);
-        assert!(Address::parse("///vol").unwrap().hosts.is_empty());
-        let address = Address::parse("/etc/own volume.vol").unwrap();
+        assert!(VolumeAddress::parse("///vol").unwrap().hosts.is_empty());
+        let address = VolumeAddress::parse("/etc/own volume.vol").unwrap();
         assert_eq!(address.volume, "own volume");
         assert_eq!(address.volfile, Some(c"/etc/own volume.vol".to_owned()));
     }
@@ -114,9 +114,12 @@ mod tests {
     fn a_directory_is_named_once() {
         let with = |rest: &str, path: &str| {
             let sub_directory = Some(path.to_owned());
-            Address::with_options(rest, &Options { sub_directory, ..Options::default() })
+            VolumeAddress::with_options(
+                rest,
+                &GlusterOptions { sub_directory, ..GlusterOptions::default() },
+            )
         };
-        let expected = Address::parse("//h/v/x/y z");
+        let expected = VolumeAddress::parse("//h/v/x/y z");
         assert_eq!(with("//h/v", "/x//y z/"), expected);
         assert_eq!(with("//h/v/", "x/y z"), expected);
         let twice = with("//h/v/x", "y").unwrap_err();
@@ -133,7 +136,7 @@ mod tests {
         for text in
             ["", "host/vol", "//host", "//host/", "//a,,b/v", "//a b/v", "//h/v;x", "//h/v/../x"]
         {
-            let error = Address::parse(text).unwrap_err();
+            let error = VolumeAddress::parse(text).unwrap_err();
             assert!(
                 error.contains("write gluster://HOST[,HOST...]/VOLUME[/DIR]"),
                 "{text}: {error}"

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::upcalls::{Inbox, Mark};
+use crate::upcalls::{UpcallInbox, UpcallSequence};
 use crate::volume::Gfid;
 
 /// Maximum number of inodes, so that their references take at most 40 MB. Beyond it, those that do not hold any more are
@@ -34,7 +34,7 @@ const PLACES: usize = 1 << 15;
 
 /// A caller, as the servers know it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Who {
+pub(crate) struct CallerIdentity {
     pub uid: u32,
     pub gid: u32,
     pub groups: Arc<[u32]>,
@@ -42,14 +42,14 @@ pub(crate) struct Who {
 
 /// The caller who asked, and a moment before.
 #[derive(Clone, Debug)]
-pub(crate) struct Asked {
-    pub since: Mark,
-    pub who: Who,
+pub(crate) struct QueryContext {
+    pub since: UpcallSequence,
+    pub who: CallerIdentity,
 }
 
 /// A thing that this client changes.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(crate) enum Thing<'a> {
+pub(crate) enum ChangeSubject<'a> {
     /// Attributes of an inode.
     Attributes(Gfid),
     /// The rights to use an inode.
@@ -59,39 +59,39 @@ pub(crate) enum Thing<'a> {
 }
 
 /// The answers. An inode is kept with a reference `R`, by which libgfapi delivers messages about it.
-pub(crate) struct Answers<R> {
-    inbox: Arc<Inbox>,
-    own: Arc<OwnChanges>,
-    kept: Mutex<Kept<R>>,
+pub(crate) struct MetadataCache<R> {
+    inbox: Arc<UpcallInbox>,
+    own: Arc<OwnChangeTimes>,
+    kept: Mutex<CachedMetadata<R>>,
     /// Number of answers that were given.
     given: AtomicU64,
 }
 
-struct Kept<R> {
-    files: HashMap<Gfid, File<R>>,
-    dirs: HashMap<Gfid, Dir<R>>,
+struct CachedMetadata<R> {
+    files: HashMap<Gfid, CachedStat<R>>,
+    dirs: HashMap<Gfid, CachedDirectory<R>>,
     /// Number of names.
     names: usize,
     searched: Option<Instant>,
 }
 
-struct File<R> {
+struct CachedStat<R> {
     stat: libc::stat,
-    lacks: Lacks,
+    lacks: AbsentXattrs,
     /// The directory whose listing told of it.
     listed_in: Option<Gfid>,
-    asked: Asked,
+    asked: QueryContext,
     until: Instant,
     _reference: R,
 }
 
 /// Extended attributes for which programs ask of each file, and that a file is known not to have.
 #[derive(Clone, Default)]
-struct Lacks {
+struct AbsentXattrs {
     /// A bit for each of [`OFTEN_ASKED`].
     names: u8,
     /// A moment before the first of the questions.
-    since: Mark,
+    since: UpcallSequence,
     until: Option<Instant>,
 }
 
@@ -104,22 +104,22 @@ fn bit_of(name: &[u8]) -> Option<u8> {
     OFTEN_ASKED.iter().position(|often| *often == name).map(|at| 1 << at)
 }
 
-struct Dir<R> {
-    names: HashMap<Box<[u8]>, Child>,
+struct CachedDirectory<R> {
+    names: HashMap<Box<[u8]>, CachedChild>,
     /// The last time when the servers were asked for its attributes.
     looked: Instant,
     _reference: R,
 }
 
-struct Child {
+struct CachedChild {
     /// The inode; `None` if there was none.
     gfid: Option<Gfid>,
-    asked: Asked,
+    asked: QueryContext,
     until: Instant,
 }
 
 /// The answer to a name.
-pub(crate) enum Found {
+pub(crate) enum LookupAnswer {
     /// The inode.
     Inode(Gfid, libc::stat),
     /// It holds if the directory has not changed, for which the servers must be asked first.
@@ -128,34 +128,39 @@ pub(crate) enum Found {
     Unknown,
 }
 
-impl<R> Answers<R> {
-    pub fn new(inbox: Arc<Inbox>) -> Answers<R> {
-        let kept = Kept { files: HashMap::new(), dirs: HashMap::new(), names: 0, searched: None };
+impl<R> MetadataCache<R> {
+    pub fn new(inbox: Arc<UpcallInbox>) -> MetadataCache<R> {
+        let kept = CachedMetadata {
+            files: HashMap::new(),
+            dirs: HashMap::new(),
+            names: 0,
+            searched: None,
+        };
         let places = (0..PLACES).map(|_| AtomicU64::new(0)).collect();
-        let own = Arc::new(OwnChanges { inbox: Arc::clone(&inbox), places });
-        Answers { inbox, own, kept: Mutex::new(kept), given: AtomicU64::new(0) }
+        let own = Arc::new(OwnChangeTimes { inbox: Arc::clone(&inbox), places });
+        MetadataCache { inbox, own, kept: Mutex::new(kept), given: AtomicU64::new(0) }
     }
 
     /// The inode with a name, for `who`.
-    pub fn name(&self, who: &Who, dir: Gfid, name: &[u8], now: Instant) -> Found {
+    pub fn name(&self, who: &CallerIdentity, dir: Gfid, name: &[u8], now: Instant) -> LookupAnswer {
         let kept = self.lock();
-        let Some(known) = kept.dirs.get(&dir) else { return Found::Unknown };
-        let Some(child) = known.names.get(name) else { return Found::Unknown };
+        let Some(known) = kept.dirs.get(&dir) else { return LookupAnswer::Unknown };
+        let Some(child) = known.names.get(name) else { return LookupAnswer::Unknown };
         if !self.has_name(dir, name, child, now) || child.asked.who != *who {
-            return Found::Unknown;
+            return LookupAnswer::Unknown;
         }
         // That a name is missing is no answer for frontends.
-        let Some(gfid) = child.gfid else { return Found::Unknown };
-        let Some(stat) = self.stat(&kept, who, gfid, now) else { return Found::Unknown };
+        let Some(gfid) = child.gfid else { return LookupAnswer::Unknown };
+        let Some(stat) = self.stat(&kept, who, gfid, now) else { return LookupAnswer::Unknown };
         if now.duration_since(known.looked) >= DIRECTORIES_HOLD {
-            return Found::LookAtDirectory;
+            return LookupAnswer::LookAtDirectory;
         }
         self.given.fetch_add(1, Ordering::Relaxed);
-        Found::Inode(gfid, stat)
+        LookupAnswer::Inode(gfid, stat)
     }
 
     /// The attributes of an inode, for `who`.
-    pub fn attributes(&self, who: &Who, gfid: Gfid, now: Instant) -> Option<libc::stat> {
+    pub fn attributes(&self, who: &CallerIdentity, gfid: Gfid, now: Instant) -> Option<libc::stat> {
         let stat = self.stat(&self.lock(), who, gfid, now)?;
         self.given.fetch_add(1, Ordering::Relaxed);
         Some(stat)
@@ -179,7 +184,7 @@ impl<R> Answers<R> {
     pub fn keep_attributes(
         &self,
         (gfid, stat, listed_in): (Gfid, &libc::stat, Option<Gfid>),
-        asked: &Asked,
+        asked: &QueryContext,
         until: Instant,
         reference: R,
     ) {
@@ -188,7 +193,7 @@ impl<R> Answers<R> {
         let old = if room { None } else { self.make_room(&mut kept) };
         let (stat, asked) = (*stat, asked.clone());
         let lacks = kept.files.get(&gfid).map(|old| old.lacks.clone()).unwrap_or_default();
-        let file = File { stat, lacks, listed_in, asked, until, _reference: reference };
+        let file = CachedStat { stat, lacks, listed_in, asked, until, _reference: reference };
         let replaced = kept.files.insert(gfid, file);
         drop(kept);
         // Outside of the lock, because they call libgfapi.
@@ -210,11 +215,11 @@ impl<R> Answers<R> {
 
     /// Notes that an inode, whose attributes are kept, has no extended attribute of this name, as the servers said to a question
     /// after `since`.
-    pub fn note_lack(&self, gfid: Gfid, name: &[u8], since: Mark, until: Instant) {
+    pub fn note_lack(&self, gfid: Gfid, name: &[u8], since: UpcallSequence, until: Instant) {
         let Some(bit) = bit_of(name) else { return };
         let mut kept = self.lock();
         let Some(file) = kept.files.get_mut(&gfid) else { return };
-        let new = Lacks { names: bit, since, until: Some(until) };
+        let new = AbsentXattrs { names: bit, since, until: Some(until) };
         let known = &mut file.lacks;
         match self.holds(gfid, known, Instant::now()) {
             true => known.names |= bit,
@@ -222,14 +227,14 @@ impl<R> Answers<R> {
         }
     }
 
-    fn holds(&self, gfid: Gfid, lacks: &Lacks, now: Instant) -> bool {
+    fn holds(&self, gfid: Gfid, lacks: &AbsentXattrs, now: Instant) -> bool {
         lacks.until.is_some_and(|until| now < until)
             && !self.inbox.told_since(gfid, lacks.since)
-            && !lacks.since.is_before(self.place(Thing::Attributes(gfid)))
+            && !lacks.since.is_before(self.place(ChangeSubject::Attributes(gfid)))
     }
 
     /// The servers were asked for a directory. True if a reference to it is needed to keep its names, for
-    /// [`keep_dir`](Answers::keep_dir).
+    /// [`keep_dir`](MetadataCache::keep_dir).
     pub fn looked_at(&self, dir: Gfid, now: Instant) -> bool {
         match self.lock().dirs.get_mut(&dir) {
             Some(dir) => {
@@ -242,7 +247,7 @@ impl<R> Answers<R> {
 
     /// Keeps a directory, whose names may then be kept.
     pub fn keep_dir(&self, dir: Gfid, now: Instant, reference: R) {
-        let new = Dir { names: HashMap::new(), looked: now, _reference: reference };
+        let new = CachedDirectory { names: HashMap::new(), looked: now, _reference: reference };
         let mut kept = self.lock();
         let old = if kept.dirs.len() < FILES { None } else { self.make_room(&mut kept) };
         let replaced = kept.dirs.insert(dir, new);
@@ -256,13 +261,13 @@ impl<R> Answers<R> {
         &self,
         (dir, name): (Gfid, &[u8]),
         gfid: Option<Gfid>,
-        asked: &Asked,
+        asked: &QueryContext,
         until: Instant,
     ) {
         let mut kept = self.lock();
         let old = if kept.names < NAMES { None } else { self.make_room(&mut kept) };
         if let Some(dir) = kept.dirs.get_mut(&dir) {
-            let child = Child { gfid, asked: asked.clone(), until };
+            let child = CachedChild { gfid, asked: asked.clone(), until };
             let is_new = dir.names.insert(name.into(), child).is_none();
             kept.names += usize::from(is_new);
         }
@@ -271,15 +276,15 @@ impl<R> Answers<R> {
     }
 
     /// This client changes things, until the result is dropped.
-    pub fn changing<'a>(&self, things: Vec<Thing<'a>>) -> OwnChange<'a> {
-        let change = OwnChange { own: Arc::clone(&self.own), things };
+    pub fn changing<'a>(&self, things: Vec<ChangeSubject<'a>>) -> OwnChangeGuard<'a> {
+        let change = OwnChangeGuard { own: Arc::clone(&self.own), things };
         change.mark();
         change
     }
 
     /// True if this client has changed an inode since it was asked for.
-    pub fn has_changed(&self, gfid: Gfid, asked: &Asked) -> bool {
-        asked.since.is_before(self.place(Thing::Attributes(gfid)))
+    pub fn has_changed(&self, gfid: Gfid, asked: &QueryContext) -> bool {
+        asked.since.is_before(self.place(ChangeSubject::Attributes(gfid)))
     }
 
     /// The numbers of inodes, of names, and of answers that were given.
@@ -289,30 +294,36 @@ impl<R> Answers<R> {
         [files, names, self.given.load(Ordering::Relaxed)]
     }
 
-    fn stat(&self, kept: &Kept<R>, who: &Who, gfid: Gfid, now: Instant) -> Option<libc::stat> {
+    fn stat(
+        &self,
+        kept: &CachedMetadata<R>,
+        who: &CallerIdentity,
+        gfid: Gfid,
+        now: Instant,
+    ) -> Option<libc::stat> {
         let file = kept.files.get(&gfid)?;
         (self.has_attributes(gfid, file, now) && file.asked.who == *who).then_some(file.stat)
     }
 
-    fn has_attributes(&self, gfid: Gfid, file: &File<R>, now: Instant) -> bool {
+    fn has_attributes(&self, gfid: Gfid, file: &CachedStat<R>, now: Instant) -> bool {
         now < file.until
             && !self.inbox.told_since(gfid, file.asked.since)
             && !file.listed_in.is_some_and(|dir| self.inbox.told_since(dir, file.asked.since))
-            && !file.asked.since.is_before(self.place(Thing::Attributes(gfid)))
+            && !file.asked.since.is_before(self.place(ChangeSubject::Attributes(gfid)))
     }
 
-    fn has_name(&self, dir: Gfid, name: &[u8], child: &Child, now: Instant) -> bool {
+    fn has_name(&self, dir: Gfid, name: &[u8], child: &CachedChild, now: Instant) -> bool {
         let since = child.asked.since;
         now < child.until
             && !self.inbox.told_since(dir, since)
             && !child.gfid.is_some_and(|gfid| self.inbox.told_since(gfid, since))
-            && !since.is_before(self.place(Thing::Name(dir, name)))
+            && !since.is_before(self.place(ChangeSubject::Name(dir, name)))
     }
 
     /// Removes what does not hold any more, or everything. Returns what was removed.
-    fn make_room(&self, kept: &mut Kept<R>) -> Option<Removed<R>> {
+    fn make_room(&self, kept: &mut CachedMetadata<R>) -> Option<ReleasedReferences<R>> {
         let now = Instant::now();
-        let mut removed = Removed { files: Vec::new(), dirs: HashMap::new() };
+        let mut removed = ReleasedReferences { files: Vec::new(), dirs: HashMap::new() };
         if kept.searched.is_none_or(|at| now.duration_since(at) >= SEARCH_EVERY) {
             kept.searched = Some(now);
             let old = kept.files.extract_if(|gfid, file| !self.has_attributes(*gfid, file, now));
@@ -332,60 +343,60 @@ impl<R> Answers<R> {
         Some(removed)
     }
 
-    fn place(&self, thing: Thing<'_>) -> &AtomicU64 {
+    fn place(&self, thing: ChangeSubject<'_>) -> &AtomicU64 {
         self.own.place(thing)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Kept<R>> {
+    fn lock(&self) -> MutexGuard<'_, CachedMetadata<R>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn hash(thing: Thing<'_>) -> usize {
+fn hash(thing: ChangeSubject<'_>) -> usize {
     let mut hasher = DefaultHasher::new();
     thing.hash(&mut hasher);
     hasher.finish() as usize
 }
 
 /// References to give back.
-struct Removed<R> {
-    files: Vec<File<R>>,
-    dirs: HashMap<Gfid, Dir<R>>,
+struct ReleasedReferences<R> {
+    files: Vec<CachedStat<R>>,
+    dirs: HashMap<Gfid, CachedDirectory<R>>,
 }
 
 /// The moments of changes by this client.
-struct OwnChanges {
-    inbox: Arc<Inbox>,
+struct OwnChangeTimes {
+    inbox: Arc<UpcallInbox>,
     /// The last change of any thing of a place.
     places: Box<[AtomicU64]>,
 }
 
-impl OwnChanges {
-    fn place(&self, thing: Thing<'_>) -> &AtomicU64 {
+impl OwnChangeTimes {
+    fn place(&self, thing: ChangeSubject<'_>) -> &AtomicU64 {
         &self.places[hash(thing) % PLACES]
     }
 }
 
 /// Things that this client is changing: the change may become visible at any time until the answer.
-pub(crate) struct OwnChange<'a> {
-    own: Arc<OwnChanges>,
-    things: Vec<Thing<'a>>,
+pub(crate) struct OwnChangeGuard<'a> {
+    own: Arc<OwnChangeTimes>,
+    things: Vec<ChangeSubject<'a>>,
 }
 
-impl OwnChange<'_> {
+impl OwnChangeGuard<'_> {
     fn mark(&self) {
-        let OwnChanges { inbox, .. } = &*self.own;
+        let OwnChangeTimes { inbox, .. } = &*self.own;
         for &thing in &self.things {
             match thing {
                 // Also those who may search a directory.
-                Thing::Rights(gfid) => inbox.note_rights(gfid),
+                ChangeSubject::Rights(gfid) => inbox.note_rights(gfid),
                 _ => inbox.note(self.own.place(thing)),
             }
         }
     }
 }
 
-impl Drop for OwnChange<'_> {
+impl Drop for OwnChangeGuard<'_> {
     fn drop(&mut self) {
         self.mark();
     }
@@ -401,15 +412,15 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     /// The name `f` of a file is kept.
-    fn answers() -> (Answers<()>, Asked) {
-        let inbox: Arc<Inbox> = Arc::default();
-        let asked = Asked { since: inbox.now(), who: Who::default() };
-        let answers = Answers::new(inbox);
+    fn answers() -> (MetadataCache<()>, QueryContext) {
+        let inbox: Arc<UpcallInbox> = Arc::default();
+        let asked = QueryContext { since: inbox.now(), who: CallerIdentity::default() };
+        let answers = MetadataCache::new(inbox);
         keep(&answers, &asked);
         (answers, asked)
     }
 
-    fn keep(answers: &Answers<()>, asked: &Asked) {
+    fn keep(answers: &MetadataCache<()>, asked: &QueryContext) {
         let now = Instant::now();
         if answers.looked_at(D, now) {
             answers.keep_dir(D, now, ());
@@ -418,9 +429,9 @@ mod tests {
         answers.keep_name((D, b"f"), Some(F), asked, now + LONG);
     }
 
-    fn has(answers: &Answers<()>) -> (bool, bool) {
-        let (who, now) = (Who::default(), Instant::now());
-        let name = matches!(answers.name(&who, D, b"f", now), Found::Inode(F, _));
+    fn has(answers: &MetadataCache<()>) -> (bool, bool) {
+        let (who, now) = (CallerIdentity::default(), Instant::now());
+        let name = matches!(answers.name(&who, D, b"f", now), LookupAnswer::Inode(F, _));
         (name, answers.attributes(&who, F, now).is_some())
     }
 
@@ -430,8 +441,9 @@ mod tests {
         let [capability, acl, own] =
             [&b"security.capability"[..], b"system.posix_acl_access", b"user.a"];
         let now = Instant::now();
-        let lacks =
-            |answers: &Answers<()>| [capability, acl, own].map(|name| answers.lacks(F, name, now));
+        let lacks = |answers: &MetadataCache<()>| {
+            [capability, acl, own].map(|name| answers.lacks(F, name, now))
+        };
         let note = |name| answers.note_lack(F, name, answers.inbox.now(), now + LONG);
         note(capability);
         assert_eq!(lacks(&answers), [true, false, false]);
@@ -443,7 +455,7 @@ mod tests {
         // New attributes of the same file do not end it.
         keep(&answers, &asked);
         assert_eq!(lacks(&answers), [true, true, false]);
-        let change = answers.changing(vec![Thing::Attributes(F)]);
+        let change = answers.changing(vec![ChangeSubject::Attributes(F)]);
         assert_eq!(lacks(&answers), [false; 3]);
         // An answer during the change may be older than it.
         note(acl);
@@ -459,17 +471,19 @@ mod tests {
     fn an_answer_holds_until_this_client_begins_or_ends_a_change() {
         let (answers, _) = answers();
         assert_eq!((has(&answers), answers.counts()), ((true, true), [1, 1, 2]));
-        drop(answers.changing(vec![Thing::Name(D, b"other"), Thing::Attributes(D)]));
+        drop(
+            answers.changing(vec![ChangeSubject::Name(D, b"other"), ChangeSubject::Attributes(D)]),
+        );
         assert_eq!(has(&answers), (true, true));
-        let change = answers.changing(vec![Thing::Name(D, b"f")]);
+        let change = answers.changing(vec![ChangeSubject::Name(D, b"f")]);
         assert_eq!(has(&answers), (false, true));
         // An answer during the change may be older than it.
-        let asked = Asked { since: answers.inbox.now(), who: Who::default() };
+        let asked = QueryContext { since: answers.inbox.now(), who: CallerIdentity::default() };
         keep(&answers, &asked);
         assert_eq!(has(&answers), (true, true));
         drop(change);
         assert_eq!(has(&answers), (false, true));
-        drop(answers.changing(vec![Thing::Attributes(F)]));
+        drop(answers.changing(vec![ChangeSubject::Attributes(F)]));
         assert_eq!(has(&answers), (false, false));
     }
 
@@ -482,7 +496,7 @@ mod tests {
             // It was overtaken by the message.
             keep(&answers, &old);
             assert_eq!(has(&answers), (false, changed == D));
-            let asked = Asked { since: answers.inbox.now(), who: Who::default() };
+            let asked = QueryContext { since: answers.inbox.now(), who: CallerIdentity::default() };
             keep(&answers, &asked);
             assert_eq!(has(&answers), (true, true));
             answers.inbox.put_all();
@@ -493,7 +507,7 @@ mod tests {
     #[test]
     fn a_name_holds_until_the_rights_to_its_directory_change() {
         let (answers, _) = answers();
-        drop(answers.changing(vec![Thing::Rights(D)]));
+        drop(answers.changing(vec![ChangeSubject::Rights(D)]));
         assert_eq!(has(&answers), (false, true));
     }
 
@@ -505,7 +519,7 @@ mod tests {
         assert_eq!(has(&answers), (true, true));
         answers.keep_attributes((F, &no_stat(), Some([7; 16])), &asked, now + LONG, ());
         assert_eq!(has(&answers), (false, false));
-        let asked = Asked { since: answers.inbox.now(), ..asked };
+        let asked = QueryContext { since: answers.inbox.now(), ..asked };
         answers.keep_attributes((F, &no_stat(), Some([7; 16])), &asked, now + LONG, ());
         assert_eq!(has(&answers), (true, true));
     }
@@ -514,10 +528,10 @@ mod tests {
     fn an_answer_is_for_the_user_and_the_groups_who_asked() {
         let (answers, _) = answers();
         let now = Instant::now();
-        let user = Who { uid: 1, ..Who::default() };
-        for who in [user, Who { groups: [1].into(), ..Who::default() }] {
+        let user = CallerIdentity { uid: 1, ..CallerIdentity::default() };
+        for who in [user, CallerIdentity { groups: [1].into(), ..CallerIdentity::default() }] {
             assert!(answers.attributes(&who, F, now).is_none());
-            assert!(matches!(answers.name(&who, D, b"f", now), Found::Unknown));
+            assert!(matches!(answers.name(&who, D, b"f", now), LookupAnswer::Unknown));
         }
         // A change concerns the inode, whoever found it.
         assert_eq!(answers.child(D, b"f", now), Some(Some((F, false))));
@@ -529,19 +543,22 @@ mod tests {
         let now = Instant::now();
         answers.keep_name((D, b"g"), None, &asked, now + LONG);
         assert_eq!((answers.child(D, b"g", now), answers.child(D, b"h", now)), (Some(None), None));
-        assert!(matches!(answers.name(&Who::default(), D, b"g", now), Found::Unknown));
-        drop(answers.changing(vec![Thing::Name(D, b"g")]));
+        assert!(matches!(
+            answers.name(&CallerIdentity::default(), D, b"g", now),
+            LookupAnswer::Unknown
+        ));
+        drop(answers.changing(vec![ChangeSubject::Name(D, b"g")]));
         assert_eq!(answers.child(D, b"g", now), None);
     }
 
     #[test]
     fn names_hold_while_the_directory_is_looked_at_every_second() {
         let (answers, _) = answers();
-        let (who, later) = (Who::default(), Instant::now() + DIRECTORIES_HOLD);
-        assert!(matches!(answers.name(&who, D, b"f", later), Found::LookAtDirectory));
+        let (who, later) = (CallerIdentity::default(), Instant::now() + DIRECTORIES_HOLD);
+        assert!(matches!(answers.name(&who, D, b"f", later), LookupAnswer::LookAtDirectory));
         assert!(!answers.looked_at(D, later));
-        assert!(matches!(answers.name(&who, D, b"f", later), Found::Inode(..)));
-        assert!(matches!(answers.name(&who, D, b"f", later + LONG), Found::Unknown));
+        assert!(matches!(answers.name(&who, D, b"f", later), LookupAnswer::Inode(..)));
+        assert!(matches!(answers.name(&who, D, b"f", later + LONG), LookupAnswer::Unknown));
         assert!(answers.attributes(&who, F, later + LONG).is_none());
     }
 

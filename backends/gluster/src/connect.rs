@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use defuse_fs::{Errno, Result};
 
-use crate::address::Address;
+use crate::address::VolumeAddress;
 use crate::ffi::library;
-use crate::gluster::{Gluster, Settings};
+use crate::gluster::{Gluster, GlusterSettings};
 use crate::graph_file::GraphFile;
-use crate::transfer::AnswerOn;
-use crate::upcalls::{Asks, Watch};
-use crate::volume::{Connect, Gfid, Volume};
-use crate::{Options, Transport};
+use crate::transfer::AnswerThread;
+use crate::upcalls::{CacheCoherence, VolfileQuery};
+use crate::volume::{ConnectParameters, Gfid, VolumeConnection};
+use crate::{GlusterOptions, ManagementTransport};
 
 /// The socket of the server on this machine.
 const SOCKET: &str = "/var/run/glusterd.socket";
@@ -37,7 +37,7 @@ const STARTS_WITHIN: Duration = Duration::from_secs(20);
 /// # Errors
 ///
 /// A text that names the object and the next step.
-pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
+pub fn open(address: &VolumeAddress, options: &GlusterOptions) -> Result<Gluster, String> {
     let graph = match &address.volfile {
         Some(file) => {
             let path = Path::new(OsStr::from_bytes(file.to_bytes()));
@@ -59,7 +59,7 @@ pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
             asks(address, &servers, options)
         }
     };
-    let connect = Connect {
+    let connect = ConnectParameters {
         volume: text(&address.volume)?,
         graph,
         transport: text(options.transport.name())?,
@@ -75,23 +75,28 @@ pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
         Some(file) => format!("volume file {}", file.to_string_lossy()),
         None => format!("volume {} of {}", address.volume, names(&servers)),
     };
-    let volume = Volume::new(library, &connect).map_err(|errno| format!("{known}: {errno}"))?;
+    let volume =
+        VolumeConnection::new(library, &connect).map_err(|errno| format!("{known}: {errno}"))?;
     let volume = start(Arc::new(volume), &known)?;
     volume.act_as_process();
     let root = root(&volume, &address.directory).map_err(|(name, errno)| {
         format!("{known}: the directory {}: {errno}", name.to_string_lossy())
     })?;
     let posix_acl = keeps_acls(&volume, root);
-    let settings = Settings {
+    let settings = GlusterSettings {
         restores: options.in_application,
-        answer_on: if options.in_application { AnswerOn::OwnThread } else { AnswerOn::Callback },
+        answer_on: if options.in_application {
+            AnswerThread::OwnThread
+        } else {
+            AnswerThread::Callback
+        },
         submits: options.submits,
         posix_acl,
         labels: Path::new("/sys/fs/selinux").exists(),
         untold_for: options.untold_for,
         takes_turns: options.keeps_here || options.in_application,
     };
-    let watch = Watch::new(options.valid_for, options.keeps_here);
+    let watch = CacheCoherence::new(options.valid_for, options.keeps_here);
     let asks = asks.map_err(|reason| watch.note_reason(reason)).ok();
     let gluster = Gluster::new(volume, root, settings, (watch, asks));
     Ok(if options.keeps_here { gluster.keeping_answers() } else { gluster })
@@ -100,11 +105,11 @@ pub fn open(address: &Address, options: &Options) -> Result<Gluster, String> {
 /// The questions to the servers whether they tell of changes by other clients, and the time for which frontends
 /// may keep what they know, or the reason why they may not.
 fn asks(
-    address: &Address,
+    address: &VolumeAddress,
     servers: &[(String, u16)],
-    options: &Options,
-) -> Result<(Asks, Duration), String> {
-    let asks = Asks {
+    options: &GlusterOptions,
+) -> Result<(VolfileQuery, Duration), String> {
+    let asks = VolfileQuery {
         servers: servers.to_vec(),
         transport: options.transport,
         volume: address.volume.clone(),
@@ -119,7 +124,7 @@ fn asks(
 /// The options of the translators of GlusterFS's client, which differ from those of the volume.
 fn translators(
     volume: &str,
-    options: &Options,
+    options: &GlusterOptions,
     is_told: bool,
 ) -> Result<Vec<(CString, CString, CString)>, String> {
     let level = match options.log_level {
@@ -155,18 +160,21 @@ fn translators(
 }
 
 /// The servers with their ports.
-fn servers(address: &Address, options: &Options) -> Result<Vec<(String, u16)>, String> {
+fn servers(
+    address: &VolumeAddress,
+    options: &GlusterOptions,
+) -> Result<Vec<(String, u16)>, String> {
     match (options.transport, address.hosts.as_slice()) {
-        (Transport::Unix, []) => Ok(vec![(SOCKET.to_owned(), 0)]),
-        (Transport::Unix, _) => Err(format!(
+        (ManagementTransport::Unix, []) => Ok(vec![(SOCKET.to_owned(), 0)]),
+        (ManagementTransport::Unix, _) => Err(format!(
             "transport=unix reaches the server of this machine: write gluster:///{}",
             address.volume
         )),
-        (Transport::Tcp, []) => Err(format!(
+        (ManagementTransport::Tcp, []) => Err(format!(
             "volume {}: no server: write gluster://HOST/{0}, or transport=unix for this machine",
             address.volume
         )),
-        (Transport::Tcp, hosts) => {
+        (ManagementTransport::Tcp, hosts) => {
             let port = if options.port == 0 { PORT } else { options.port };
             Ok(hosts.iter().map(|host| (host.clone(), port)).collect())
         }
@@ -174,16 +182,18 @@ fn servers(address: &Address, options: &Options) -> Result<Vec<(String, u16)>, S
 }
 
 /// Connects to one of the servers. libgfapi would try for minutes.
-fn reach(servers: &[(String, u16)], transport: Transport) -> Result<(), String> {
+fn reach(servers: &[(String, u16)], transport: ManagementTransport) -> Result<(), String> {
     let mut failures = Vec::new();
     for (server, port) in servers {
         let reached = match transport {
-            Transport::Unix => UnixStream::connect(server).map(drop),
-            Transport::Tcp => (server.as_str(), *port).to_socket_addrs().and_then(|mut all| {
-                let none = || std::io::Error::other("the name has no address");
-                let first = all.next().ok_or_else(none)?;
-                TcpStream::connect_timeout(&first, CONNECTS_WITHIN).map(drop)
-            }),
+            ManagementTransport::Unix => UnixStream::connect(server).map(drop),
+            ManagementTransport::Tcp => {
+                (server.as_str(), *port).to_socket_addrs().and_then(|mut all| {
+                    let none = || std::io::Error::other("the name has no address");
+                    let first = all.next().ok_or_else(none)?;
+                    TcpStream::connect_timeout(&first, CONNECTS_WITHIN).map(drop)
+                })
+            }
         };
         match reached {
             Ok(()) => return Ok(()),
@@ -197,7 +207,7 @@ fn reach(servers: &[(String, u16)], transport: Transport) -> Result<(), String> 
     ))
 }
 
-fn start(volume: Arc<Volume>, known: &str) -> Result<Arc<Volume>, String> {
+fn start(volume: Arc<VolumeConnection>, known: &str) -> Result<Arc<VolumeConnection>, String> {
     let (send, started) = channel();
     let starting = Arc::clone(&volume);
     let run = move || {
@@ -222,7 +232,7 @@ fn start(volume: Arc<Volume>, known: &str) -> Result<Arc<Volume>, String> {
 }
 
 /// The identity of the directory that is served as the root.
-fn root(volume: &Volume, directory: &[CString]) -> Result<Gfid, (CString, Errno)> {
+fn root(volume: &VolumeConnection, directory: &[CString]) -> Result<Gfid, (CString, Errno)> {
     let at_root = |errno| (c"/".to_owned(), errno);
     let (mut object, _) = volume.look_up(None, c"/").map_err(at_root)?;
     for name in directory {
@@ -237,7 +247,7 @@ fn root(volume: &Volume, directory: &[CString]) -> Result<Gfid, (CString, Errno)
 }
 
 /// True if the file systems of the servers keep access lists.
-fn keeps_acls(volume: &Volume, root: Gfid) -> bool {
+fn keeps_acls(volume: &VolumeConnection, root: Gfid) -> bool {
     const ACL: &CStr = c"system.posix_acl_access";
     let asked = volume.object(root).and_then(|root| volume.get_xattr(&root, Some(ACL), &mut []));
     matches!(asked, Ok(_) | Err(Errno::ENODATA))
@@ -264,7 +274,7 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         drop(listener);
-        let error = reach(&[("127.0.0.1".to_owned(), port)], Transport::Tcp).unwrap_err();
+        let error = reach(&[("127.0.0.1".to_owned(), port)], ManagementTransport::Tcp).unwrap_err();
         assert!(error.contains(&format!("127.0.0.1 port {port}: ")), "{error}");
         assert!(error.contains("start glusterd there"), "{error}");
         assert!(begun.elapsed() < CONNECTS_WITHIN);
@@ -272,11 +282,12 @@ mod tests {
 
     #[test]
     fn a_socket_and_hosts_exclude_each_other() {
-        let address = |text| Address::parse(text).unwrap();
-        let unix = Options { transport: Transport::Unix, ..Options::default() };
+        let address = |text| VolumeAddress::parse(text).unwrap();
+        let unix =
+            GlusterOptions { transport: ManagementTransport::Unix, ..GlusterOptions::default() };
         assert_eq!(servers(&address("///v"), &unix), Ok(vec![(SOCKET.to_owned(), 0)]));
         assert!(servers(&address("//h/v"), &unix).unwrap_err().contains("write gluster:///v"));
-        let tcp = Options::default();
+        let tcp = GlusterOptions::default();
         assert_eq!(servers(&address("//h/v"), &tcp), Ok(vec![("h".to_owned(), PORT)]));
         assert!(servers(&address("///v"), &tcp).unwrap_err().contains("no server"));
     }

@@ -9,19 +9,19 @@ use defuse_fs::{
     ReadArgs, ReadBuf, ReleaseArgs, Result, SetAttr, WriteArgs, WriteBuf,
 };
 
-use crate::answers::{Asked, Thing};
+use crate::answers::{ChangeSubject, QueryContext};
 use crate::attributes::changes;
-use crate::file::Handle;
-use crate::gluster::{Acting, Gluster, OpenFile, Opened as Open, PlainMode};
-use crate::transfer::{self, Subject};
+use crate::file::GfapiHandle;
+use crate::gluster::{ActingUser, Gluster, OpenObject as Open, OpenVolumeFile, PlainModeCache};
+use crate::transfer::{self, TransferFile};
 use crate::volume::{no_stat, set};
-use crate::writes::At;
+use crate::writes::WritePosition;
 
 /// The place of a write on the servers.
-struct Target {
-    handle: Arc<Handle>,
+struct WriteTarget {
+    handle: Arc<GfapiHandle>,
     offset: u64,
-    at: At,
+    at: WritePosition,
 }
 
 /// The flags of open(2) that the servers know.
@@ -40,25 +40,25 @@ impl Gluster {
             drop(self.own_change_of(ino));
         }
         self.watch.opened(&self.nodes, &self.volume, ino);
-        let file = OpenFile {
+        let file = OpenVolumeFile {
             ino,
             flags: args.flags,
             handle: Arc::new(handle),
             plain: Mutex::default(),
             writes: Arc::default(),
-            plain_mode: PlainMode::default(),
+            plain_mode: PlainModeCache::default(),
         };
         Ok(self.opened_file(file))
     }
 
     /// Adds an open file, and tells the frontend of it.
-    pub(crate) fn opened_file(&self, file: OpenFile) -> Opened {
+    pub(crate) fn opened_file(&self, file: OpenVolumeFile) -> Opened {
         let fh = self.add_open(Open::File(Arc::new(file)));
         Opened { parallel_direct_writes: true, ..Opened::new(fh) }
     }
 
     /// Writes out what the client of GlusterFS has delayed, and drops the locks of `owner`.
-    pub(crate) fn flush_file(&self, file: &OpenFile, owner: LockOwner) -> Result<()> {
+    pub(crate) fn flush_file(&self, file: &OpenVolumeFile, owner: LockOwner) -> Result<()> {
         if self.locks.drop_owner(file.ino, owner)? {
             // The end of the owner's handle was a flush.
             file.writes.take_unflushed();
@@ -82,7 +82,7 @@ impl Gluster {
 
     pub(crate) fn read_file(
         &self,
-        file: &OpenFile,
+        file: &OpenVolumeFile,
         args: ReadArgs,
         out: &mut ReadBuf<'_>,
     ) -> Result<()> {
@@ -103,11 +103,11 @@ impl Gluster {
     pub(crate) fn write_file(
         &self,
         cx: &Context<'_>,
-        file: &OpenFile,
+        file: &OpenVolumeFile,
         args: WriteArgs,
         data: &mut WriteBuf<'_>,
     ) -> Result<usize> {
-        let Target { handle, offset, at } = self.target(file, args)?;
+        let WriteTarget { handle, offset, at } = self.target(file, args)?;
         self.before_write(cx, file, args)?;
         let len = data.remaining();
         if let Some(bytes) = data.borrow()
@@ -141,16 +141,16 @@ impl Gluster {
 
     /// The target of a write. The flags of an open file may have changed since it was opened on the servers, where
     /// only `O_APPEND` matters.
-    fn target(&self, file: &OpenFile, args: WriteArgs) -> Result<Target> {
-        let placed = |handle: &Arc<Handle>, offset| {
-            Ok(Target { handle: Arc::clone(handle), offset, at: At::Offset })
+    fn target(&self, file: &OpenVolumeFile, args: WriteArgs) -> Result<WriteTarget> {
+        let placed = |handle: &Arc<GfapiHandle>, offset| {
+            Ok(WriteTarget { handle: Arc::clone(handle), offset, at: WritePosition::Offset })
         };
         let appends = args.flags.has(OpenFlags::APPEND) && !args.from_cache;
         match (appends, file.flags.has(OpenFlags::APPEND)) {
             (true, false) => placed(&file.handle, file.handle.stat()?.st_size as u64),
             (true, true) => {
                 self.wait_for_placed_writes(file)?;
-                Ok(Target { at: At::End, ..placed(&file.handle, args.offset)? })
+                Ok(WriteTarget { at: WritePosition::End, ..placed(&file.handle, args.offset)? })
             }
             (false, true) => {
                 let mut plain = file.plain.lock().unwrap_or_else(PoisonError::into_inner);
@@ -169,7 +169,7 @@ impl Gluster {
 
     /// Waits until the servers have all writes at offsets, before one at the end of the file. GlusterFS's client sends
     /// both at the same time, so that the end may be that before the others.
-    fn wait_for_placed_writes(&self, file: &OpenFile) -> Result<()> {
+    fn wait_for_placed_writes(&self, file: &OpenVolumeFile) -> Result<()> {
         let open = self.nodes.open_files(file.ino);
         let writes =
             open.into_iter().filter_map(|fh| Some(Arc::clone(&self.file(fh).ok()?.writes)));
@@ -201,16 +201,16 @@ impl Gluster {
             IoOp::Read { args, len, .. } => {
                 // Of the access time.
                 let change = self.own_change_of(file.ino);
-                let file = Subject { handle, write: None, change };
+                let file = TransferFile { handle, write: None, change };
                 transfer::read(io, (file, args.offset), len, &self.pool, on);
             }
             IoOp::Write { args, .. } => {
                 let change = self.own_change_of(file.ino);
                 let ready = io.with_context(|cx| self.before_write(cx, &file, args));
                 match ready.and_then(|()| self.target(&file, args)) {
-                    Ok(Target { handle, offset, at }) => {
+                    Ok(WriteTarget { handle, offset, at }) => {
                         let write = Some((Arc::clone(&file.writes), at));
-                        let file = Subject { handle, write, change };
+                        let file = TransferFile { handle, write, change };
                         transfer::write(io, (file, offset), &self.pool, on);
                     }
                     Err(errno) => io.finish(Err(errno)),
@@ -224,9 +224,9 @@ impl Gluster {
     pub(crate) fn allocate(
         &self,
         cx: &Context<'_>,
-        file: &OpenFile,
+        file: &OpenVolumeFile,
         range: Fallocate,
-        asked: &Asked,
+        asked: &QueryContext,
     ) -> Result<()> {
         const HOLE: u32 = Fallocate::PUNCH_HOLE | Fallocate::KEEP_SIZE;
         const KEEP: u32 = Fallocate::KEEP_SIZE;
@@ -252,7 +252,7 @@ impl Gluster {
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
         let _change = self.watch.changing(&[gfid]);
-        let _own = self.own_change(&[Thing::Attributes(gfid), Thing::Rights(gfid)]);
+        let _own = self.own_change(&[ChangeSubject::Attributes(gfid), ChangeSubject::Rights(gfid)]);
         if change.perm.is_some() || change.uid.is_some() || change.gid.is_some() {
             // Before and after: a write in between asks for the mode again.
             let changes = || self.mode_changes.fetch_add(1, Ordering::AcqRel);
@@ -268,7 +268,7 @@ impl Gluster {
         &self,
         (ino, fh): (Ino, Option<Fh>),
         change: &SetAttr,
-        acting: &Acting<'_>,
+        acting: &ActingUser<'_>,
     ) -> Result<Attr> {
         if let Some(size) = change.size {
             self.set_size((ino, fh), size)?;
@@ -293,7 +293,7 @@ impl Gluster {
 
     /// Drops set-user-id and set-group-id before a write for which the frontend asks for that. The servers drop file
     /// capabilities by themselves, but write with the rights of root, and keep these bits.
-    fn before_write(&self, cx: &Context<'_>, file: &OpenFile, args: WriteArgs) -> Result<()> {
+    fn before_write(&self, cx: &Context<'_>, file: &OpenVolumeFile, args: WriteArgs) -> Result<()> {
         let changes = self.mode_changes.load(Ordering::Acquire);
         if !args.kill_suidgid || file.plain_mode.is_known(changes) {
             return Ok(());
@@ -311,7 +311,7 @@ impl Gluster {
 
     /// Drops the bits that a change of the data drops. This thread acts as root afterwards: a server would only let the
     /// owner change them, but the frontend has allowed it.
-    fn drop_set_id(&self, ino: Ino, asked: &Asked) -> Result<()> {
+    fn drop_set_id(&self, ino: Ino, asked: &QueryContext) -> Result<()> {
         let perm = self.attributes(ino, asked)?.perm;
         let mut stat = no_stat();
         stat.st_mode = without_set_id(perm, true);
@@ -342,7 +342,7 @@ impl Gluster {
         )
     }
 
-    fn only_drops_set_id(&self, ino: Ino, change: &SetAttr, asked: &Asked) -> Result<bool> {
+    fn only_drops_set_id(&self, ino: Ino, change: &SetAttr, asked: &QueryContext) -> Result<bool> {
         let only_perm = SetAttr { perm: change.perm, size: change.size, ..SetAttr::default() };
         let asked_for = SetAttr { kill_suidgid: false, unanswered: false, ..*change };
         let Some(perm) = change.perm.filter(|_| asked_for == only_perm) else {
@@ -354,7 +354,7 @@ impl Gluster {
 }
 
 /// Changes an open file that has no name.
-fn set_open(file: &OpenFile, (stat, valid): (&libc::stat, i32)) -> Result<()> {
+fn set_open(file: &OpenVolumeFile, (stat, valid): (&libc::stat, i32)) -> Result<()> {
     let old = file.handle.stat()?;
     if valid & set::MODE != 0 {
         file.handle.chmod(stat.st_mode)?;

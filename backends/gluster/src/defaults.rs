@@ -13,18 +13,18 @@ const KEPT: usize = 1024;
 
 /// The answers of the servers.
 #[derive(Debug, Default)]
-pub struct Defaults {
-    inner: Mutex<Inner>,
+pub struct DefaultAclCache {
+    inner: Mutex<DefaultAclState>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct DefaultAclState {
     known: HashMap<Gfid, (Instant, bool)>,
     /// Number of changes by this client.
     changes: u64,
 }
 
-impl Defaults {
+impl DefaultAclCache {
     /// True if the directory has a default access list: by an answer that is not older than `valid`, or by
     /// `ask`.
     pub fn has(&self, dir: Gfid, valid: Duration, ask: impl FnOnce() -> bool) -> bool {
@@ -55,7 +55,7 @@ impl Defaults {
         inner.known.remove(&dir);
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, DefaultAclState> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_directory_is_asked_for_once_until_it_changes() {
-        let defaults = Defaults::default();
+        let defaults = DefaultAclCache::default();
         assert!(!defaults.has(D, LONG, || false));
         assert!(!defaults.has(D, LONG, || panic!("asked again")));
         defaults.changed(D);
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_a_change_overtakes_is_not_kept() {
-        let defaults = Defaults::default();
+        let defaults = DefaultAclCache::default();
         let answer = defaults.has(D, LONG, || {
             defaults.changed(D);
             false
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn answers_are_bounded() {
-        let defaults = Defaults::default();
+        let defaults = DefaultAclCache::default();
         for number in 0..3 * KEPT as u128 {
             assert!(defaults.has(number.to_ne_bytes(), LONG, || true));
         }

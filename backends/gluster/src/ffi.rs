@@ -46,29 +46,29 @@ const FILE: &CStr = c"libgfapi.so.0";
 
 /// Why the library cannot be used, with the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Missing(pub String);
+pub struct MissingLibrary(pub String);
 
 macro_rules! functions {
     ($($name:ident $version:literal ($($argument:ty),*) $(-> $result:ty)?;)*) => {
         /// The functions, as <glusterfs/api/glfs.h> and glfs-handles.h describe them.
-        pub struct Library {
+        pub struct GfapiLibrary {
             // SAFETY: types; each call states why its arguments are valid.
             $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
-        impl Library {
-            fn load(file: &CStr) -> Result<Library, Missing> {
+        impl GfapiLibrary {
+            fn load(file: &CStr) -> Result<GfapiLibrary, MissingLibrary> {
                 // SAFETY: the name ends with NUL, and the library has initializers only that any program
                 // which links it runs, too.
                 let library = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW) };
                 if library.is_null() {
-                    return Err(Missing(format!(
+                    return Err(MissingLibrary(format!(
                         "{} cannot be loaded ({}): install the Debian package libgfapi0 \
                          (glusterfs-libs or libgfapi elsewhere)",
                         file.to_string_lossy(), failure(),
                     )));
                 }
-                Ok(Library {$(
+                Ok(GfapiLibrary {$(
                     $name: {
                         let name = concat!(stringify!($name), "\0");
                         let version = concat!("GFAPI_", $version, "\0");
@@ -77,7 +77,7 @@ macro_rules! functions {
                             libc::dlvsym(library, name.as_ptr().cast(), version.as_ptr().cast())
                         };
                         if found.is_null() {
-                            return Err(Missing(format!(
+                            return Err(MissingLibrary(format!(
                                 "{} has no {} of version {}: install a newer libgfapi (GlusterFS 6.6 or later)",
                                 file.to_string_lossy(), stringify!($name), $version,
                             )));
@@ -181,10 +181,10 @@ functions! {
 ///
 /// # Errors
 ///
-/// [`Missing`] if it is not installed, or too old.
-pub fn library() -> Result<&'static Library, Missing> {
-    static LIBRARY: OnceLock<Result<Library, Missing>> = OnceLock::new();
-    LIBRARY.get_or_init(|| Library::load(FILE)).as_ref().map_err(Clone::clone)
+/// [`MissingLibrary`] if it is not installed, or too old.
+pub fn library() -> Result<&'static GfapiLibrary, MissingLibrary> {
+    static LIBRARY: OnceLock<Result<GfapiLibrary, MissingLibrary>> = OnceLock::new();
+    LIBRARY.get_or_init(|| GfapiLibrary::load(FILE)).as_ref().map_err(Clone::clone)
 }
 
 /// The last failure of dlopen(3).
@@ -205,7 +205,8 @@ mod tests {
 
     #[test]
     fn a_missing_library_is_an_error_that_names_the_debian_package() {
-        let Err(Missing(text)) = Library::load(c"libgfapi-that-is-not-there.so.0") else {
+        let Err(MissingLibrary(text)) = GfapiLibrary::load(c"libgfapi-that-is-not-there.so.0")
+        else {
             panic!("it was loaded");
         };
         assert!(text.contains("Debian package libgfapi0"), "{text}");
@@ -213,7 +214,9 @@ mod tests {
 
     #[test]
     fn a_library_without_the_functions_is_too_old() {
-        let Err(Missing(text)) = Library::load(c"libc.so.6") else { panic!("it has them") };
+        let Err(MissingLibrary(text)) = GfapiLibrary::load(c"libc.so.6") else {
+            panic!("it has them")
+        };
         assert!(
             text.contains("has no glfs_new of version 3.4.0: install a newer libgfapi"),
             "{text}"

@@ -10,19 +10,19 @@ use std::sync::{Arc, OnceLock};
 use defuse_fs::{Errno, Result};
 
 use crate::ffi::GlfsFd;
-use crate::volume::{Gfid, Kept, Volume, check, check_len, extract, last};
+use crate::volume::{Gfid, RetainedObject, VolumeConnection, check, check_len, extract, last};
 
 /// An open file or directory. Closed when dropped, also on a thread of libgfapi.
-pub struct Handle {
-    volume: Arc<Volume>,
+pub struct GfapiHandle {
+    volume: Arc<VolumeConnection>,
     raw: *mut GlfsFd,
     is_dir: bool,
 }
 
 // SAFETY: libgfapi locks an open file by itself; listings, which it does not, are behind a mutex of the caller.
-unsafe impl Send for Handle {}
+unsafe impl Send for GfapiHandle {}
 // SAFETY: see above.
-unsafe impl Sync for Handle {}
+unsafe impl Sync for GfapiHandle {}
 
 /// The lock owner of handles that take no locks.
 const NOBODY: u64 = u64::MAX;
@@ -32,13 +32,17 @@ thread_local! {
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
-impl Handle {
+impl GfapiHandle {
     /// The handle `raw`, or the error of the call that returned null.
-    pub(crate) fn of(volume: &Arc<Volume>, raw: *mut GlfsFd, is_dir: bool) -> Result<Handle> {
+    pub(crate) fn of(
+        volume: &Arc<VolumeConnection>,
+        raw: *mut GlfsFd,
+        is_dir: bool,
+    ) -> Result<GfapiHandle> {
         if raw.is_null() {
             return Err(last());
         }
-        let handle = Handle { volume: Arc::clone(volume), raw, is_dir };
+        let handle = GfapiHandle { volume: Arc::clone(volume), raw, is_dir };
         if !is_dir {
             // Without an owner, closing sends that of the last lock of this thread, which the servers drop.
             handle.set_lock_owner(NOBODY)?;
@@ -47,7 +51,7 @@ impl Handle {
     }
 
     /// The connection.
-    pub(crate) fn volume(&self) -> &Arc<Volume> {
+    pub(crate) fn volume(&self) -> &Arc<VolumeConnection> {
         &self.volume
     }
 
@@ -57,10 +61,10 @@ impl Handle {
     }
 
     /// Another handle of the same open file, with a lock owner of its own.
-    pub fn duplicate(&self) -> Result<Handle> {
+    pub fn duplicate(&self) -> Result<GfapiHandle> {
         // SAFETY: the handle is open.
         let raw = unsafe { (self.volume.library().glfs_dup)(self.raw) };
-        Handle::of(&self.volume, raw, self.is_dir)
+        GfapiHandle::of(&self.volume, raw, self.is_dir)
     }
 
     /// Names the owner of the locks that are taken through this handle.
@@ -141,7 +145,7 @@ impl Handle {
     }
 
     /// An extended attribute, or the list of names without `name`; see
-    /// [`Volume::get_xattr`](crate::volume::Volume::get_xattr).
+    /// [`VolumeConnection::get_xattr`](crate::volume::VolumeConnection::get_xattr).
     pub fn get_xattr(&self, name: Option<&CStr>, room: &mut [u8]) -> Result<usize> {
         let (value, size) = (room.as_mut_ptr().cast(), room.len());
         let library = self.volume.library();
@@ -209,7 +213,7 @@ impl Handle {
 
     /// The next entry of a listing, with attributes and identity if `plus` is set; `None` at the end. With `keeps`,
     /// the inode stays known. The caller is the only one that lists through this handle now.
-    pub fn next_entry(&self, plus: bool, keeps: bool) -> Result<Option<Listed>> {
+    pub fn next_entry(&self, plus: bool, keeps: bool) -> Result<Option<VolumeDirEntry>> {
         /// `GFAPI_XREADDIRP_STAT` and `GFAPI_XREADDIRP_HANDLE`.
         const PLUS: u32 = 3;
         let library = self.volume.library();
@@ -224,7 +228,7 @@ impl Handle {
             if entry.is_null() {
                 return Ok(None);
             }
-            let mut listed = Listed::of(&*entry);
+            let mut listed = VolumeDirEntry::of(&*entry);
             if !xstat.is_null() {
                 let stat = (library.glfs_xreaddirplus_get_stat)(xstat);
                 let object = (library.glfs_xreaddirplus_get_object)(xstat);
@@ -232,7 +236,7 @@ impl Handle {
                     let gfid = extract(library, object).ok();
                     listed.found = gfid.map(|gfid| (gfid, *stat));
                     if keeps {
-                        listed.kept.set(Kept::copy(&self.volume, object));
+                        listed.kept.set(RetainedObject::copy(&self.volume, object));
                     }
                 }
                 (library.glfs_free)(xstat.cast::<c_void>());
@@ -259,7 +263,7 @@ impl Handle {
     }
 }
 
-impl Drop for Handle {
+impl Drop for GfapiHandle {
     fn drop(&mut self) {
         if self.raw.is_null() {
             return;
@@ -273,7 +277,7 @@ impl Drop for Handle {
         // A call of libgfapi from its own thread would wait for itself.
         let raw = std::mem::replace(&mut self.raw, null_mut());
         let (volume, is_dir) = (Arc::clone(&self.volume), self.is_dir);
-        let _ = closer().send(Handle { volume, raw, is_dir });
+        let _ = closer().send(GfapiHandle { volume, raw, is_dir });
     }
 }
 
@@ -285,10 +289,10 @@ pub(crate) fn as_callback(run: impl FnOnce()) {
 }
 
 /// The thread that closes handles for callbacks.
-fn closer() -> &'static Sender<Handle> {
-    static CLOSER: OnceLock<Sender<Handle>> = OnceLock::new();
+fn closer() -> &'static Sender<GfapiHandle> {
+    static CLOSER: OnceLock<Sender<GfapiHandle>> = OnceLock::new();
     CLOSER.get_or_init(|| {
-        let (send, closed) = channel::<Handle>();
+        let (send, closed) = channel::<GfapiHandle>();
         let close = move || closed.into_iter().for_each(drop);
         let started = std::thread::Builder::new().name("gluster-close".to_owned()).spawn(close);
         if let Err(error) = started {
@@ -299,7 +303,7 @@ fn closer() -> &'static Sender<Handle> {
 }
 
 /// An entry of a listing.
-pub struct Listed {
+pub struct VolumeDirEntry {
     /// Its name.
     pub name: Vec<u8>,
     /// The number for programs.
@@ -311,14 +315,14 @@ pub struct Listed {
     /// Identity and attributes, if the server sent them.
     pub found: Option<(Gfid, libc::stat)>,
     /// Its inode.
-    pub kept: Cell<Option<Kept>>,
+    pub kept: Cell<Option<RetainedObject>>,
 }
 
-impl Listed {
-    fn of(entry: &libc::dirent64) -> Listed {
+impl VolumeDirEntry {
+    fn of(entry: &libc::dirent64) -> VolumeDirEntry {
         let name = entry.d_name.iter().take_while(|&&byte| byte != 0).map(|&byte| byte as u8);
         let (name, ino, next) = (name.collect(), entry.d_ino, entry.d_off as u64);
-        Listed { name, ino, next, kind: entry.d_type, found: None, kept: Cell::new(None) }
+        VolumeDirEntry { name, ino, next, kind: entry.d_type, found: None, kept: Cell::new(None) }
     }
 }
 

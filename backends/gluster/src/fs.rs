@@ -13,7 +13,7 @@ use defuse_fs::{
 
 use crate::attributes::space;
 use crate::gluster::Gluster;
-use crate::locks::Of;
+use crate::locks::LockTarget;
 
 /// The mark of a failure domain that is a part of the volume. A namespace keeps 24 bits of it.
 const OF_PARTS: u32 = 1 << 23;
@@ -68,8 +68,8 @@ impl FileSystem for Gluster {
     fn detached(&self, _: Origin) -> Result<()> {
         let open = self.open.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         let files = open.values().filter_map(|open| match open {
-            crate::gluster::Opened::File(file) => Some(file.clone()),
-            crate::gluster::Opened::Dir(_) => None,
+            crate::gluster::OpenObject::File(file) => Some(file.clone()),
+            crate::gluster::OpenObject::Dir(_) => None,
         });
         let files: Vec<_> = files.collect();
         drop(open);
@@ -297,7 +297,7 @@ impl FileSystem for Gluster {
         }
         let open = self.file(file.fh)?;
         self.locks.conflict(
-            &Of { ino: open.ino, fh: file.fh, handle: &open.handle, uid: cx.caller.uid },
+            &LockTarget { ino: open.ino, fh: file.fh, handle: &open.handle, uid: cx.caller.uid },
             request,
         )
     }
@@ -309,7 +309,7 @@ impl FileSystem for Gluster {
             return self.locks.flocks.set(open.ino.0, request);
         }
         self.locks.set(
-            &Of { ino: open.ino, fh: file.fh, handle: &open.handle, uid: cx.caller.uid },
+            &LockTarget { ino: open.ino, fh: file.fh, handle: &open.handle, uid: cx.caller.uid },
             request,
         )
     }
@@ -324,7 +324,8 @@ impl FileSystem for Gluster {
             return self.locks.flocks.wait(open.ino.0, wait);
         }
         let uid = wait.caller().uid;
-        self.locks.wait(&Of { ino: open.ino, fh: file.fh, handle: &open.handle, uid }, wait);
+        self.locks
+            .wait(&LockTarget { ino: open.ino, fh: file.fh, handle: &open.handle, uid }, wait);
     }
 
     fn opendir(&self, cx: &Context<'_>, ino: Ino, _: OpenFlags) -> Result<Opened> {

@@ -11,22 +11,25 @@ use defuse_fs::{
     Attr, Context, Entry, Errno, Fh, Figure, FileKind, Ino, Name, OpenFlags, Result, XattrName,
 };
 
-use crate::address::Address;
-use crate::answers::{Answers, Asked, DIRECTORIES_HOLD, Found, OwnChange, Thing, Who};
+use crate::address::VolumeAddress;
+use crate::answers::{
+    CallerIdentity, ChangeSubject, DIRECTORIES_HOLD, LookupAnswer, MetadataCache, OwnChangeGuard,
+    QueryContext,
+};
 use crate::attributes::attr;
-use crate::defaults::Defaults;
-use crate::file::Handle;
-use crate::listing::Listing;
-use crate::locks::Locks;
-use crate::nodes::{Nodes, Reference};
-use crate::parts::{Hash, Parts};
-use crate::recent::Recent;
-use crate::transfer::{AnswerOn, Pool};
-use crate::turns::{Look, Move, Turn, Turns};
-use crate::upcalls::{self, Asks, CHANGES, Child, Teller, Watch};
-use crate::volume::{Gfid, Kept, Object, Volume};
-use crate::writes::Writes;
-use crate::{Options, connect};
+use crate::defaults::DefaultAclCache;
+use crate::file::GfapiHandle;
+use crate::listing::OpenListing;
+use crate::locks::VolumeLocks;
+use crate::nodes::{GlusterInodes, InodeReference};
+use crate::parts::{LayoutHash, SubvolumeMap};
+use crate::recent::RecentDirectories;
+use crate::transfer::{AnswerThread, TransferBuffers};
+use crate::turns::{ChangeGuard, ChangeLocks, LookupGuard, RenameGuard};
+use crate::upcalls::{self, CHANGES, CacheCoherence, NamedChild, UpcallNotifier, VolfileQuery};
+use crate::volume::{Gfid, InodeObject, RetainedObject, VolumeConnection};
+use crate::writes::WriteTracker;
+use crate::{GlusterOptions, connect};
 
 /// Time for which the groups of a process are not asked for again.
 const GROUPS_VALID_FOR: Duration = Duration::from_secs(1);
@@ -40,48 +43,48 @@ const GROUPS_KEPT: usize = 1024;
 
 /// A GlusterFS volume.
 pub struct Gluster {
-    pub(crate) volume: Arc<Volume>,
-    pub(crate) nodes: Arc<Nodes>,
-    parts: Arc<Parts>,
-    pub(crate) watch: Arc<Watch>,
+    pub(crate) volume: Arc<VolumeConnection>,
+    pub(crate) nodes: Arc<GlusterInodes>,
+    parts: Arc<SubvolumeMap>,
+    pub(crate) watch: Arc<CacheCoherence>,
     /// The questions to the servers that know the volume, if frontends may keep anything for long.
-    asks: Option<(Asks, Duration)>,
-    pub(crate) open: RwLock<HashMap<u64, Opened>>,
+    asks: Option<(VolfileQuery, Duration)>,
+    pub(crate) open: RwLock<HashMap<u64, OpenObject>>,
     next_fh: AtomicU64,
-    pub(crate) locks: Locks,
-    pub(crate) defaults: Defaults,
-    recent: Recent<Kept>,
+    pub(crate) locks: VolumeLocks,
+    pub(crate) defaults: DefaultAclCache,
+    recent: RecentDirectories<RetainedObject>,
     /// Answers that are kept here, and not in the frontends.
-    answers: Option<Answers<Kept>>,
+    answers: Option<MetadataCache<RetainedObject>>,
     /// Turns of changes, if no kernel gives them.
-    turns: Option<Turns>,
-    pub(crate) pool: Arc<Pool>,
-    pub(crate) settings: Settings,
-    groups: Mutex<HashMap<Process, KnownGroups>>,
+    turns: Option<ChangeLocks>,
+    pub(crate) pool: Arc<TransferBuffers>,
+    pub(crate) settings: GlusterSettings,
+    groups: Mutex<HashMap<ProcessCredentials, CachedGroups>>,
     /// Changes of modes by this client, which end what is known of them.
     pub(crate) mode_changes: AtomicU64,
 }
 
 /// Process, user and group.
-type Process = (u32, u32, u32);
+type ProcessCredentials = (u32, u32, u32);
 
 /// The groups of a process, and the time when they were asked for.
-type KnownGroups = (Instant, Arc<[u32]>);
+type CachedGroups = (Instant, Arc<[u32]>);
 
 /// The settings of a file system that do not change.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Settings {
+pub(crate) struct GlusterSettings {
     /// Threads of an application call: they get their user back.
     pub restores: bool,
     /// The thread that answers transfers.
-    pub answer_on: AnswerOn,
-    /// See [`Options::submits`].
+    pub answer_on: AnswerThread,
+    /// See [`GlusterOptions::submits`].
     pub submits: bool,
     /// The servers keep access lists.
     pub posix_acl: bool,
     /// The kernel of this machine knows labels of SELinux.
     pub labels: bool,
-    /// See [`Options::untold_for`].
+    /// See [`GlusterOptions::untold_for`].
     pub untold_for: Duration,
     /// No kernel keeps changes of one name apart.
     pub takes_turns: bool,
@@ -89,7 +92,7 @@ pub(crate) struct Settings {
 
 /// The place where an inode was found.
 #[derive(Clone, Copy)]
-pub(crate) struct Place<'a> {
+pub(crate) struct EntryLocation<'a> {
     pub dir: Gfid,
     /// Its name; without one, that of the entry is not kept.
     pub name: Option<Name<'a>>,
@@ -99,17 +102,17 @@ pub(crate) struct Place<'a> {
 
 /// An open file or directory.
 #[derive(Clone)]
-pub(crate) enum Opened {
-    File(Arc<OpenFile>),
-    Dir(Arc<Listing>),
+pub(crate) enum OpenObject {
+    File(Arc<OpenVolumeFile>),
+    Dir(Arc<OpenListing>),
 }
 
 /// The last time when a file was seen without bits that a write drops, and the number of mode changes by this client
 /// until then.
 #[derive(Default)]
-pub(crate) struct PlainMode(Mutex<Option<(Instant, u64)>>);
+pub(crate) struct PlainModeCache(Mutex<Option<(Instant, u64)>>);
 
-impl PlainMode {
+impl PlainModeCache {
     /// True if the file was seen so a moment ago, and this client has changed no mode since.
     pub(crate) fn is_known(&self, changes: u64) -> bool {
         let seen = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -128,16 +131,16 @@ impl PlainMode {
 }
 
 /// An open file.
-pub(crate) struct OpenFile {
+pub(crate) struct OpenVolumeFile {
     pub ino: Ino,
     pub flags: OpenFlags,
-    pub handle: Arc<Handle>,
+    pub handle: Arc<GfapiHandle>,
     /// A handle without `O_APPEND`, for a file whose flags were changed.
-    pub plain: Mutex<Option<Arc<Handle>>>,
+    pub plain: Mutex<Option<Arc<GfapiHandle>>>,
     /// The writes that this client has acknowledged.
-    pub writes: Arc<Writes>,
+    pub writes: Arc<WriteTracker>,
     /// The file had no set-user-id and no set-group-id to drop at this time.
-    pub plain_mode: PlainMode,
+    pub plain_mode: PlainModeCache,
 }
 
 impl Gluster {
@@ -147,30 +150,30 @@ impl Gluster {
     ///
     /// A text that names the object and the next step: a wrong form, a missing library, servers that cannot
     /// be reached, a volume or a directory that is not there.
-    pub fn connect(address: &str, options: &Options) -> Result<Gluster, String> {
-        connect::open(&Address::with_options(address, options)?, options)
+    pub fn connect(address: &str, options: &GlusterOptions) -> Result<Gluster, String> {
+        connect::open(&VolumeAddress::with_options(address, options)?, options)
     }
 
     pub(crate) fn new(
-        volume: Arc<Volume>,
+        volume: Arc<VolumeConnection>,
         root: Gfid,
-        settings: Settings,
-        (watch, asks): (Watch, Option<(Asks, Duration)>),
+        settings: GlusterSettings,
+        (watch, asks): (CacheCoherence, Option<(VolfileQuery, Duration)>),
     ) -> Gluster {
-        let parts = Arc::<Parts>::default();
+        let parts = Arc::<SubvolumeMap>::default();
         Gluster {
             volume,
-            nodes: Arc::new(Nodes::new(root, Arc::clone(&parts))),
+            nodes: Arc::new(GlusterInodes::new(root, Arc::clone(&parts))),
             parts,
             watch: Arc::new(watch),
             asks,
             open: RwLock::default(),
             next_fh: AtomicU64::new(1),
-            locks: Locks::default(),
-            defaults: Defaults::default(),
-            recent: Recent::default(),
+            locks: VolumeLocks::default(),
+            defaults: DefaultAclCache::default(),
+            recent: RecentDirectories::default(),
             answers: None,
-            turns: settings.takes_turns.then(Turns::default),
+            turns: settings.takes_turns.then(ChangeLocks::default),
             pool: Arc::default(),
             settings,
             groups: Mutex::default(),
@@ -180,34 +183,34 @@ impl Gluster {
 
     /// Keeps answers here, for several frontends.
     pub(crate) fn keeping_answers(mut self) -> Gluster {
-        self.answers = Some(Answers::new(Arc::clone(&self.watch.inbox)));
+        self.answers = Some(MetadataCache::new(Arc::clone(&self.watch.inbox)));
         self
     }
 
     /// Acts as the caller, with its groups, until the result is dropped.
-    pub(crate) fn act(&self, cx: &Context<'_>) -> Acting<'_> {
+    pub(crate) fn act(&self, cx: &Context<'_>) -> ActingUser<'_> {
         self.act_as(cx, (cx.caller.uid, cx.caller.gid))
     }
 
     /// Acts as another user with the groups of the caller: the owner of a new inode.
-    pub(crate) fn act_as(&self, cx: &Context<'_>, (uid, gid): (u32, u32)) -> Acting<'_> {
+    pub(crate) fn act_as(&self, cx: &Context<'_>, (uid, gid): (u32, u32)) -> ActingUser<'_> {
         // The servers let root do anything.
         let groups = if uid == 0 { Arc::default() } else { self.groups(cx) };
         self.volume.act_as(uid, gid, &groups);
-        self.acting(Who { uid, gid, groups })
+        self.acting(CallerIdentity { uid, gid, groups })
     }
 
     /// Acts as the caller on an open file, for which servers check nothing.
-    pub(crate) fn act_on_open(&self, cx: &Context<'_>) -> Acting<'_> {
+    pub(crate) fn act_on_open(&self, cx: &Context<'_>) -> ActingUser<'_> {
         let (uid, gid) = (cx.caller.uid, cx.caller.gid);
         self.volume.act_as(uid, gid, &[]);
-        self.acting(Who { uid, gid, groups: Arc::default() })
+        self.acting(CallerIdentity { uid, gid, groups: Arc::default() })
     }
 
-    fn acting(&self, who: Who) -> Acting<'_> {
+    fn acting(&self, who: CallerIdentity) -> ActingUser<'_> {
         self.watch.inbox.uses();
-        let asked = Asked { since: self.watch.inbox.now(), who };
-        Acting { volume: &self.volume, restores: self.settings.restores, asked }
+        let asked = QueryContext { since: self.watch.inbox.now(), who };
+        ActingUser { volume: &self.volume, restores: self.settings.restores, asked }
     }
 
     /// Starts the thread that asks for the parts of the volume.
@@ -234,7 +237,7 @@ impl Gluster {
         }
         let (watch, nodes) = (Arc::clone(&self.watch), Arc::clone(&self.nodes));
         let (volume, refusal) = (Arc::clone(&self.volume), None);
-        let teller = Teller { watch, nodes, volume, asks, long, refusal };
+        let teller = UpcallNotifier { watch, nodes, volume, asks, long, refusal };
         let thread = std::thread::Builder::new().name("gluster-upcalls".to_owned());
         if let Err(error) = thread.spawn(move || teller.run()) {
             self.cannot_tell(&format!("no thread: {error}"));
@@ -268,12 +271,12 @@ impl Gluster {
     }
 
     /// A reference to a known inode. Fails with `ESTALE` if it is gone.
-    pub(crate) fn object(&self, ino: Ino) -> Result<Object<'_>> {
+    pub(crate) fn object(&self, ino: Ino) -> Result<InodeObject<'_>> {
         self.volume.object(self.nodes.gfid(ino)?).map_err(|errno| self.gone(ino, errno))
     }
 
     /// A directory in which a name is used. libgfapi knows it for a while.
-    pub(crate) fn directory(&self, gfid: Gfid) -> Result<Object<'_>> {
+    pub(crate) fn directory(&self, gfid: Gfid) -> Result<InodeObject<'_>> {
         let object = self.volume.object(gfid)?;
         self.recent.keep(gfid, || self.volume.keep(gfid).ok());
         Ok(object)
@@ -282,11 +285,11 @@ impl Gluster {
     /// The answer of a lookup, which counts, of a name in a directory.
     pub(crate) fn entry(
         &self,
-        (object, stat): (&Object<'_>, &libc::stat),
+        (object, stat): (&InodeObject<'_>, &libc::stat),
         (dir, name): (Gfid, Name<'_>),
-        asked: &Asked,
+        asked: &QueryContext,
     ) -> Result<Entry> {
-        let place = Place { dir, name: Some(name), is_listed: false };
+        let place = EntryLocation { dir, name: Some(name), is_listed: false };
         self.entry_of((object.gfid()?, stat), place, asked)
     }
 
@@ -294,11 +297,11 @@ impl Gluster {
     pub(crate) fn entry_of(
         &self,
         (gfid, stat): (Gfid, &libc::stat),
-        place: Place<'_>,
-        asked: &Asked,
+        place: EntryLocation<'_>,
+        asked: &QueryContext,
     ) -> Result<Entry> {
         let mut attr = attr(stat, Duration::ZERO)?;
-        let Place { dir, name, is_listed } = place;
+        let EntryLocation { dir, name, is_listed } = place;
         let (ino, left) = self.nodes.look_up_from(gfid, Some(dir), hash_of(&attr, name));
         if let Some(left) = left {
             self.watch.left(left, ino);
@@ -307,7 +310,8 @@ impl Gluster {
         attr.valid_for = self.attributes_valid(gfid, &attr, (is_told, asked));
         self.keep_answer((gfid, stat), Some(place), asked, || self.volume.keep(gfid).ok());
         let is_dir = attr.kind == FileKind::Directory;
-        let child = Child { ino, gfid, is_single: attr.nlink == 1 || is_dir, is_dir, is_listed };
+        let child =
+            NamedChild { ino, gfid, is_single: attr.nlink == 1 || is_dir, is_dir, is_listed };
         let valid_for = match name {
             Some(name) if is_told && self.hears_of(dir) => {
                 let valid_for = self.watch.name(dir, name.as_bytes(), &child, asked.since);
@@ -333,7 +337,7 @@ impl Gluster {
         &self,
         ino: Ino,
         stat: &libc::stat,
-        (is_told, asked): (bool, &Asked),
+        (is_told, asked): (bool, &QueryContext),
     ) -> Result<Attr> {
         let mut attr = attr(stat, Duration::ZERO)?;
         let gfid = self.nodes.gfid(ino)?;
@@ -343,7 +347,7 @@ impl Gluster {
     }
 
     /// The answers that are kept here, and the time for which; `None` if none are.
-    fn keeps(&self) -> Option<(&Answers<Kept>, Duration)> {
+    fn keeps(&self) -> Option<(&MetadataCache<RetainedObject>, Duration)> {
         let time = self.watch.long().unwrap_or(self.settings.untold_for);
         self.answers.as_ref().filter(|_| !time.is_zero()).map(|answers| (answers, time))
     }
@@ -360,9 +364,9 @@ impl Gluster {
     pub(crate) fn keep_answer(
         &self,
         (gfid, stat): (Gfid, &libc::stat),
-        place: Option<Place<'_>>,
-        asked: &Asked,
-        refer: impl FnOnce() -> Option<Kept>,
+        place: Option<EntryLocation<'_>>,
+        asked: &QueryContext,
+        refer: impl FnOnce() -> Option<RetainedObject>,
     ) {
         let Some((answers, long)) = self.keeps() else { return };
         let inbox = &self.watch.inbox;
@@ -378,20 +382,20 @@ impl Gluster {
         if is_dir && answers.looked_at(gfid, now) {
             self.volume.keep(gfid).into_iter().for_each(|it| answers.keep_dir(gfid, now, it));
         }
-        let Some(Place { dir, name: Some(name), is_listed }) = place else { return };
+        let Some(EntryLocation { dir, name: Some(name), is_listed }) = place else { return };
         let name = name.as_bytes();
         // Frontends do not keep it, so that no number is needed.
         let is_single = is_dir || stat.st_nlink == 1;
-        let child = Child { ino: Ino(0), gfid, is_single, is_dir, is_listed };
+        let child = NamedChild { ino: Ino(0), gfid, is_single, is_dir, is_listed };
         let valid = self.watch.name(dir, name, &child, asked.since);
         answers.keep_name((dir, name), Some(gfid), asked, now + name_holds(valid, long));
     }
 
     /// Keeps here that a name is missing, for a renaming to it.
-    pub(crate) fn keep_missing(&self, (dir, name): (Gfid, Name<'_>), asked: &Asked) {
+    pub(crate) fn keep_missing(&self, (dir, name): (Gfid, Name<'_>), asked: &QueryContext) {
         let Some((answers, long)) = self.keeps() else { return };
         let (gfid, ino) = (dir, Ino(0));
-        let none = Child { ino, gfid, is_single: true, is_dir: false, is_listed: false };
+        let none = NamedChild { ino, gfid, is_single: true, is_dir: false, is_listed: false };
         let valid = self.watch.name(dir, name.as_bytes(), &none, asked.since);
         let until = Instant::now() + name_holds(valid, long);
         answers.keep_name((dir, name.as_bytes()), None, asked, until);
@@ -405,18 +409,18 @@ impl Gluster {
     /// The answer to a name in a directory, if it is kept here.
     pub(crate) fn kept_entry(
         &self,
-        acting: &Acting<'_>,
+        acting: &ActingUser<'_>,
         (dir, name): (Gfid, Name<'_>),
     ) -> Option<Entry> {
         let (answers, _) = self.keeps()?;
         self.take_messages();
         let find = || answers.name(&acting.asked.who, dir, name.as_bytes(), Instant::now());
         let (gfid, stat) = match find() {
-            Found::Inode(gfid, stat) => (gfid, stat),
-            Found::Unknown => return None,
-            Found::LookAtDirectory => {
+            LookupAnswer::Inode(gfid, stat) => (gfid, stat),
+            LookupAnswer::Unknown => return None,
+            LookupAnswer::LookAtDirectory => {
                 self.look_at(dir, &acting.asked).ok()?;
-                let Found::Inode(gfid, stat) = find() else { return None };
+                let LookupAnswer::Inode(gfid, stat) = find() else { return None };
                 (gfid, stat)
             }
         };
@@ -427,7 +431,7 @@ impl Gluster {
     }
 
     /// The attributes of an inode, if they are kept here.
-    pub(crate) fn kept_attributes(&self, acting: &Acting<'_>, ino: Ino) -> Option<Attr> {
+    pub(crate) fn kept_attributes(&self, acting: &ActingUser<'_>, ino: Ino) -> Option<Attr> {
         let (answers, _) = self.keeps()?;
         self.take_messages();
         let gfid = self.nodes.gfid(ino).ok()?;
@@ -443,13 +447,13 @@ impl Gluster {
     }
 
     /// Keeps here that an inode lacks an extended attribute.
-    pub(crate) fn keep_lack(&self, gfid: Gfid, name: XattrName<'_>, asked: &Asked) {
+    pub(crate) fn keep_lack(&self, gfid: Gfid, name: XattrName<'_>, asked: &QueryContext) {
         let Some((answers, long)) = self.keeps() else { return };
         answers.note_lack(gfid, name.as_bytes(), asked.since, Instant::now() + long);
     }
 
     /// Asks for the attributes of a directory, to notice changes of which servers do not tell.
-    pub(crate) fn look_at(&self, dir: Gfid, asked: &Asked) -> Result<libc::stat> {
+    pub(crate) fn look_at(&self, dir: Gfid, asked: &QueryContext) -> Result<libc::stat> {
         let stat = self.volume.stat(&self.directory(dir)?)?;
         let changed = (stat.st_ctime, stat.st_ctime_nsec);
         self.watch.directory(dir, changed, asked.since);
@@ -459,7 +463,7 @@ impl Gluster {
 
     /// True if no other client has changed a directory lately. Where the servers do not tell, the change time of the directory decides,
     /// which has the clock of the client that changed it.
-    pub(crate) fn is_quiet(&self, dir: Gfid, asked: &Asked) -> bool {
+    pub(crate) fn is_quiet(&self, dir: Gfid, asked: &QueryContext) -> bool {
         self.watch.is_quiet(&self.volume, dir).unwrap_or_else(|| {
             let Ok(stat) = self.look_at(dir, asked) else { return false };
             is_past(stat.st_ctime, SystemTime::now())
@@ -489,29 +493,36 @@ impl Gluster {
     }
 
     /// This client changes things, until the result is dropped.
-    pub(crate) fn own_change<'a>(&self, things: &[Thing<'a>]) -> Option<OwnChange<'a>> {
+    pub(crate) fn own_change<'a>(
+        &self,
+        things: &[ChangeSubject<'a>],
+    ) -> Option<OwnChangeGuard<'a>> {
         self.answers.as_ref().map(|answers| answers.changing(things.to_vec()))
     }
 
-    /// The turn of a look at a name; see [`Turns`].
-    pub(crate) fn turn_to_look(&self, (dir, name): (Gfid, Name<'_>)) -> Option<Look<'_>> {
+    /// The turn of a look at a name; see [`ChangeLocks`].
+    pub(crate) fn turn_to_look(&self, (dir, name): (Gfid, Name<'_>)) -> Option<LookupGuard<'_>> {
         Some(self.turns.as_ref()?.look((dir, name.as_bytes())))
     }
 
     /// The turn of a change of names.
-    pub(crate) fn turn(&self, names: &[(Gfid, Name<'_>)]) -> Option<Turn<'_>> {
+    pub(crate) fn turn(&self, names: &[(Gfid, Name<'_>)]) -> Option<ChangeGuard<'_>> {
         let turns = self.turns.as_ref()?;
         let names: Vec<_> = names.iter().map(|(dir, name)| (*dir, name.as_bytes())).collect();
         Some(turns.names(&names))
     }
 
     /// The turn of inodes `changed` whose names are changed in `dirs`, after that of the names.
-    pub(crate) fn turn_of_inodes(&self, dirs: &[Gfid], changed: &[Gfid]) -> Option<Turn<'_>> {
+    pub(crate) fn turn_of_inodes(
+        &self,
+        dirs: &[Gfid],
+        changed: &[Gfid],
+    ) -> Option<ChangeGuard<'_>> {
         Some(self.turns.as_ref()?.inodes(dirs, changed))
     }
 
     /// The turn of a directory that moves to another one.
-    pub(crate) fn turn_to_move(&self) -> Option<Move<'_>> {
+    pub(crate) fn turn_to_move(&self) -> Option<RenameGuard<'_>> {
         Some(self.turns.as_ref()?.move_directory())
     }
 
@@ -521,19 +532,20 @@ impl Gluster {
     }
 
     /// Like [`own_change`](Gluster::own_change), of the attributes of an inode that frontends know.
-    pub(crate) fn own_change_of(&self, ino: Ino) -> Option<OwnChange<'static>> {
+    pub(crate) fn own_change_of(&self, ino: Ino) -> Option<OwnChangeGuard<'static>> {
         self.answers.as_ref()?;
-        self.own_change(&[Thing::Attributes(self.nodes.gfid(ino).ok()?)])
+        self.own_change(&[ChangeSubject::Attributes(self.nodes.gfid(ino).ok()?)])
     }
 
     /// The inode with a name, and true if it is a directory, for a change of the name, which changes the attributes of the inode.
     /// `None` if there is none, or a kernel knows.
     pub(crate) fn child(
         &self,
-        (dir, gfid): (&Object<'_>, Gfid),
+        (dir, gfid): (&InodeObject<'_>, Gfid),
         name: &CStr,
     ) -> Option<(Gfid, bool)> {
-        let known = |answers: &Answers<_>| answers.child(gfid, name.to_bytes(), Instant::now());
+        let known =
+            |answers: &MetadataCache<_>| answers.child(gfid, name.to_bytes(), Instant::now());
         match self.answers.as_ref().and_then(known) {
             Some(known) => known,
             None if self.turns.is_none() => None,
@@ -548,7 +560,7 @@ impl Gluster {
         &self,
         gfid: Gfid,
         attr: &Attr,
-        (is_told, asked): (bool, &Asked),
+        (is_told, asked): (bool, &QueryContext),
     ) -> Duration {
         match attr.kind {
             FileKind::Directory => {
@@ -561,7 +573,7 @@ impl Gluster {
     }
 
     /// Sees to it that messages about an inode arrive, if frontends may keep it for long.
-    pub(crate) fn listen(&self, ino: Ino, refer: impl FnOnce() -> Option<Reference>) -> bool {
+    pub(crate) fn listen(&self, ino: Ino, refer: impl FnOnce() -> Option<InodeReference>) -> bool {
         self.watch.listen(&self.nodes, ino, refer)
     }
 
@@ -570,8 +582,8 @@ impl Gluster {
         self.nodes.gfid(ino).is_ok_and(|gfid| self.listen(ino, || self.refer(gfid)))
     }
 
-    pub(crate) fn refer(&self, gfid: Gfid) -> Option<Reference> {
-        self.volume.keep(gfid).ok().map(|kept| Box::new(kept) as Reference)
+    pub(crate) fn refer(&self, gfid: Gfid) -> Option<InodeReference> {
+        self.volume.keep(gfid).ok().map(|kept| Box::new(kept) as InodeReference)
     }
 
     /// True if messages about a directory arrive.
@@ -580,11 +592,11 @@ impl Gluster {
     }
 
     /// Adds an open file or directory.
-    pub(crate) fn add_open(&self, opened: Opened) -> Fh {
+    pub(crate) fn add_open(&self, opened: OpenObject) -> Fh {
         let fh = self.next_fh.fetch_add(1, Ordering::Relaxed);
         let file = match &opened {
-            Opened::File(file) => Some(file.ino),
-            Opened::Dir(_) => None,
+            OpenObject::File(file) => Some(file.ino),
+            OpenObject::Dir(_) => None,
         };
         self.open.write().unwrap_or_else(PoisonError::into_inner).insert(fh, opened);
         if let Some(ino) = file {
@@ -594,27 +606,27 @@ impl Gluster {
     }
 
     /// Removes an open file or directory.
-    pub(crate) fn remove_open(&self, fh: Fh) -> Option<Opened> {
+    pub(crate) fn remove_open(&self, fh: Fh) -> Option<OpenObject> {
         self.open.write().unwrap_or_else(PoisonError::into_inner).remove(&fh.0)
     }
 
     /// An open file. Fails with `EBADF`.
-    pub(crate) fn file(&self, fh: Fh) -> Result<Arc<OpenFile>> {
+    pub(crate) fn file(&self, fh: Fh) -> Result<Arc<OpenVolumeFile>> {
         match self.opened(fh) {
-            Some(Opened::File(file)) => Ok(file),
+            Some(OpenObject::File(file)) => Ok(file),
             _ => Err(Errno::EBADF),
         }
     }
 
     /// An open directory. Fails with `EBADF`.
-    pub(crate) fn dir(&self, fh: Fh) -> Result<Arc<Listing>> {
+    pub(crate) fn dir(&self, fh: Fh) -> Result<Arc<OpenListing>> {
         match self.opened(fh) {
-            Some(Opened::Dir(dir)) => Ok(dir),
+            Some(OpenObject::Dir(dir)) => Ok(dir),
             _ => Err(Errno::EBADF),
         }
     }
 
-    fn opened(&self, fh: Fh) -> Option<Opened> {
+    fn opened(&self, fh: Fh) -> Option<OpenObject> {
         self.open.read().unwrap_or_else(PoisonError::into_inner).get(&fh.0).cloned()
     }
 
@@ -623,8 +635,8 @@ impl Gluster {
     pub(crate) fn reach<T>(
         &self,
         ino: Ino,
-        by_name: impl FnOnce(&Object<'_>) -> Result<T>,
-        by_file: impl FnOnce(&OpenFile) -> Result<T>,
+        by_name: impl FnOnce(&InodeObject<'_>) -> Result<T>,
+        by_file: impl FnOnce(&OpenVolumeFile) -> Result<T>,
     ) -> Result<T> {
         let reached = self.object(ino).and_then(|object| by_name(&object));
         match reached {
@@ -640,7 +652,7 @@ impl Gluster {
     pub(crate) fn open_known<T>(
         &self,
         ino: Ino,
-        open: impl Fn(&Object<'_>) -> Result<T>,
+        open: impl Fn(&InodeObject<'_>) -> Result<T>,
     ) -> Result<T> {
         let gfid = self.nodes.gfid(ino)?;
         let opened = try_again(&|| self.volume.object(gfid).and_then(|object| open(&object)));
@@ -685,9 +697,9 @@ fn name_holds(valid: Duration, long: Duration) -> Duration {
 }
 
 /// The hash by which a name has its part. Directories are in all parts.
-fn hash_of(attr: &Attr, name: Option<Name<'_>>) -> Option<Hash> {
+fn hash_of(attr: &Attr, name: Option<Name<'_>>) -> Option<LayoutHash> {
     let is_file = attr.kind != FileKind::Directory;
-    name.filter(|_| is_file).map(|name| Hash::of(name.as_bytes()))
+    name.filter(|_| is_file).map(|name| LayoutHash::of(name.as_bytes()))
 }
 
 impl Drop for Gluster {
@@ -705,14 +717,14 @@ fn is_past(seconds: i64, now: SystemTime) -> bool {
 }
 
 /// A thread that acts as a user.
-pub(crate) struct Acting<'a> {
-    volume: &'a Volume,
+pub(crate) struct ActingUser<'a> {
+    volume: &'a VolumeConnection,
     restores: bool,
     /// The caller, and a moment before all answers from now on.
-    pub asked: Asked,
+    pub asked: QueryContext,
 }
 
-impl Drop for Acting<'_> {
+impl Drop for ActingUser<'_> {
     fn drop(&mut self) {
         if self.restores {
             self.volume.act_as_process();
@@ -748,7 +760,7 @@ mod tests {
 
     #[test]
     fn a_mode_without_set_user_id_is_known_until_this_client_changes_a_mode() {
-        let mode = PlainMode::default();
+        let mode = PlainModeCache::default();
         assert!(!mode.is_known(0));
         for (set, left) in [(0o106_755, 0o755), (0o104_777, 0o777), (0o102_711, 0o711)] {
             assert_eq!(mode.saw(set, 0), Some(left));

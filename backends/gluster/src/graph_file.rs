@@ -95,13 +95,13 @@ mod tests {
     use super::*;
 
     /// A directory that is removed at the end.
-    struct Place(PathBuf);
+    struct GraphFileDirectory(PathBuf);
 
-    impl Place {
-        fn new(name: &str) -> Place {
+    impl GraphFileDirectory {
+        fn new(name: &str) -> GraphFileDirectory {
             let path = std::env::temp_dir().join(format!("defuse-{name}-{}", std::process::id()));
             fs::create_dir(&path).unwrap();
-            Place(path)
+            GraphFileDirectory(path)
         }
 
         fn file(&self, name: &str, text: &[u8], mode: u32) -> PathBuf {
@@ -112,7 +112,7 @@ mod tests {
         }
     }
 
-    impl Drop for Place {
+    impl Drop for GraphFileDirectory {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
@@ -129,7 +129,7 @@ mod tests {
     /// Whoever could write the file had their libraries loaded by the mount of another user.
     #[test]
     fn a_volume_file_that_others_could_have_written_is_refused() {
-        let place = Place::new("graph-others");
+        let place = GraphFileDirectory::new("graph-others");
         assert_eq!(text(&GraphFile::open(&place.file("own", b"volume", 0o644)).unwrap()), "volume");
         for mode in [0o664, 0o646, 0o620, 0o777] {
             let error = refused(&place.file("shared", b"volume", mode));
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn only_a_regular_file_of_limited_size_is_a_volume_file() {
-        let place = Place::new("graph-kinds");
+        let place = GraphFileDirectory::new("graph-kinds");
         let missing = refused(&place.0.join("missing"));
         assert!(
             missing.contains("/missing: ") && missing.contains("name another file"),
@@ -176,7 +176,7 @@ mod tests {
     /// A change between the checks and the use would have decided.
     #[test]
     fn the_text_of_a_volume_file_is_that_of_the_moment_when_it_was_checked() {
-        let place = Place::new("graph-copy");
+        let place = GraphFileDirectory::new("graph-copy");
         let path = place.file("file", b"checked", 0o600);
         let file = GraphFile::open(&path).unwrap();
         fs::write(&path, "changed").unwrap();

@@ -10,11 +10,11 @@ use defuse_fs::source::{
     About, Description, Error, Files, Frontend, Locks, Opt, Rest, Result, Sharing, Threads,
 };
 
-use crate::address::Address;
-use crate::{Options, Transport, connect};
+use crate::address::VolumeAddress;
+use crate::{GlusterOptions, ManagementTransport, connect};
 
 /// `gluster://HOST[,HOST...]/VOLUME[/DIR]`.
-pub static KIND: Description<Options> = Description {
+pub static KIND: Description<GlusterOptions> = Description {
     about: About {
         name: "gluster",
         form: "gluster://HOST/VOLUME",
@@ -32,7 +32,7 @@ pub static KIND: Description<Options> = Description {
 };
 
 #[rustfmt::skip]
-const OPTIONS: &[Opt<Options>] = &[
+const OPTIONS: &[Opt<GlusterOptions>] = &[
     Opt::new("log-level", Choice(&[
             ("none", |o| o.log_level = 0),
             ("critical", |o| o.log_level = 3),
@@ -44,8 +44,8 @@ const OPTIONS: &[Opt<Options>] = &[
         ]),
         "what libgfapi writes to the standard error (default critical)"),
     Opt::new("transport", Choice(&[
-            ("tcp", |o| o.transport = Transport::Tcp),
-            ("unix", |o| o.transport = Transport::Unix),
+            ("tcp", |o| o.transport = ManagementTransport::Tcp),
+            ("unix", |o| o.transport = ManagementTransport::Unix),
         ]),
         "reach the servers by TCP (default), or the one of this machine by its socket"),
     Opt::new("port", Number(1, 65535, |o, n| o.port = n as u16),
@@ -64,9 +64,9 @@ const OPTIONS: &[Opt<Options>] = &[
         "files are cached for this time if servers tell of changes (default 300, 0: never)"),
 ];
 
-fn defaults(frontend: &Frontend) -> Options {
-    let base = Options::default();
-    Options {
+fn defaults(frontend: &Frontend) -> GlusterOptions {
+    let base = GlusterOptions::default();
+    GlusterOptions {
         valid_for: if frontend.concurrent { Duration::ZERO } else { base.valid_for },
         in_application: frontend.threads != Threads::Serving,
         submits: frontend.threads == Threads::Serving || frontend.locks == Locks::Frontend,
@@ -85,11 +85,11 @@ fn defaults(frontend: &Frontend) -> Options {
     }
 }
 
-fn open(rest: &OsStr, options: Options) -> Result<Arc<dyn FileSystem>> {
+fn open(rest: &OsStr, options: GlusterOptions) -> Result<Arc<dyn FileSystem>> {
     let text = rest.to_str().ok_or_else(|| {
         Error::Usage(format!("source gluster:{} is not valid UTF-8", rest.display()))
     })?;
-    let address = Address::with_options(text, &options).map_err(Error::Usage)?;
+    let address = VolumeAddress::with_options(text, &options).map_err(Error::Usage)?;
     Ok(Arc::new(connect::open(&address, &options).map_err(Error::Failed)?))
 }
 
@@ -100,16 +100,16 @@ mod tests {
     #[test]
     fn options_reach_their_settings() {
         let with = |options: &[&str]| KIND.settings(&Frontend::default(), options);
-        assert_eq!(with(&[]), Ok(Options::default()));
+        assert_eq!(with(&[]), Ok(GlusterOptions::default()));
         let set = with(&["log-level=debug", "transport=unix", "port=7", "valid=0.5", "upcalls=9"]);
         let set = set.unwrap();
-        let expected = Options {
+        let expected = GlusterOptions {
             log_level: 8,
-            transport: Transport::Unix,
+            transport: ManagementTransport::Unix,
             port: 7,
             valid_for: Duration::from_millis(500),
             told_for: Duration::from_secs(9),
-            ..Options::default()
+            ..GlusterOptions::default()
         };
         assert_eq!(set, expected);
         assert_eq!(with(&["volfile-server-port=7"]).map(|set| set.port), Ok(7));

@@ -40,7 +40,7 @@ pub use kind::KIND;
 
 /// The transport to the servers that know the volumes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Transport {
+pub enum ManagementTransport {
     /// TCP.
     #[default]
     Tcp,
@@ -48,24 +48,24 @@ pub enum Transport {
     Unix,
 }
 
-impl Transport {
+impl ManagementTransport {
     fn name(self) -> &'static str {
         match self {
-            Transport::Tcp => "tcp",
-            Transport::Unix => "unix",
+            ManagementTransport::Tcp => "tcp",
+            ManagementTransport::Unix => "unix",
         }
     }
 }
 
 /// Options of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct GlusterOptions {
     /// The directory that is served as the root, in place of one in the address.
     pub sub_directory: Option<String>,
     /// Amount that libgfapi writes to the standard error: 0 (nothing) to 9 (everything).
     pub log_level: u8,
     /// The transport.
-    pub transport: Transport,
+    pub transport: ManagementTransport,
     /// The port; 0 for the usual one.
     pub port: u16,
     /// Validity of names and attributes in frontends.
@@ -85,12 +85,12 @@ pub struct Options {
     pub submits: bool,
 }
 
-impl Default for Options {
+impl Default for GlusterOptions {
     fn default() -> Self {
-        Options {
+        GlusterOptions {
             sub_directory: None,
             log_level: 3,
-            transport: Transport::Tcp,
+            transport: ManagementTransport::Tcp,
             port: 0,
             valid_for: Duration::from_secs(1),
             told_for: Duration::from_secs(300),

@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::{Context, DirBuf, DirItem, Entry, Errno, FileKind, Ino, Name, Push, Result};
 
-use crate::answers::Asked;
-use crate::file::{Handle, Listed};
-use crate::gluster::{Gluster, Opened, Place};
+use crate::answers::QueryContext;
+use crate::file::{GfapiHandle, VolumeDirEntry};
+use crate::gluster::{EntryLocation, Gluster, OpenObject};
 use crate::volume::{Gfid, c_name};
 
 /// An open directory.
-pub(crate) struct Listing {
+pub(crate) struct OpenListing {
     gfid: Gfid,
-    pub handle: Handle,
-    at: Mutex<At>,
+    pub handle: GfapiHandle,
+    at: Mutex<ListingCursor>,
 }
 
 /// Maximum number of entries that are taken from libgfapi at a time.
@@ -25,11 +25,11 @@ const BATCH: usize = 128;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The place of a listing.
-struct At {
+struct ListingCursor {
     /// The position of the next entry.
     position: u64,
     /// The next entries.
-    batch: VecDeque<Listed>,
+    batch: VecDeque<VolumeDirEntry>,
     /// They were asked with attributes.
     with: bool,
     /// Their inodes and attributes are those of their names: nobody else was changing them.
@@ -39,15 +39,15 @@ struct At {
     /// The listing has paused, and libgfapi may have asked for the next entries before.
     has_paused: bool,
     /// libgfapi asked for the entries after this.
-    asked: Asked,
+    asked: QueryContext,
 }
 
-impl At {
-    fn new(position: u64, asked: &Asked) -> At {
+impl ListingCursor {
+    fn new(position: u64, asked: &QueryContext) -> ListingCursor {
         let (asked, batch) = (asked.clone(), VecDeque::new());
         let (with, is_believed, has_paused) = (false, false, false);
         let answered = Instant::now();
-        At { position, batch, with, is_believed, answered, has_paused, asked }
+        ListingCursor { position, batch, with, is_believed, answered, has_paused, asked }
     }
 
     /// The listing goes on at `now`.
@@ -64,14 +64,14 @@ impl Gluster {
         let acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
         let handle = self.open_known(ino, |object| self.volume.open_dir(object))?;
-        let at = At::new(0, &acting.asked).into();
-        let fh = self.add_open(Opened::Dir(Listing { gfid, handle, at }.into()));
+        let at = ListingCursor::new(0, &acting.asked).into();
+        let fh = self.add_open(OpenObject::Dir(OpenListing { gfid, handle, at }.into()));
         Ok(defuse_fs::Opened::new(fh))
     }
 
     pub(crate) fn list(
         &self,
-        (dir, now): (&Listing, &Asked),
+        (dir, now): (&OpenListing, &QueryContext),
         from: u64,
         out: &mut DirBuf<'_>,
     ) -> Result<()> {
@@ -80,7 +80,7 @@ impl Gluster {
         let mut at = dir.at.lock().unwrap_or_else(PoisonError::into_inner);
         if at.position != from || (at.with != plus && !at.batch.is_empty()) {
             dir.handle.seek_dir(from);
-            *at = At::new(from, now);
+            *at = ListingCursor::new(from, now);
         }
         at.resume(Instant::now());
         loop {
@@ -115,7 +115,12 @@ impl Gluster {
     /// Takes the next entries from libgfapi, none at the end. A server that is carrying out a change may list a name with the inode
     /// of the former file and the attributes of the new one. In a directory that another client has changed lately, inodes and
     /// attributes of names are therefore not told, and frontends look the names up that they need.
-    fn take_entries(&self, dir: &Listing, (at, plus): (&mut At, bool), now: &Asked) -> Result<()> {
+    fn take_entries(
+        &self,
+        dir: &OpenListing,
+        (at, plus): (&mut ListingCursor, bool),
+        now: &QueryContext,
+    ) -> Result<()> {
         at.with = plus;
         let keeps = plus && (self.watch.is_on() || self.keeps_listings());
         // A replicated volume goes on with the brick with which a listing began, also if it is lost. Nothing was told of it yet.
@@ -142,7 +147,7 @@ impl Gluster {
 
     /// Looks a listed name up if the server sent no attributes, as for some directories, and for a name that another client is
     /// just making or removing: without them, the number would be one of the server, and the kind unknown. False if it is missing.
-    fn complete(&self, dir: &Listing, listed: &mut Listed, plus: bool) -> bool {
+    fn complete(&self, dir: &OpenListing, listed: &mut VolumeDirEntry, plus: bool) -> bool {
         let is_itself = listed.name == b"." || listed.name == b"..";
         if is_itself || !plus || listed.found.is_some() {
             return true;
@@ -164,7 +169,11 @@ impl Gluster {
     }
 
     /// The entry of a listed name.
-    fn listed_entry(&self, (dir, asked): (&Listing, &Asked), listed: &Listed) -> Option<Entry> {
+    fn listed_entry(
+        &self,
+        (dir, asked): (&OpenListing, &QueryContext),
+        listed: &VolumeDirEntry,
+    ) -> Option<Entry> {
         if listed.name == b"." || listed.name == b".." {
             return None;
         }
@@ -172,24 +181,24 @@ impl Gluster {
         // Until the entry has a reference of its own.
         let _kept = listed.kept.take();
         let (gfid, stat) = listed.found.as_ref()?;
-        let place = Place { dir: dir.gfid, name: Some(name), is_listed: true };
+        let place = EntryLocation { dir: dir.gfid, name: Some(name), is_listed: true };
         self.entry_of((*gfid, stat), place, asked).ok()
     }
 
     /// Keeps the attributes of a listed name here, for which the frontend did not ask.
-    fn keep_listed(&self, (dir, asked): (&Listing, &Asked), listed: &Listed) {
+    fn keep_listed(&self, (dir, asked): (&OpenListing, &QueryContext), listed: &VolumeDirEntry) {
         if let Some((gfid, stat)) = &listed.found
             && listed.name != b"."
             && listed.name != b".."
             && let Ok(name) = Name::new(&listed.name)
         {
-            let place = Place { dir: dir.gfid, name: Some(name), is_listed: true };
+            let place = EntryLocation { dir: dir.gfid, name: Some(name), is_listed: true };
             self.keep_answer((*gfid, stat), Some(place), asked, || listed.kept.take());
         }
     }
 
     /// Makes the names of a directory durable, if the servers can.
-    pub(crate) fn sync_listing(&self, dir: &Listing, datasync: bool) -> Result<()> {
+    pub(crate) fn sync_listing(&self, dir: &OpenListing, datasync: bool) -> Result<()> {
         match dir.handle.sync(datasync) {
             // A file system says that it is needless.
             Err(Errno::EINVAL | Errno::EOPNOTSUPP | Errno::EBADF) => Err(Errno::ENOSYS),
@@ -204,7 +213,7 @@ fn is_name(name: &[u8]) -> bool {
 }
 
 /// The kind of an entry: of its attributes, or of the listing.
-fn kind(listed: &Listed) -> FileKind {
+fn kind(listed: &VolumeDirEntry) -> FileKind {
     let mode = match &listed.found {
         Some((_, stat)) => stat.st_mode,
         None => u32::from(listed.kind) << 12,
@@ -215,14 +224,16 @@ fn kind(listed: &Listed) -> FileKind {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::answers::Who;
-    use crate::upcalls::Inbox;
+    use crate::answers::CallerIdentity;
+    use crate::upcalls::UpcallInbox;
 
     #[test]
     fn entries_are_not_believed_after_a_pause() {
-        let asked = Asked { since: Inbox::default().now(), who: Who::default() };
+        let asked =
+            QueryContext { since: UpcallInbox::default().now(), who: CallerIdentity::default() };
         let after = |position, pause| {
-            let mut at = At { is_believed: true, ..At::new(position, &asked) };
+            let mut at =
+                ListingCursor { is_believed: true, ..ListingCursor::new(position, &asked) };
             at.resume(at.answered + pause);
             at.resume(at.answered + PAUSE);
             (at.is_believed, at.has_paused)

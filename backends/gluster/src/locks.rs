@@ -11,7 +11,7 @@ use std::time::Duration;
 use defuse_fs::locks::{LockQueue, OFFSET_MAX};
 use defuse_fs::{Errno, Fh, Ino, Lock, LockOwner, LockRequest, LockType, LockWait, Result};
 
-use crate::file::{Handle, position};
+use crate::file::{GfapiHandle, position};
 
 /// Maximum number of owners with locks.
 const MAX_OWNERS: usize = 1 << 14;
@@ -29,32 +29,32 @@ const ASK_EVERY: Duration = Duration::from_millis(20);
 
 /// The locks of a file system.
 #[derive(Default)]
-pub(crate) struct Locks {
-    owners: Mutex<HashMap<(Ino, LockOwner), Owner>>,
+pub(crate) struct VolumeLocks {
+    owners: Mutex<HashMap<(Ino, LockOwner), LockOwnerHandle>>,
     /// flock(2).
     pub flocks: LockQueue,
-    waits: Arc<Waits>,
+    waits: Arc<LockPoller>,
 }
 
-struct Owner {
-    handle: Arc<Handle>,
+struct LockOwnerHandle {
+    handle: Arc<GfapiHandle>,
     /// The open file through which it took its first lock.
     fh: Fh,
     uid: u32,
 }
 
 /// The file of a request.
-pub(crate) struct Of<'a> {
+pub(crate) struct LockTarget<'a> {
     pub ino: Ino,
     pub fh: Fh,
-    pub handle: &'a Handle,
+    pub handle: &'a GfapiHandle,
     /// The user who asks.
     pub uid: u32,
 }
 
-impl Locks {
+impl VolumeLocks {
     /// The first conflicting lock.
-    pub fn conflict(&self, of: &Of<'_>, request: &LockRequest) -> Result<Option<Lock>> {
+    pub fn conflict(&self, of: &LockTarget<'_>, request: &LockRequest) -> Result<Option<Lock>> {
         let handle = match self.known(of.ino, request.owner) {
             Some(handle) => handle,
             None => Arc::new(new_owner(of.handle, request.owner)?),
@@ -65,15 +65,15 @@ impl Locks {
     }
 
     /// Takes, changes or drops a lock. Fails with `EAGAIN`.
-    pub fn set(&self, of: &Of<'_>, request: &LockRequest) -> Result<()> {
+    pub fn set(&self, of: &LockTarget<'_>, request: &LockRequest) -> Result<()> {
         ask(&*self.handle_of(of, request)?, &request.lock)
     }
 
     /// Takes a lock as soon as it is free.
-    pub fn wait(&self, of: &Of<'_>, wait: LockWait) {
+    pub fn wait(&self, of: &LockTarget<'_>, wait: LockWait) {
         let request = wait.request();
         match self.handle_of(of, &request) {
-            Ok(handle) => self.waits.add(Waiting { wait, handle, lock: request.lock }),
+            Ok(handle) => self.waits.add(BlockedLock { wait, handle, lock: request.lock }),
             Err(errno) => wait.finish(Err(errno)),
         }
     }
@@ -83,7 +83,7 @@ impl Locks {
         let dropped = self.lock().remove(&(ino, owner));
         match dropped {
             Some(owner) => {
-                Arc::into_inner(owner.handle).map_or(Ok(()), Handle::close).map(|()| true)
+                Arc::into_inner(owner.handle).map_or(Ok(()), GfapiHandle::close).map(|()| true)
             }
             None => Ok(false),
         }
@@ -95,7 +95,7 @@ impl Locks {
         if owners.is_empty() {
             return;
         }
-        let gone: Vec<Owner> = owners
+        let gone: Vec<LockOwnerHandle> = owners
             .extract_if(|key, owner| key.0 == ino && owner.fh == fh)
             .map(|(_, o)| o)
             .collect();
@@ -104,11 +104,11 @@ impl Locks {
         drop(gone);
     }
 
-    fn known(&self, ino: Ino, owner: LockOwner) -> Option<Arc<Handle>> {
+    fn known(&self, ino: Ino, owner: LockOwner) -> Option<Arc<GfapiHandle>> {
         self.lock().get(&(ino, owner)).map(|owner| Arc::clone(&owner.handle))
     }
 
-    fn handle_of(&self, of: &Of<'_>, request: &LockRequest) -> Result<Arc<Handle>> {
+    fn handle_of(&self, of: &LockTarget<'_>, request: &LockRequest) -> Result<Arc<GfapiHandle>> {
         if let Some(handle) = self.known(of.ino, request.owner) {
             return Ok(handle);
         }
@@ -119,23 +119,23 @@ impl Locks {
         if is_full || owners.len() >= MAX_OWNERS {
             return Err(Errno::ENOLCK);
         }
-        let new = Owner { handle, fh: of.fh, uid: of.uid };
+        let new = LockOwnerHandle { handle, fh: of.fh, uid: of.uid };
         let owner = owners.entry((of.ino, request.owner)).or_insert(new);
         Ok(Arc::clone(&owner.handle))
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<(Ino, LockOwner), Owner>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<(Ino, LockOwner), LockOwnerHandle>> {
         self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn new_owner(handle: &Handle, owner: LockOwner) -> Result<Handle> {
+fn new_owner(handle: &GfapiHandle, owner: LockOwner) -> Result<GfapiHandle> {
     let handle = handle.duplicate()?;
     handle.set_lock_owner(owner.0)?;
     Ok(handle)
 }
 
-fn ask(handle: &Handle, lock: &Lock) -> Result<()> {
+fn ask(handle: &GfapiHandle, lock: &Lock) -> Result<()> {
     match handle.posix_lock(libc::F_SETLK, &mut to_c(lock)?) {
         Err(Errno::EACCES) => Err(Errno::EAGAIN),
         asked => asked,
@@ -177,9 +177,9 @@ fn from_c(lock: &libc::flock) -> Option<Lock> {
 }
 
 /// A wait for a lock.
-struct Waiting {
+struct BlockedLock {
     wait: LockWait,
-    handle: Arc<Handle>,
+    handle: Arc<GfapiHandle>,
     lock: Lock,
 }
 
@@ -191,9 +191,9 @@ fn may_wait(waiting: impl Iterator<Item = u32> + Clone, uid: u32) -> bool {
 
 /// The waits.
 #[derive(Default)]
-struct State {
+struct BlockedLocks {
     /// Those that are not being asked for now.
-    idle: Vec<Waiting>,
+    idle: Vec<BlockedLock>,
     /// The users of all waits.
     users: Vec<u32>,
     /// The thread runs.
@@ -202,13 +202,13 @@ struct State {
 
 /// All waits, and the thread that asks for them, which runs only while there are some.
 #[derive(Default)]
-struct Waits {
-    state: Mutex<State>,
+struct LockPoller {
+    state: Mutex<BlockedLocks>,
     woken: Condvar,
 }
 
-impl Waits {
-    fn add(self: &Arc<Self>, waiting: Waiting) {
+impl LockPoller {
+    fn add(self: &Arc<Self>, waiting: BlockedLock) {
         let this = Arc::downgrade(self);
         let token = Arc::clone(waiting.wait.interrupt());
         let mut state = self.lock();
@@ -249,7 +249,8 @@ impl Waits {
                 return;
             }
             drop(state);
-            let left = std::mem::take(&mut asked).into_iter().filter_map(Waiting::ask).collect();
+            let left =
+                std::mem::take(&mut asked).into_iter().filter_map(BlockedLock::ask).collect();
             let mut state = self.lock();
             let new = std::mem::replace(&mut state.idle, left);
             state.idle.extend(new);
@@ -259,14 +260,14 @@ impl Waits {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, BlockedLocks> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Waiting {
+impl BlockedLock {
     /// Asks once. `None` if the wait has ended.
-    fn ask(self) -> Option<Waiting> {
+    fn ask(self) -> Option<BlockedLock> {
         use defuse_fs::Interrupted;
         if self.wait.interrupt().interrupted() {
             self.wait.finish(Err(Errno::EINTR));
@@ -276,7 +277,7 @@ impl Waiting {
             Err(Errno::EAGAIN) => Some(self),
             result => {
                 // Closed here rather than by the answer, which may release the file.
-                let Waiting { wait, handle, .. } = self;
+                let BlockedLock { wait, handle, .. } = self;
                 drop(handle);
                 wait.finish(result);
                 None

@@ -8,14 +8,14 @@ use std::time::Instant;
 use defuse_fs::posix::rename::check_kinds;
 use defuse_fs::{Context, Entry, Errno, FileKind, Ino, Name, NewNode, OpenArgs, Opened, Result};
 
-use crate::answers::{Asked, Thing};
+use crate::answers::{ChangeSubject, QueryContext};
 use crate::data::open_flags;
-use crate::gluster::{Gluster, OpenFile, Place, PlainMode, try_again};
-use crate::volume::{Gfid, Object, c_name};
+use crate::gluster::{EntryLocation, Gluster, OpenVolumeFile, PlainModeCache, try_again};
+use crate::volume::{Gfid, InodeObject, c_name};
 
 /// A name, and the directory that has it.
-fn named(dir: Gfid, name: Name<'_>) -> [Thing<'_>; 2] {
-    [Thing::Name(dir, name.as_bytes()), Thing::Attributes(dir)]
+fn named(dir: Gfid, name: Name<'_>) -> [ChangeSubject<'_>; 2] {
+    [ChangeSubject::Name(dir, name.as_bytes()), ChangeSubject::Attributes(dir)]
 }
 
 /// Tries of a look at a name after [`try_again`] has given up, of 150 ms each.
@@ -48,7 +48,7 @@ impl Gluster {
 
     /// Asks for a name of a directory. A name of a directory that is there leads to an inode or to none: `ESTALE` means that another
     /// client is about to rename it, for as long as the slowest brick takes.
-    fn find(&self, dir: Gfid, name: &CStr) -> Result<Option<(Object<'_>, libc::stat)>> {
+    fn find(&self, dir: Gfid, name: &CStr) -> Result<Option<(InodeObject<'_>, libc::stat)>> {
         let object = self.directory(dir)?;
         let ask = || match self.volume.look_up(Some(&object), name) {
             Err(Errno::ENOENT) => Ok(None),
@@ -78,7 +78,7 @@ impl Gluster {
         let stat = self.volume.stat(&object)?;
         let above = self.nodes.ino(parent).and_then(|ino| self.nodes.parent(ino).ok().flatten());
         let above = above.unwrap_or(root);
-        let place = Place { dir: above, name: None, is_listed: false };
+        let place = EntryLocation { dir: above, name: None, is_listed: false };
         self.entry_of((object.gfid()?, &stat), place, &acting.asked)
     }
 
@@ -148,13 +148,13 @@ impl Gluster {
         let (object, stat, handle) = self.make_missing((&dir, &new), make)?;
         let entry = self.entry((&object, &stat), (gfid, name), &acting.asked)?;
         self.nodes.made(entry.ino, asked);
-        let file = OpenFile {
+        let file = OpenVolumeFile {
             ino: entry.ino,
             flags: args.flags,
             handle: Arc::new(handle),
             plain: Mutex::default(),
             writes: Arc::default(),
-            plain_mode: PlainMode::default(),
+            plain_mode: PlainModeCache::default(),
         };
         file.plain_mode.saw(stat.st_mode, changes);
         Ok((entry, self.opened_file(file)))
@@ -174,7 +174,7 @@ impl Gluster {
         let _turn = self.turn(&[(gfid, name)]);
         let _inodes = self.turn_of_inodes(&[gfid], &[linked]);
         let [of_name, of_dir] = named(gfid, name);
-        let _own = self.own_change(&[of_name, of_dir, Thing::Attributes(linked)]);
+        let _own = self.own_change(&[of_name, of_dir, ChangeSubject::Attributes(linked)]);
         if self.checks_changes() {
             // A distributed volume leaves a part of the name that a removed inode would have got.
             self.volume.stat(&object).map_err(|errno| self.gone(ino, errno))?;
@@ -213,7 +213,7 @@ impl Gluster {
             None => {
                 let (object, stat) = self.volume.look_up(Some(&dir), &name)?;
                 let removed = object.gfid()?;
-                _own = self.own_change(&[of_name, of_dir, Thing::Attributes(removed)]);
+                _own = self.own_change(&[of_name, of_dir, ChangeSubject::Attributes(removed)]);
                 (removed, stat.st_mode & libc::S_IFMT == libc::S_IFDIR)
             }
         };
@@ -252,7 +252,7 @@ impl Gluster {
         let _inodes = self.turn_of_inodes(&[origin, target], &children);
         let moves_dir = origin != target && moved.is_some_and(|(_, is_dir)| is_dir);
         let _moves = moves_dir.then(|| self.turn_to_move());
-        things.extend(children.into_iter().map(Thing::Attributes));
+        things.extend(children.into_iter().map(ChangeSubject::Attributes));
         let _own = self.own_change(&things);
         self.volume.rename((&old_dir, &old), (&new_dir, &new))?;
         let names = ((origin, from.1.as_bytes()), (target, to.1.as_bytes()));
@@ -271,7 +271,7 @@ impl Gluster {
     /// another one, has left it in the server's memory, until the next look.
     fn make_missing<T>(
         &self,
-        (dir, name): (&Object<'_>, &CStr),
+        (dir, name): (&InodeObject<'_>, &CStr),
         make: impl Fn() -> Result<T>,
     ) -> Result<T> {
         match make() {
@@ -286,7 +286,7 @@ impl Gluster {
 
     /// The permission bits to create with. The servers know no umask, but make the default access list of a
     /// directory effective, which replaces it.
-    fn perm(&self, (dir, gfid): (&Object<'_>, Gfid), node: &NewNode<'_>) -> u32 {
+    fn perm(&self, (dir, gfid): (&InodeObject<'_>, Gfid), node: &NewNode<'_>) -> u32 {
         let masked = node.perm & !(node.umask & 0o777);
         let ask =
             || self.volume.get_xattr(dir, Some(DEFAULT_ACL), &mut []).is_ok_and(|len| len > 0);
@@ -297,9 +297,9 @@ impl Gluster {
     }
 
     /// Attributes, also of a file without a name.
-    pub(crate) fn attributes(&self, ino: Ino, asked: &Asked) -> Result<defuse_fs::Attr> {
+    pub(crate) fn attributes(&self, ino: Ino, asked: &QueryContext) -> Result<defuse_fs::Attr> {
         let is_told = self.listen_to(ino);
-        let by_file = |file: &OpenFile| file.handle.stat();
+        let by_file = |file: &OpenVolumeFile| file.handle.stat();
         let ask = || self.reach(ino, |object| self.volume.stat(object), by_file);
         let stat = try_again(&ask)?;
         self.attr_of(ino, &stat, (is_told, asked))

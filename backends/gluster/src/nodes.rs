@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::{Errno, Fh, Ino, Result};
 
-use crate::parts::{Hash, Part, Parts};
+use crate::parts::{LayoutHash, SubvolumeId, SubvolumeMap};
 use crate::volume::Gfid;
 
 /// All known inodes. Numbers are never used again.
 #[derive(Debug)]
-pub struct Nodes {
-    inner: Mutex<Inner>,
+pub struct GlusterInodes {
+    inner: Mutex<GlusterInodesState>,
     /// The time before which this client has made nothing.
     begun: Instant,
-    parts: Arc<Parts>,
+    parts: Arc<SubvolumeMap>,
 }
 
 #[derive(Debug)]
-struct Inner {
-    by_number: HashMap<u64, Node>,
+struct GlusterInodesState {
+    by_number: HashMap<u64, GlusterInode>,
     by_gfid: HashMap<Gfid, u64>,
     next: u64,
     /// Number of nodes that are kept for long.
@@ -36,11 +36,11 @@ const KEPT: usize = 1 << 15;
 const SEARCH_EVERY: Duration = Duration::from_secs(5);
 
 /// A reference by which libgfapi knows an inode, which costs more than a kilobyte.
-pub type Reference = Box<dyn Any + Send + Sync>;
+pub type InodeReference = Box<dyn Any + Send + Sync>;
 
 #[derive(Debug)]
-struct Kept {
-    _reference: Reference,
+struct UpcallReference {
+    _reference: InodeReference,
     /// The time when it was last asked for.
     asked: Instant,
     /// Its attributes have changed since, and are not kept. Frontends may keep its name, about which messages go on to arrive
@@ -50,67 +50,69 @@ struct Kept {
 
 /// A known inode. There may be millions of them, so that it is small.
 #[derive(Debug)]
-struct Node {
+struct GlusterInode {
     gfid: Gfid,
     lookups: u64,
     /// The directory in which it was found last; [`NOWHERE`] if none is known.
     parent: Gfid,
     /// Fields that few inodes need.
-    more: Option<Box<More>>,
+    more: Option<Box<RareInodeFields>>,
     /// The time when this client made it, without attributes since.
-    made: Made,
-    home: Home,
+    made: CreationTime,
+    home: PackedSubvolume,
 }
 
-const _: () = assert!(size_of::<(u64, Node)>() <= 64);
+const _: () = assert!(size_of::<(u64, GlusterInode)>() <= 64);
 
 /// A time, as 48 bits of a number of microseconds from a moment before the first one: enough for eight years.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Made([u8; 6]);
+struct CreationTime([u8; 6]);
 
-impl Made {
-    const NEVER: Made = Made([0; 6]);
+impl CreationTime {
+    const NEVER: CreationTime = CreationTime([0; 6]);
 
-    fn at(micros: u64) -> Made {
+    fn at(micros: u64) -> CreationTime {
         let bytes = micros.max(1).to_le_bytes();
-        Made([bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5]])
+        CreationTime([bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5]])
     }
 
     fn micros(self) -> u64 {
-        let Made([a, b, c, d, e, f]) = self;
+        let CreationTime([a, b, c, d, e, f]) = self;
         u64::from_le_bytes([a, b, c, d, e, f, 0, 0])
     }
 }
 
 /// The part of the volume that has an inode, or the beginning of the hash of the name by which it got there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Home(u16);
+struct PackedSubvolume(u16);
 
-/// A [`Home`] in full.
-enum Where {
+/// A [`PackedSubvolume`] in full.
+enum InodeSubvolume {
     Unknown,
-    By(Hash),
-    In(Part),
+    By(LayoutHash),
+    In(SubvolumeId),
 }
 
-impl Home {
-    const UNKNOWN: Home = Home(0);
+impl PackedSubvolume {
+    const UNKNOWN: PackedSubvolume = PackedSubvolume(0);
     const BY_HASH: u16 = 1 << 15;
 
-    fn by(hash: Hash) -> Home {
-        Home(Home::BY_HASH | hash.short())
+    fn by(hash: LayoutHash) -> PackedSubvolume {
+        PackedSubvolume(PackedSubvolume::BY_HASH | hash.short())
     }
 
-    fn within(part: Part) -> Home {
-        assert!(part.0 + 1 < Home::BY_HASH, "there are fewer parts");
-        Home(part.0 + 1)
+    fn within(part: SubvolumeId) -> PackedSubvolume {
+        assert!(part.0 + 1 < PackedSubvolume::BY_HASH, "there are fewer parts");
+        PackedSubvolume(part.0 + 1)
     }
 
-    fn place(self) -> Where {
+    fn place(self) -> InodeSubvolume {
         match self.0 {
-            0 => Where::Unknown,
-            hash if hash & Home::BY_HASH != 0 => Where::By(Hash::from_short(hash & !Home::BY_HASH)),
-            part => Where::In(Part(part - 1)),
+            0 => InodeSubvolume::Unknown,
+            hash if hash & PackedSubvolume::BY_HASH != 0 => {
+                InodeSubvolume::By(LayoutHash::from_short(hash & !PackedSubvolume::BY_HASH))
+            }
+            part => InodeSubvolume::In(SubvolumeId(part - 1)),
         }
     }
 }
@@ -119,20 +121,20 @@ impl Home {
 const NOWHERE: Gfid = [0; 16];
 
 #[derive(Debug, Default)]
-struct More {
+struct RareInodeFields {
     /// A frontend keeps its attributes, or names in it, for long.
-    kept: Option<Kept>,
+    kept: Option<UpcallReference>,
     /// Its open files, by which it is reached after its last name was removed.
     open: Vec<Fh>,
 }
 
-impl Nodes {
+impl GlusterInodes {
     /// Only the root is known.
-    pub fn new(root: Gfid, parts: Arc<Parts>) -> Nodes {
-        let by_number = HashMap::from([(Ino::ROOT.0, Node::new(root))]);
+    pub fn new(root: Gfid, parts: Arc<SubvolumeMap>) -> GlusterInodes {
+        let by_number = HashMap::from([(Ino::ROOT.0, GlusterInode::new(root))]);
         let by_gfid = HashMap::from([(root, Ino::ROOT.0)]);
-        Nodes {
-            inner: Mutex::new(Inner {
+        GlusterInodes {
+            inner: Mutex::new(GlusterInodesState {
                 by_number,
                 by_gfid,
                 next: Ino::ROOT.0 + 1,
@@ -145,16 +147,16 @@ impl Nodes {
     }
 
     /// Adds a lookup of `gfid`, in the directory `parent` if that is given, by a name with this hash if it is a file.
-    pub fn look_up(&self, gfid: Gfid, parent: Option<Gfid>, hash: Option<Hash>) -> Ino {
+    pub fn look_up(&self, gfid: Gfid, parent: Option<Gfid>, hash: Option<LayoutHash>) -> Ino {
         self.look_up_from(gfid, parent, hash).0
     }
 
-    /// Adds a lookup, as [`Nodes::look_up`] does. Returns the directory in which the inode was found before, if it was another one.
+    /// Adds a lookup, as [`GlusterInodes::look_up`] does. Returns the directory in which the inode was found before, if it was another one.
     pub fn look_up_from(
         &self,
         gfid: Gfid,
         parent: Option<Gfid>,
-        hash: Option<Hash>,
+        hash: Option<LayoutHash>,
     ) -> (Ino, Option<Gfid>) {
         let mut left = None;
         let mut inner = self.lock();
@@ -163,7 +165,7 @@ impl Nodes {
         if number == next {
             inner.next += 1;
         }
-        let node = inner.by_number.entry(number).or_insert_with(|| Node::new(gfid));
+        let node = inner.by_number.entry(number).or_insert_with(|| GlusterInode::new(gfid));
         if number != Ino::ROOT.0 {
             node.lookups += 1;
             if let Some(parent) = parent {
@@ -175,18 +177,18 @@ impl Nodes {
     }
 
     /// The part of the volume that a file needs, as far as it is known.
-    pub fn part(&self, ino: Ino) -> Option<Part> {
+    pub fn part(&self, ino: Ino) -> Option<SubvolumeId> {
         let (parent, home) = self.with(ino, |node| (node.parent, node.home)).ok()?;
         match home.place() {
-            Where::Unknown => None,
-            Where::By(hash) => self.parts.find(parent, hash),
-            Where::In(part) => Some(part),
+            InodeSubvolume::Unknown => None,
+            InodeSubvolume::By(hash) => self.parts.find(parent, hash),
+            InodeSubvolume::In(part) => Some(part),
         }
     }
 
     /// The part of the volume that a name of a file in a directory needs, as far as it is known.
-    pub fn part_of_name(&self, dir: Ino, name: &[u8]) -> Option<Part> {
-        self.parts.find(self.gfid(dir).ok()?, Hash::of(name))
+    pub fn part_of_name(&self, dir: Ino, name: &[u8]) -> Option<SubvolumeId> {
+        self.parts.find(self.gfid(dir).ok()?, LayoutHash::of(name))
     }
 
     /// Returns lookups. The inode is unknown after its last one.
@@ -237,7 +239,7 @@ impl Nodes {
         &self,
         ino: Ino,
         long: Duration,
-        refer: impl FnOnce() -> Option<Reference>,
+        refer: impl FnOnce() -> Option<InodeReference>,
     ) -> bool {
         let asked = Instant::now();
         if let Ok(true) = self.with(ino, |node| node.asked(asked)) {
@@ -249,7 +251,8 @@ impl Nodes {
         let Some(reference) = refer() else { return false };
         let mut inner = self.lock();
         let Some(node) = inner.by_number.get_mut(&ino.0) else { return false };
-        let old = node.more().kept.replace(Kept { _reference: reference, asked, told: false });
+        let old =
+            node.more().kept.replace(UpcallReference { _reference: reference, asked, told: false });
         inner.kept += usize::from(old.is_none());
         drop(inner);
         true
@@ -263,7 +266,7 @@ impl Nodes {
     /// True if a frontend keeps attributes of an inode for long, which it shall do no longer. Messages about its name still
     /// arrive: without a reference, libgfapi forgot the inode, and the message about its next renaming was lost.
     pub fn take_attributes(&self, ino: Ino) -> bool {
-        let take = |kept: &mut Kept| !std::mem::replace(&mut kept.told, true);
+        let take = |kept: &mut UpcallReference| !std::mem::replace(&mut kept.told, true);
         self.with(ino, |node| node.kept().is_some_and(take)).unwrap_or(false)
     }
 
@@ -298,19 +301,20 @@ impl Nodes {
     /// This client has made an inode at `now`.
     pub fn made(&self, ino: Ino, now: Instant) {
         let at = self.moment(now);
-        let _ = self.with(ino, |node| node.made = Made::at(at));
+        let _ = self.with(ino, |node| node.made = CreationTime::at(at));
     }
 
     /// This client may have given an inode extended attributes.
     pub fn has_attributes(&self, ino: Ino) {
-        let _ = self.with(ino, |node| node.made = Made::NEVER);
+        let _ = self.with(ino, |node| node.made = CreationTime::NEVER);
     }
 
     /// True if this client has made an inode less than `time` before `now`, and has given it no extended attributes.
     pub fn is_new(&self, ino: Ino, time: Duration, now: Instant) -> bool {
         let now = self.moment(now);
-        let is_early = |made: Made| {
-            made != Made::NEVER && u128::from(now.saturating_sub(made.micros())) < time.as_micros()
+        let is_early = |made: CreationTime| {
+            made != CreationTime::NEVER
+                && u128::from(now.saturating_sub(made.micros())) < time.as_micros()
         };
         self.with(ino, |node| is_early(node.made)).unwrap_or(false)
     }
@@ -332,7 +336,7 @@ impl Nodes {
 
     /// The open files of an inode.
     pub fn open_files(&self, ino: Ino) -> Vec<Fh> {
-        let open = |node: &mut Node| node.more.as_ref().map(|more| more.open.clone());
+        let open = |node: &mut GlusterInode| node.more.as_ref().map(|more| more.open.clone());
         self.with(ino, open).ok().flatten().unwrap_or_default()
     }
 
@@ -352,17 +356,20 @@ impl Nodes {
         at.saturating_duration_since(self.begun).as_micros() as u64
     }
 
-    fn with<T>(&self, ino: Ino, run: impl FnOnce(&mut Node) -> T) -> Result<T> {
+    fn with<T>(&self, ino: Ino, run: impl FnOnce(&mut GlusterInode) -> T) -> Result<T> {
         self.lock().by_number.get_mut(&ino.0).map(run).ok_or(Errno::ESTALE)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, GlusterInodesState> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Inner {
-    fn take_kept(&mut self, is_wanted: impl Fn(&Kept) -> bool) -> Vec<(Ino, Kept)> {
+impl GlusterInodesState {
+    fn take_kept(
+        &mut self,
+        is_wanted: impl Fn(&UpcallReference) -> bool,
+    ) -> Vec<(Ino, UpcallReference)> {
         let nodes = self.by_number.iter_mut();
         let taken: Vec<_> = nodes
             .filter_map(|(&number, node)| Some((Ino(number), node.take_kept(&is_wanted)?)))
@@ -372,34 +379,37 @@ impl Inner {
     }
 }
 
-impl Node {
-    fn new(gfid: Gfid) -> Node {
-        let (made, home) = (Made::NEVER, Home::UNKNOWN);
-        Node { gfid, lookups: 0, parent: NOWHERE, more: None, made, home }
+impl GlusterInode {
+    fn new(gfid: Gfid) -> GlusterInode {
+        let (made, home) = (CreationTime::NEVER, PackedSubvolume::UNKNOWN);
+        GlusterInode { gfid, lookups: 0, parent: NOWHERE, more: None, made, home }
     }
 
     /// It is in the directory `parent`, by a name with this hash. A file stays in its part when it is renamed.
-    fn found(&mut self, parent: Gfid, hash: Option<Hash>, parts: &Parts) {
-        let home = hash.map_or(Home::UNKNOWN, Home::by);
+    fn found(&mut self, parent: Gfid, hash: Option<LayoutHash>, parts: &SubvolumeMap) {
+        let home = hash.map_or(PackedSubvolume::UNKNOWN, PackedSubvolume::by);
         match self.home.place() {
-            Where::Unknown => self.home = home,
-            Where::By(hash) if self.parent != parent || self.home != home => {
-                self.home = parts.find(self.parent, hash).map_or(home, Home::within);
+            InodeSubvolume::Unknown => self.home = home,
+            InodeSubvolume::By(hash) if self.parent != parent || self.home != home => {
+                self.home = parts.find(self.parent, hash).map_or(home, PackedSubvolume::within);
             }
-            Where::By(_) | Where::In(_) => {}
+            InodeSubvolume::By(_) | InodeSubvolume::In(_) => {}
         }
         self.parent = parent;
     }
 
-    fn more(&mut self) -> &mut More {
+    fn more(&mut self) -> &mut RareInodeFields {
         self.more.get_or_insert_default()
     }
 
-    fn kept(&mut self) -> Option<&mut Kept> {
+    fn kept(&mut self) -> Option<&mut UpcallReference> {
         self.more.as_mut()?.kept.as_mut()
     }
 
-    fn take_kept(&mut self, is_wanted: impl Fn(&Kept) -> bool) -> Option<Kept> {
+    fn take_kept(
+        &mut self,
+        is_wanted: impl Fn(&UpcallReference) -> bool,
+    ) -> Option<UpcallReference> {
         let taken = self.more.as_mut()?.kept.take_if(|kept| is_wanted(kept));
         self.shrink();
         taken
@@ -426,9 +436,9 @@ mod tests {
     /// A file stays in its part under other names, and a client that met it by one of them first has nothing better.
     #[test]
     fn a_file_keeps_its_part_when_it_is_renamed() {
-        let (parts, [dir, other]) = (Arc::new(Parts::default()), [[5; 16], [6; 16]]);
-        let nodes = Nodes::new([1; 16], Arc::clone(&parts));
-        let [a, file1] = [b"a".as_slice(), b"file1"].map(|name| Some(Hash::of(name)));
+        let (parts, [dir, other]) = (Arc::new(SubvolumeMap::default()), [[5; 16], [6; 16]]);
+        let nodes = GlusterInodes::new([1; 16], Arc::clone(&parts));
+        let [a, file1] = [b"a".as_slice(), b"file1"].map(|name| Some(LayoutHash::of(name)));
         let file = nodes.look_up([2; 16], Some(dir), a);
         let unknown = nodes.look_up([3; 16], None, None);
         assert_eq!((nodes.part(file), nodes.part(unknown)), (None, None));
@@ -436,22 +446,25 @@ mod tests {
         for dir in [dir, other] {
             parts.answer(dir, Some(text), Instant::now());
         }
-        assert_eq!(nodes.part(file), Some(Part(1)));
+        assert_eq!(nodes.part(file), Some(SubvolumeId(1)));
         nodes.look_up([2; 16], Some(dir), file1);
-        assert_eq!(nodes.part(file), Some(Part(1)));
+        assert_eq!(nodes.part(file), Some(SubvolumeId(1)));
         nodes.moved([2; 16], other);
         nodes.look_up([2; 16], Some(other), file1);
-        assert_eq!(nodes.part(file), Some(Part(1)));
+        assert_eq!(nodes.part(file), Some(SubvolumeId(1)));
         let second = nodes.look_up([4; 16], Some(dir), file1);
-        assert_eq!(nodes.part(second), Some(Part(0)));
+        assert_eq!(nodes.part(second), Some(SubvolumeId(0)));
         nodes.moved([4; 16], other);
-        assert_eq!((nodes.part(second), nodes.parent(second)), (Some(Part(0)), Ok(Some(other))));
+        assert_eq!(
+            (nodes.part(second), nodes.parent(second)),
+            (Some(SubvolumeId(0)), Ok(Some(other)))
+        );
         assert_eq!(nodes.part_of_name(Ino(99), b"a"), None);
     }
 
     #[test]
     fn an_inode_is_known_until_its_last_lookup_is_returned_and_its_number_never_comes_back() {
-        let nodes = Nodes::new([1; 16], Arc::default());
+        let nodes = GlusterInodes::new([1; 16], Arc::default());
         let (a, b) =
             (nodes.look_up([2; 16], None, None), nodes.look_up([3; 16], Some([1; 16]), None));
         assert_eq!((nodes.look_up([2; 16], None, None), nodes.count()), (a, 3));
@@ -466,7 +479,7 @@ mod tests {
 
     #[test]
     fn lookups_of_the_root_do_not_count() {
-        let nodes = Nodes::new([1; 16], Arc::default());
+        let nodes = GlusterInodes::new([1; 16], Arc::default());
         assert_eq!(nodes.look_up([1; 16], Some([9; 16]), None), Ino::ROOT);
         nodes.forget(Ino::ROOT, 5);
         assert_eq!((nodes.gfid(Ino::ROOT), nodes.parent(Ino::ROOT)), (Ok([1; 16]), Ok(None)));
@@ -474,7 +487,7 @@ mod tests {
 
     #[test]
     fn an_inode_is_new_for_a_time_and_until_it_has_attributes() {
-        let nodes = Nodes::new([1; 16], Arc::default());
+        let nodes = GlusterInodes::new([1; 16], Arc::default());
         let (ino, other) = (nodes.look_up([2; 16], None, None), nodes.look_up([3; 16], None, None));
         let (now, time) = (Instant::now(), Duration::from_secs(1));
         nodes.made(ino, now);
@@ -487,7 +500,7 @@ mod tests {
 
     #[test]
     fn kept_inodes_are_bounded_and_old_ones_give_room() {
-        let nodes = Nodes::new([1; 16], Arc::default());
+        let nodes = GlusterInodes::new([1; 16], Arc::default());
         let all: Vec<Ino> = (0..=KEPT as u128)
             .map(|number| nodes.look_up((number + 9).to_ne_bytes(), None, None))
             .collect();
@@ -508,9 +521,9 @@ mod tests {
 
     #[test]
     fn a_reference_stays_after_attributes_were_taken_back_and_ends_with_the_name() {
-        let nodes = Nodes::new([1; 16], Arc::default());
+        let nodes = GlusterInodes::new([1; 16], Arc::default());
         let (ino, reference) = (nodes.look_up([2; 16], None, None), std::sync::Arc::new(()));
-        let refer = || Some(Box::new(std::sync::Arc::clone(&reference)) as Reference);
+        let refer = || Some(Box::new(std::sync::Arc::clone(&reference)) as InodeReference);
         let is_held = || std::sync::Arc::strong_count(&reference) == 2;
         assert!(!nodes.is_kept(ino) && nodes.keep(ino, Duration::from_secs(9), refer));
         assert!(nodes.is_kept(ino) && nodes.take_attributes(ino) && is_held());
@@ -522,7 +535,7 @@ mod tests {
 
     #[test]
     fn an_inode_is_small_again_after_its_files_are_closed_and_nothing_of_it_is_kept() {
-        let nodes = Nodes::new([1; 16], Arc::default());
+        let nodes = GlusterInodes::new([1; 16], Arc::default());
         let ino = nodes.look_up([2; 16], None, None);
         let is_small = || nodes.with(ino, |node| node.more.is_none()).unwrap();
         assert!(is_small());
@@ -536,7 +549,7 @@ mod tests {
 
     #[test]
     fn an_inode_without_a_reference_is_not_kept() {
-        let nodes = Nodes::new([1; 16], Arc::default());
+        let nodes = GlusterInodes::new([1; 16], Arc::default());
         assert!(!nodes.keep(Ino::ROOT, Duration::ZERO, || None) && !nodes.take_kept(Ino::ROOT));
     }
 }

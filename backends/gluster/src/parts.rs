@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::volume::{Gfid, Volume};
+use crate::volume::{Gfid, VolumeConnection};
 
 /// Maximum number of directories whose ranges are kept.
 const DIRECTORIES: usize = 8192;
@@ -36,50 +36,50 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// A part of the volume, by a number of this client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part(pub u16);
+pub struct SubvolumeId(pub u16);
 
 /// The beginning of the hash of a name, by which a file has its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Hash(u32);
+pub struct LayoutHash(u32);
 
-impl Hash {
-    /// Bits that [`short`](Hash::short) leaves out.
+impl LayoutHash {
+    /// Bits that [`short`](LayoutHash::short) leaves out.
     const LEFT_OUT: u32 = 17;
 
     /// The hash of a name, as GlusterFS's translator `cluster/distribute` computes it.
-    pub fn of(name: &[u8]) -> Hash {
-        Hash(davies_meyer(hashed_part(name)))
+    pub fn of(name: &[u8]) -> LayoutHash {
+        LayoutHash(davies_meyer(hashed_part(name)))
     }
 
     /// Its first 15 bits. Those of a name at the edge of a range may belong to the range beside it.
     pub fn short(self) -> u16 {
-        (self.0 >> Hash::LEFT_OUT) as u16
+        (self.0 >> LayoutHash::LEFT_OUT) as u16
     }
 
     /// A hash with these first bits.
-    pub fn from_short(short: u16) -> Hash {
-        Hash(u32::from(short) << Hash::LEFT_OUT)
+    pub fn from_short(short: u16) -> LayoutHash {
+        LayoutHash(u32::from(short) << LayoutHash::LEFT_OUT)
     }
 }
 
 /// The ranges of hashes that a directory divides among the parts.
-type Ranges = Arc<[(u32, u32, Part)]>;
+type LayoutRanges = Arc<[(u32, u32, SubvolumeId)]>;
 
 /// The parts of the names in directories that are in use.
 #[derive(Debug, Default)]
-pub struct Parts {
-    state: Mutex<State>,
+pub struct SubvolumeMap {
+    state: Mutex<SubvolumeMapState>,
     /// There is something to ask for, or nothing any more.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    directories: HashMap<Gfid, Known>,
+struct SubvolumeMapState {
+    directories: HashMap<Gfid, DirectoryLayout>,
     /// Ranges of all directories.
     ranges: usize,
     /// The numbers of the parts, by their names.
-    parts: HashMap<String, Part>,
+    parts: HashMap<String, SubvolumeId>,
     wanted: VecDeque<Gfid>,
     /// The volume has a single part, as far as is known until then.
     is_whole_until: Option<Instant>,
@@ -87,22 +87,23 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Known {
-    ranges: Option<Ranges>,
+struct DirectoryLayout {
+    ranges: Option<LayoutRanges>,
     /// The time when it is asked for again.
     until: Instant,
 }
 
-impl Parts {
+impl SubvolumeMap {
     /// The part for names with this hash in a directory, if it is known. Otherwise the directory will be asked for.
-    pub fn find(&self, dir: Gfid, hash: Hash) -> Option<Part> {
+    pub fn find(&self, dir: Gfid, hash: LayoutHash) -> Option<SubvolumeId> {
         let (mut state, now) = (self.lock(), Instant::now());
         if state.is_whole_until.is_some_and(|until| now < until) {
             return None;
         }
         let known = state.directories.get(&dir);
         let found = known.and_then(|known| known.ranges.as_ref()).and_then(|ranges| {
-            let is_in = |(first, last, _): &&(u32, u32, Part)| (*first..=*last).contains(&hash.0);
+            let is_in =
+                |(first, last, _): &&(u32, u32, SubvolumeId)| (*first..=*last).contains(&hash.0);
             ranges.iter().find(is_in).map(|(_, _, part)| *part)
         });
         let is_due = known.is_none_or(|known| now >= known.until);
@@ -113,8 +114,8 @@ impl Parts {
         found
     }
 
-    /// Asks the bricks for the ranges of directories that are wanted, until [`end`](Parts::end).
-    pub fn ask(&self, volume: &Arc<Volume>) {
+    /// Asks the bricks for the ranges of directories that are wanted, until [`end`](SubvolumeMap::end).
+    pub fn ask(&self, volume: &Arc<VolumeConnection>) {
         volume.act_as_process();
         while let Some(dir) = self.next() {
             let text = volume.object(dir).and_then(|dir| volume.path_info(&dir)).ok();
@@ -159,18 +160,18 @@ impl Parts {
             state.directories.clear();
             state.ranges = kept.as_ref().map_or(0, |kept| kept.len());
         }
-        let known = Known { ranges: kept, until: now + valid };
+        let known = DirectoryLayout { ranges: kept, until: now + valid };
         state.directories.insert(dir, known);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, SubvolumeMapState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl SubvolumeMapState {
     /// The ranges in a text such as `(... (VOLUME-dht-layout (CLIENT 0 2147483646) (CLIENT 2147483647 4294967295)))`.
-    fn ranges(&mut self, text: &str) -> Option<Ranges> {
+    fn ranges(&mut self, text: &str) -> Option<LayoutRanges> {
         let (_, layout) = text.split_once("-layout ")?;
         let mut ranges = Vec::new();
         for one in layout.split('(').skip(1).take(MOST) {
@@ -182,7 +183,7 @@ impl State {
         (!ranges.is_empty()).then(|| ranges.into())
     }
 
-    fn part(&mut self, name: &str) -> Option<Part> {
+    fn part(&mut self, name: &str) -> Option<SubvolumeId> {
         if let Some(known) = self.parts.get(name) {
             return Some(*known);
         }
@@ -190,8 +191,8 @@ impl State {
         if usize::from(number) == MOST || name.len() > LONGEST_NAME {
             return None;
         }
-        self.parts.insert(name.to_owned(), Part(number));
-        Some(Part(number))
+        self.parts.insert(name.to_owned(), SubvolumeId(number));
+        Some(SubvolumeId(number))
     }
 }
 
@@ -250,26 +251,26 @@ mod tests {
     const ONE: &str = "((<DISTRIBUTE:r-dht> (<REPLICATE:r-replicate-0> <POSIX(/b/1):h:/b/1/>)) \
                        (r-dht-layout (r-replicate-0 0 4294967295)))";
 
-    fn find(parts: &Parts, name: &[u8]) -> Option<Part> {
-        parts.find(DIR, Hash::of(name))
+    fn find(parts: &SubvolumeMap, name: &[u8]) -> Option<SubvolumeId> {
+        parts.find(DIR, LayoutHash::of(name))
     }
 
-    fn wanted(parts: &Parts) -> usize {
+    fn wanted(parts: &SubvolumeMap) -> usize {
         parts.lock().wanted.len()
     }
 
     /// Files of these names were there on the bricks of a volume with the ranges `TWO`, and the other way round.
     #[test]
     fn names_are_where_the_ranges_say() {
-        let parts = Parts::default();
+        let parts = SubvolumeMap::default();
         assert_eq!((find(&parts, b"a"), find(&parts, b"b"), wanted(&parts)), (None, None, 1));
         parts.answer(DIR, Some(TWO), Instant::now());
         let long = b"very long name with many characters in it, more than sixteen";
         let first: [&[u8]; 4] = [b"file1", b"file2", b".tmp.abc123", long];
         for (number, names) in [&first[..], &[b"a", b"x.y"]].into_iter().enumerate() {
             for name in names {
-                assert_eq!(find(&parts, name), Some(Part(number as u16)), "{name:?}");
-                let short = Hash::from_short(Hash::of(name).short());
+                assert_eq!(find(&parts, name), Some(SubvolumeId(number as u16)), "{name:?}");
+                let short = LayoutHash::from_short(LayoutHash::of(name).short());
                 assert_eq!(parts.find(DIR, short), find(&parts, name));
             }
         }
@@ -280,7 +281,7 @@ mod tests {
     fn temporary_names_have_the_place_of_the_final_ones() {
         for temporary in ["..x..q", ".x.q", ".x.y.Z1"] {
             let name = &temporary[1..temporary.rfind('.').unwrap()];
-            assert_eq!(Hash::of(temporary.as_bytes()), Hash::of(name.as_bytes()));
+            assert_eq!(LayoutHash::of(temporary.as_bytes()), LayoutHash::of(name.as_bytes()));
         }
         for name in [".x", ".x.", "..x", "x.y", ".", "..", ""] {
             assert_eq!(hashed_part(name.as_bytes()), name.as_bytes());
@@ -289,10 +290,10 @@ mod tests {
 
     #[test]
     fn a_volume_of_one_part_is_asked_once() {
-        let parts = Parts::default();
+        let parts = SubvolumeMap::default();
         assert_eq!(find(&parts, b"a"), None);
         parts.answer(DIR, Some(ONE), Instant::now());
-        assert_eq!((find(&parts, b"a"), parts.find([4; 16], Hash::of(b"a"))), (None, None));
+        assert_eq!((find(&parts, b"a"), parts.find([4; 16], LayoutHash::of(b"a"))), (None, None));
         assert_eq!(wanted(&parts), 0);
         // Until there may be more of them.
         let long_ago = Instant::now().checked_sub(VALID_FOR).unwrap();
@@ -303,20 +304,20 @@ mod tests {
 
     #[test]
     fn old_ranges_hold_until_there_are_new_ones() {
-        let parts = Parts::default();
+        let parts = SubvolumeMap::default();
         let long_ago = Instant::now().checked_sub(VALID_FOR).unwrap();
         parts.answer(DIR, Some(TWO), long_ago);
-        assert_eq!((find(&parts, b"a"), wanted(&parts)), (Some(Part(1)), 1));
+        assert_eq!((find(&parts, b"a"), wanted(&parts)), (Some(SubvolumeId(1)), 1));
         parts.answer(DIR, None, Instant::now());
-        assert_eq!((find(&parts, b"a"), wanted(&parts)), (Some(Part(1)), 0));
+        assert_eq!((find(&parts, b"a"), wanted(&parts)), (Some(SubvolumeId(1)), 0));
         let other = TWO.replace("client-0", "client-2").replace("client-1", "client-0");
         parts.answer(DIR, Some(&other), Instant::now());
-        assert_eq!(find(&parts, b"a"), Some(Part(0)));
+        assert_eq!(find(&parts, b"a"), Some(SubvolumeId(0)));
     }
 
     #[test]
     fn other_texts_tell_nothing() {
-        let parts = Parts::default();
+        let parts = SubvolumeMap::default();
         for text in ["", "(<POSIX(/b):h:/b/f>)", "x-layout ", "x-layout (a 1)", "x-layout (a 1 b)"]
         {
             parts.answer(DIR, Some(text), Instant::now());
@@ -328,10 +329,10 @@ mod tests {
 
     #[test]
     fn directories_and_parts_are_bounded() {
-        let parts = Parts::default();
+        let parts = SubvolumeMap::default();
         let dir = |number: usize| (number as u128 + 1).to_ne_bytes();
         (0..2 * WANTED)
-            .for_each(|number| assert_eq!(parts.find(dir(number), Hash::of(b"a")), None));
+            .for_each(|number| assert_eq!(parts.find(dir(number), LayoutHash::of(b"a")), None));
         assert_eq!(wanted(&parts), WANTED);
         for number in 0..DIRECTORIES + 9 {
             parts.answer(dir(number), Some(TWO), Instant::now());
@@ -342,7 +343,7 @@ mod tests {
         parts.answer(DIR, Some(&format!("x-layout {many}")), Instant::now());
         assert!(parts.lock().parts.len() <= MOST);
         // Many ranges in many directories, and names without an end, take bounded memory.
-        let parts = Parts::default();
+        let parts = SubvolumeMap::default();
         let many: String = (0..MOST).map(|number| format!("(p {number} {number})")).collect();
         for number in 0..2 * RANGES / MOST {
             parts.answer(dir(number), Some(&format!("x-layout {many}")), Instant::now());
@@ -358,7 +359,7 @@ mod tests {
 
     #[test]
     fn the_thread_ends() {
-        let parts = Arc::new(Parts::default());
+        let parts = Arc::new(SubvolumeMap::default());
         let other = Arc::clone(&parts);
         let waits = std::thread::spawn(move || other.next());
         parts.end();

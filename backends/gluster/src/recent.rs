@@ -13,17 +13,17 @@ const KEPT: usize = 1024;
 
 /// The directories.
 #[derive(Debug)]
-pub struct Recent<T> {
+pub struct RecentDirectories<T> {
     kept: Mutex<HashMap<Gfid, T>>,
 }
 
-impl<T> Default for Recent<T> {
+impl<T> Default for RecentDirectories<T> {
     fn default() -> Self {
-        Recent { kept: Mutex::default() }
+        RecentDirectories { kept: Mutex::default() }
     }
 }
 
-impl<T> Recent<T> {
+impl<T> RecentDirectories<T> {
     /// Keeps a directory by the reference that `refer` makes, if it is not kept already.
     pub fn keep(&self, dir: Gfid, refer: impl FnOnce() -> Option<T>) {
         let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn directories_are_kept_once_and_bounded() {
-        let recent = Recent::default();
+        let recent = RecentDirectories::default();
         recent.keep([1; 16], || None);
         recent.keep([1; 16], || Some(1));
         recent.keep([1; 16], || panic!("it is kept"));

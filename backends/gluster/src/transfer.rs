@@ -8,22 +8,22 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use defuse_fs::{Buffer, Errno, Io, ReadBuf, Result};
 
-use crate::answers::OwnChange;
+use crate::answers::OwnChangeGuard;
 use crate::ffi::{GlfsFd, GlfsStat, IoCallback};
-use crate::file::{Handle, as_callback, position};
+use crate::file::{GfapiHandle, as_callback, position};
 use crate::volume::{check, last};
-use crate::writes::{At, Writes};
+use crate::writes::{WritePosition, WriteTracker};
 
 /// Bytes of buffers that are kept for reuse.
 const KEPT: usize = 16 << 20;
 
 /// Buffers for frontends that do not lend their memory.
 #[derive(Debug, Default)]
-pub struct Pool {
+pub struct TransferBuffers {
     kept: Mutex<(Vec<Vec<u8>>, usize)>,
 }
 
-impl Pool {
+impl TransferBuffers {
     /// A buffer of at least `len` bytes, with any content.
     pub fn take(&self, len: usize) -> Vec<u8> {
         let mut kept = self.lock();
@@ -52,7 +52,7 @@ impl Pool {
 
 /// The thread that answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AnswerOn {
+pub enum AnswerThread {
     /// The thread of libgfapi: the answer calls no file system.
     Callback,
     /// A thread of this crate: the answer may run code of an application.
@@ -60,7 +60,7 @@ pub enum AnswerOn {
 }
 
 /// The memory of a transfer.
-enum Memory {
+enum TransferMemory {
     None,
     /// From [`Io::take_room`].
     Room(Buffer),
@@ -71,32 +71,32 @@ enum Memory {
 }
 
 /// The writes of an open file, and the place of this one.
-type Counted = (Arc<Writes>, At);
+type TrackedWrite = (Arc<WriteTracker>, WritePosition);
 
 /// The open file of a transfer.
-pub struct Subject {
-    pub handle: Arc<Handle>,
-    pub write: Option<Counted>,
+pub struct TransferFile {
+    pub handle: Arc<GfapiHandle>,
+    pub write: Option<TrackedWrite>,
     /// The change of its attributes, which ends before the answer.
-    pub change: Option<OwnChange<'static>>,
+    pub change: Option<OwnChangeGuard<'static>>,
 }
 
 /// A transfer in flight, which owns everything that libgfapi uses.
-struct Transfer {
+struct GfapiTransfer {
     io: Io,
-    subject: Subject,
-    pool: Arc<Pool>,
-    memory: Memory,
-    answer_on: AnswerOn,
+    subject: TransferFile,
+    pool: Arc<TransferBuffers>,
+    memory: TransferMemory,
+    answer_on: AnswerThread,
 }
 
 /// Starts a read of `len` bytes from `offset`.
 pub fn read(
     mut io: Io,
-    (file, offset): (Subject, u64),
+    (file, offset): (TransferFile, u64),
     len: usize,
-    pool: &Arc<Pool>,
-    on: AnswerOn,
+    pool: &Arc<TransferBuffers>,
+    on: AnswerThread,
 ) {
     let Ok(offset) = position(offset) else { return io.finish(Err(Errno::EINVAL)) };
     let start_of = |room: &mut [u8]| {
@@ -105,12 +105,12 @@ pub fn read(
         room.as_mut_ptr()
     };
     let (start_of_room, memory) = if let Some(mut room) = io.take_room() {
-        (start_of(&mut room), Memory::Room(room))
+        (start_of(&mut room), TransferMemory::Room(room))
     } else if let Some(room) = lent(&mut io, len) {
-        (room.as_ptr(), Memory::Lent)
+        (room.as_ptr(), TransferMemory::Lent)
     } else {
         let mut room = pool.take(len);
-        (start_of(&mut room), Memory::Pooled(room))
+        (start_of(&mut room), TransferMemory::Pooled(room))
     };
     start(io, file, (memory, pool, on), |handle, done, data| {
         let read = handle.volume().library().glfs_pread_async;
@@ -135,7 +135,12 @@ fn lent(io: &mut Io, len: usize) -> Option<NonNull<u8>> {
 }
 
 /// Starts a write of all data at `offset`.
-pub fn write(mut io: Io, (file, offset): (Subject, u64), pool: &Arc<Pool>, on: AnswerOn) {
+pub fn write(
+    mut io: Io,
+    (file, offset): (TransferFile, u64),
+    pool: &Arc<TransferBuffers>,
+    on: AnswerThread,
+) {
     let Ok(offset) = position(offset) else { return io.finish(Err(Errno::EINVAL)) };
     let mut data = Vec::new();
     // libgfapi copies the data before the call returns, so that lent memory is used without a copy of ours.
@@ -166,7 +171,7 @@ pub fn write(mut io: Io, (file, offset): (Subject, u64), pool: &Arc<Pool>, on: A
     if let Err(errno) = taken {
         return io.finish(Err(errno));
     }
-    start(io, file, (Memory::None, pool, on), |handle, done, data| {
+    start(io, file, (TransferMemory::None, pool, on), |handle, done, data| {
         let write = handle.volume().library().glfs_pwrite_async;
         let Ok(len) = i32::try_from(lent.1) else { return -1 };
         // SAFETY: lent memory is valid until the operation ends, which is after this call; the pooled one
@@ -179,9 +184,15 @@ pub fn write(mut io: Io, (file, offset): (Subject, u64), pool: &Arc<Pool>, on: A
 }
 
 /// Starts a sync.
-pub fn sync(io: Io, handle: Arc<Handle>, datasync: bool, pool: &Arc<Pool>, on: AnswerOn) {
-    let file = Subject { handle, write: None, change: None };
-    start(io, file, (Memory::None, pool, on), |handle, done, data| {
+pub fn sync(
+    io: Io,
+    handle: Arc<GfapiHandle>,
+    datasync: bool,
+    pool: &Arc<TransferBuffers>,
+    on: AnswerThread,
+) {
+    let file = TransferFile { handle, write: None, change: None };
+    start(io, file, (TransferMemory::None, pool, on), |handle, done, data| {
         let library = handle.volume().library();
         let sync = if datasync { library.glfs_fdatasync_async } else { library.glfs_fsync_async };
         // SAFETY: the handle is open until the end of the transfer.
@@ -191,12 +202,12 @@ pub fn sync(io: Io, handle: Arc<Handle>, datasync: bool, pool: &Arc<Pool>, on: A
 
 fn start(
     io: Io,
-    subject: Subject,
-    (memory, pool, answer_on): (Memory, &Arc<Pool>, AnswerOn),
-    submit: impl FnOnce(&Handle, IoCallback, *mut c_void) -> i32,
+    subject: TransferFile,
+    (memory, pool, answer_on): (TransferMemory, &Arc<TransferBuffers>, AnswerThread),
+    submit: impl FnOnce(&GfapiHandle, IoCallback, *mut c_void) -> i32,
 ) {
     let open = Arc::clone(&subject.handle);
-    let transfer = Transfer { io, subject, pool: Arc::clone(pool), memory, answer_on };
+    let transfer = GfapiTransfer { io, subject, pool: Arc::clone(pool), memory, answer_on };
     let transfer = Box::into_raw(Box::new(transfer));
     // From here on the transfer belongs to its callback.
     let submitted = check(submit(&open, done, transfer.cast()));
@@ -217,21 +228,21 @@ unsafe extern "C" fn done(
 ) {
     let result = usize::try_from(result).map_err(|_| last());
     // SAFETY: `data` is the transfer that `start` submitted, and this is called once.
-    let transfer = unsafe { Box::from_raw(data.cast::<Transfer>()) };
+    let transfer = unsafe { Box::from_raw(data.cast::<GfapiTransfer>()) };
     as_callback(|| {
         // A panic must not enter C. The operation is then answered by EIO, because it is dropped.
         let finish = AssertUnwindSafe(|| match transfer.answer_on {
-            AnswerOn::Callback => transfer.finish(result),
-            AnswerOn::OwnThread => drop(answerer().send((transfer, result))),
+            AnswerThread::Callback => transfer.finish(result),
+            AnswerThread::OwnThread => drop(answerer().send((transfer, result))),
         });
         let _ = catch_unwind(finish);
     });
 }
 
-impl Transfer {
+impl GfapiTransfer {
     fn finish(self, result: Result<usize>) {
-        let Transfer { mut io, subject, pool, memory, .. } = self;
-        let Subject { handle, write, change } = subject;
+        let GfapiTransfer { mut io, subject, pool, memory, .. } = self;
+        let TransferFile { handle, write, change } = subject;
         drop(change);
         if let Some((writes, at)) = write
             && result.is_ok()
@@ -241,13 +252,13 @@ impl Transfer {
         // Before the answer, after which the frontend may release the file: that waits for no close here.
         drop(handle);
         match memory {
-            Memory::None => io.finish(result),
-            Memory::Room(room) => io.finish_room(room, result),
-            Memory::Lent => {
+            TransferMemory::None => io.finish(result),
+            TransferMemory::Room(room) => io.finish_room(room, result),
+            TransferMemory::Lent => {
                 let filled = result.and_then(|len| io.with_read_buf(|_, out| out.advance(len)));
                 io.finish_filled(filled);
             }
-            Memory::Pooled(room) => {
+            TransferMemory::Pooled(room) => {
                 let result = result.and_then(|len| {
                     let bytes = room.get(..len).ok_or(Errno::EIO)?;
                     io.with_read_buf(|_, out| out.put(bytes).map(drop))
@@ -259,13 +270,13 @@ impl Transfer {
     }
 }
 
-type Answer = (Box<Transfer>, Result<usize>);
+type TransferResult = (Box<GfapiTransfer>, Result<usize>);
 
 /// The thread that answers applications.
-fn answerer() -> &'static Sender<Answer> {
-    static ANSWERER: OnceLock<Sender<Answer>> = OnceLock::new();
+fn answerer() -> &'static Sender<TransferResult> {
+    static ANSWERER: OnceLock<Sender<TransferResult>> = OnceLock::new();
     ANSWERER.get_or_init(|| {
-        let (send, answers) = channel::<Answer>();
+        let (send, answers) = channel::<TransferResult>();
         let answer = move || {
             for (transfer, result) in answers {
                 let _ = catch_unwind(AssertUnwindSafe(|| transfer.finish(result)));
@@ -285,7 +296,7 @@ mod tests {
 
     #[test]
     fn buffers_are_used_again_and_those_kept_are_bounded() {
-        let pool = Pool::default();
+        let pool = TransferBuffers::default();
         let buffer = pool.take(5000);
         assert_eq!(buffer.len(), 8192);
         let at = buffer.as_ptr();

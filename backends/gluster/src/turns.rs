@@ -20,71 +20,71 @@ use crate::volume::Gfid;
 const TURNS: usize = 1024;
 
 /// A name in a directory.
-type Place<'a> = (Gfid, &'a [u8]);
+type NameInDirectory<'a> = (Gfid, &'a [u8]);
 
 /// The turns of a client.
 #[derive(Debug)]
-pub(crate) struct Turns {
-    names: Kind,
+pub(crate) struct ChangeLocks {
+    names: LockStripes,
     /// Taken after names, by those who have them.
-    inodes: Kind,
+    inodes: LockStripes,
     /// Taken last.
     moves: Mutex<()>,
 }
 
 /// The turns of one kind.
-type Kind = Box<[RwLock<()>]>;
+type LockStripes = Box<[RwLock<()>]>;
 
 /// Ends when it is dropped.
-pub(crate) type Look<'a> = RwLockReadGuard<'a, ()>;
+pub(crate) type LookupGuard<'a> = RwLockReadGuard<'a, ()>;
 
 /// Ends when it is dropped.
-pub(crate) type Move<'a> = MutexGuard<'a, ()>;
+pub(crate) type RenameGuard<'a> = MutexGuard<'a, ()>;
 
 /// Turns of a change, which end when it is dropped.
 #[derive(Debug, Default)]
-pub(crate) struct Turn<'a> {
+pub(crate) struct ChangeGuard<'a> {
     _alone: Vec<RwLockWriteGuard<'a, ()>>,
     _shared: Vec<RwLockReadGuard<'a, ()>>,
 }
 
-impl Default for Turns {
-    fn default() -> Turns {
+impl Default for ChangeLocks {
+    fn default() -> ChangeLocks {
         let kind = || (0..TURNS).map(|_| RwLock::default()).collect();
-        Turns { names: kind(), inodes: kind(), moves: Mutex::default() }
+        ChangeLocks { names: kind(), inodes: kind(), moves: Mutex::default() }
     }
 }
 
-impl Turns {
+impl ChangeLocks {
     /// Waits until nobody changes this name. No change of it begins until the result is dropped.
-    pub fn look(&self, name: Place<'_>) -> Look<'_> {
+    pub fn look(&self, name: NameInDirectory<'_>) -> LookupGuard<'_> {
         self.names[place(&name)].read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until nobody changes these names or looks them up.
-    pub fn names(&self, names: &[Place<'_>]) -> Turn<'_> {
+    pub fn names(&self, names: &[NameInDirectory<'_>]) -> ChangeGuard<'_> {
         take(&self.names, names.iter().map(|name| (place(name), true)).collect())
     }
 
     /// Waits until nobody gives names to the inodes `changed` or takes some away, or removes or moves the directories `dirs`, in which
     /// names are changed. The caller has the turns of these names.
-    pub fn inodes(&self, dirs: &[Gfid], changed: &[Gfid]) -> Turn<'_> {
+    pub fn inodes(&self, dirs: &[Gfid], changed: &[Gfid]) -> ChangeGuard<'_> {
         let dirs = dirs.iter().map(|dir| (place(dir), false));
         take(&self.inodes, dirs.chain(changed.iter().map(|gfid| (place(gfid), true))).collect())
     }
 
     /// Waits until no other directory moves to another one. Two of them could move into each other, each on one brick first.
-    pub fn move_directory(&self) -> Move<'_> {
+    pub fn move_directory(&self) -> RenameGuard<'_> {
         self.moves.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Takes turns, alone or with others.
-fn take(turns: &Kind, mut wanted: Vec<(usize, bool)>) -> Turn<'_> {
+fn take(turns: &LockStripes, mut wanted: Vec<(usize, bool)>) -> ChangeGuard<'_> {
     // In one order for all, and alone before shared where both are wanted.
     wanted.sort_unstable_by_key(|&(at, alone)| (at, !alone));
     wanted.dedup_by_key(|(at, _)| *at);
-    let mut taken = Turn::default();
+    let mut taken = ChangeGuard::default();
     for (at, alone) in wanted {
         match alone {
             true => taken._alone.push(turns[at].write().unwrap_or_else(PoisonError::into_inner)),
@@ -108,19 +108,19 @@ mod tests {
     const F: Gfid = [2; 16];
 
     /// True if nobody has the turn.
-    fn is_free(turns: &Kind, at: usize) -> bool {
+    fn is_free(turns: &LockStripes, at: usize) -> bool {
         turns[at].try_write().is_ok()
     }
 
     /// True if somebody has the turn alone.
-    fn is_alone(turns: &Kind, at: usize) -> bool {
+    fn is_alone(turns: &LockStripes, at: usize) -> bool {
         turns[at].try_read().is_err()
     }
 
     /// Looks at a name that was being removed led to an inode that was gone (`ESTALE`), or made a directory again.
     #[test]
     fn a_look_at_a_name_and_a_change_of_it_wait_for_each_other() {
-        let turns = Turns::default();
+        let turns = ChangeLocks::default();
         let at = place(&(D, &b"f"[..]));
         let change = turns.names(&[(D, b"f"), (D, b"f"), (D, b"g")]);
         assert!(is_alone(&turns.names, at));
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn changes_in_a_directory_go_on_at_once_and_wait_for_its_removal() {
-        let turns = Turns::default();
+        let turns = ChangeLocks::default();
         let one = turns.inodes(&[D, D], &[]);
         let other = turns.inodes(&[D], &[F]);
         assert!(!is_alone(&turns.inodes, place(&D)) && is_alone(&turns.inodes, place(&F)));
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn changes_that_exchange_names_never_wait_for_ever() {
-        let turns = Turns::default();
+        let turns = ChangeLocks::default();
         std::thread::scope(|scope| {
             for names in [[b"f", b"g"], [b"g", b"f"]] {
                 let turns = &turns;

@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use defuse_fs::{Errno, Name, Result, XattrName};
 
-use crate::ffi::{Glfs, GlfsObject, Library};
-use crate::file::Handle;
+use crate::ffi::{GfapiLibrary, Glfs, GlfsObject};
+use crate::file::GfapiHandle;
 use crate::graph_file::GraphFile;
 
 /// The number by which GlusterFS identifies an inode, on all servers and for ever.
 pub type Gfid = [u8; 16];
 
 /// A connection to a volume.
-pub struct Volume {
-    library: &'static Library,
+pub struct VolumeConnection {
+    library: &'static GfapiLibrary,
     fs: *mut Glfs,
     /// The user and group of this process.
     own: (u32, u32),
@@ -28,13 +28,13 @@ pub struct Volume {
 }
 
 // SAFETY: libgfapi locks its state by itself; any thread may call it.
-unsafe impl Send for Volume {}
+unsafe impl Send for VolumeConnection {}
 // SAFETY: see above.
-unsafe impl Sync for Volume {}
+unsafe impl Sync for VolumeConnection {}
 
 /// The servers and settings of a connection.
 #[derive(Debug)]
-pub struct Connect {
+pub struct ConnectParameters {
     /// The name of the volume.
     pub volume: CString,
     /// `tcp` or `unix`.
@@ -51,13 +51,16 @@ pub struct Connect {
     pub ends: bool,
 }
 
-impl Volume {
+impl VolumeConnection {
     /// A connection that is not established yet.
     ///
     /// # Errors
     ///
     /// `ENOMEM`, and the errors of the settings.
-    pub fn new(library: &'static Library, connect: &Connect) -> Result<Volume> {
+    pub fn new(
+        library: &'static GfapiLibrary,
+        connect: &ConnectParameters,
+    ) -> Result<VolumeConnection> {
         // SAFETY: all texts end with NUL and are copied.
         unsafe {
             let fs = (library.glfs_new)(connect.volume.as_ptr());
@@ -67,7 +70,7 @@ impl Volume {
             let own = (libc::geteuid(), libc::getegid());
             let (started, ends) = (AtomicBool::new(false), connect.ends);
             let graph = connect.graph.clone();
-            let volume = Volume { library, fs, own, started, ends, _graph: graph };
+            let volume = VolumeConnection { library, fs, own, started, ends, _graph: graph };
             if let Some(file) = &connect.graph {
                 check((library.glfs_set_volfile)(fs, file.path().as_ptr()))?;
             }
@@ -101,7 +104,7 @@ impl Volume {
     pub(crate) fn internal(self: &Arc<Self>, path: &CStr) -> Result<Vec<u8>> {
         // SAFETY: the path ends with NUL.
         let fd = unsafe { (self.library.glfs_open)(self.fs, path.as_ptr(), libc::O_RDONLY) };
-        let file = Handle::of(self, fd, false)?;
+        let file = GfapiHandle::of(self, fd, false)?;
         let mut text = vec![0; 1 << 18];
         let len = file.read(&mut text, 0)?;
         text.truncate(len);
@@ -114,7 +117,7 @@ impl Volume {
     }
 
     /// The functions.
-    pub(crate) fn library(&self) -> &'static Library {
+    pub(crate) fn library(&self) -> &'static GfapiLibrary {
         self.library
     }
 
@@ -135,7 +138,7 @@ impl Volume {
     }
 
     /// The inode `gfid`, without asking a server if the connection knows it.
-    pub fn object(&self, mut gfid: Gfid) -> Result<Object<'_>> {
+    pub fn object(&self, mut gfid: Gfid) -> Result<InodeObject<'_>> {
         // SAFETY: the handle is as long as stated.
         let raw = unsafe {
             (self.library.glfs_h_create_from_handle)(self.fs, gfid.as_mut_ptr(), 16, null_mut())
@@ -144,17 +147,17 @@ impl Volume {
     }
 
     /// A lasting reference to the inode `gfid`, without asking a server if the connection knows it.
-    pub(crate) fn keep(self: &Arc<Self>, gfid: Gfid) -> Result<Kept> {
+    pub(crate) fn keep(self: &Arc<Self>, gfid: Gfid) -> Result<RetainedObject> {
         let object = std::mem::ManuallyDrop::new(self.object(gfid)?);
-        Ok(Kept { volume: Arc::clone(self), raw: object.raw })
+        Ok(RetainedObject { volume: Arc::clone(self), raw: object.raw })
     }
 
     /// Looks up a name in a directory, or `/` without one. Does not follow symbolic links.
     pub fn look_up(
         &self,
-        dir: Option<&Object<'_>>,
+        dir: Option<&InodeObject<'_>>,
         name: &CStr,
-    ) -> Result<(Object<'_>, libc::stat)> {
+    ) -> Result<(InodeObject<'_>, libc::stat)> {
         let dir = dir.map_or(null_mut(), |dir| dir.raw);
         self.with_stat(|stat| {
             // SAFETY: the name ends with NUL, and the directory is of this volume.
@@ -165,10 +168,10 @@ impl Volume {
     /// Creates a directory.
     pub fn mkdir(
         &self,
-        dir: &Object<'_>,
+        dir: &InodeObject<'_>,
         name: &CStr,
         mode: u32,
-    ) -> Result<(Object<'_>, libc::stat)> {
+    ) -> Result<(InodeObject<'_>, libc::stat)> {
         self.with_stat(|stat| {
             // SAFETY: see look_up.
             unsafe { (self.library.glfs_h_mkdir)(self.fs, dir.raw, name.as_ptr(), mode, stat) }
@@ -178,11 +181,11 @@ impl Volume {
     /// Creates a file, device, fifo or socket, whose kind `mode` contains.
     pub fn mknod(
         &self,
-        dir: &Object<'_>,
+        dir: &InodeObject<'_>,
         name: &CStr,
         mode: u32,
         rdev: u64,
-    ) -> Result<(Object<'_>, libc::stat)> {
+    ) -> Result<(InodeObject<'_>, libc::stat)> {
         self.with_stat(|stat| {
             // SAFETY: see look_up.
             unsafe {
@@ -194,10 +197,10 @@ impl Volume {
     /// Creates a symbolic link.
     pub fn symlink(
         &self,
-        dir: &Object<'_>,
+        dir: &InodeObject<'_>,
         name: &CStr,
         target: &CStr,
-    ) -> Result<(Object<'_>, libc::stat)> {
+    ) -> Result<(InodeObject<'_>, libc::stat)> {
         self.with_stat(|stat| {
             let (name, target) = (name.as_ptr(), target.as_ptr());
             // SAFETY: see look_up.
@@ -208,11 +211,11 @@ impl Volume {
     /// Creates and opens a file that does not exist.
     pub fn create(
         self: &Arc<Self>,
-        dir: &Object<'_>,
+        dir: &InodeObject<'_>,
         name: &CStr,
         flags: c_int,
         mode: u32,
-    ) -> Result<(Object<'_>, libc::stat, Handle)> {
+    ) -> Result<(InodeObject<'_>, libc::stat, GfapiHandle)> {
         let mut fd = null_mut();
         let flags = flags | libc::O_CREAT | libc::O_EXCL;
         let (object, stat) = self.with_stat(|stat| {
@@ -230,17 +233,17 @@ impl Volume {
                 )
             }
         })?;
-        Ok((object, stat, Handle::of(self, fd, false)?))
+        Ok((object, stat, GfapiHandle::of(self, fd, false)?))
     }
 
     /// Removes a name: also of an empty directory.
-    pub fn unlink(&self, dir: &Object<'_>, name: &CStr) -> Result<()> {
+    pub fn unlink(&self, dir: &InodeObject<'_>, name: &CStr) -> Result<()> {
         // SAFETY: see look_up.
         unsafe { check((self.library.glfs_h_unlink)(self.fs, dir.raw, name.as_ptr())) }.map(drop)
     }
 
     /// Makes another name of an inode.
-    pub fn link(&self, object: &Object<'_>, dir: &Object<'_>, name: &CStr) -> Result<()> {
+    pub fn link(&self, object: &InodeObject<'_>, dir: &InodeObject<'_>, name: &CStr) -> Result<()> {
         // SAFETY: see look_up.
         let made =
             unsafe { (self.library.glfs_h_link)(self.fs, object.raw, dir.raw, name.as_ptr()) };
@@ -248,7 +251,11 @@ impl Volume {
     }
 
     /// Renames, and replaces the target.
-    pub fn rename(&self, from: (&Object<'_>, &CStr), to: (&Object<'_>, &CStr)) -> Result<()> {
+    pub fn rename(
+        &self,
+        from: (&InodeObject<'_>, &CStr),
+        to: (&InodeObject<'_>, &CStr),
+    ) -> Result<()> {
         let (old, new) = (from.1.as_ptr(), to.1.as_ptr());
         // SAFETY: see look_up.
         unsafe { check((self.library.glfs_h_rename)(self.fs, from.0.raw, old, to.0.raw, new)) }
@@ -256,7 +263,7 @@ impl Volume {
     }
 
     /// The text of a symbolic link.
-    pub fn readlink(&self, object: &Object<'_>) -> Result<Vec<u8>> {
+    pub fn readlink(&self, object: &InodeObject<'_>) -> Result<Vec<u8>> {
         let mut text = vec![0_u8; 4096];
         let (room, size) = (text.as_mut_ptr().cast(), text.len());
         // SAFETY: at most `size` bytes are written.
@@ -267,7 +274,7 @@ impl Volume {
     }
 
     /// The attributes of an inode.
-    pub fn stat(&self, object: &Object<'_>) -> Result<libc::stat> {
+    pub fn stat(&self, object: &InodeObject<'_>) -> Result<libc::stat> {
         let mut stat = MaybeUninit::zeroed();
         // SAFETY: `stat` is set on success, and zeros are a value of it.
         unsafe {
@@ -279,7 +286,7 @@ impl Volume {
     /// Sets those attributes of `stat` that `valid` names ([`set`]).
     pub fn set_attributes(
         &self,
-        object: &Object<'_>,
+        object: &InodeObject<'_>,
         mut stat: libc::stat,
         valid: c_int,
     ) -> Result<()> {
@@ -290,14 +297,14 @@ impl Volume {
     }
 
     /// Sets the size of a file.
-    pub fn truncate(&self, object: &Object<'_>, size: u64) -> Result<()> {
+    pub fn truncate(&self, object: &InodeObject<'_>, size: u64) -> Result<()> {
         let size = i64::try_from(size).map_err(|_| Errno::EFBIG)?;
         // SAFETY: the object is of this volume.
         unsafe { check((self.library.glfs_h_truncate)(self.fs, object.raw, size)) }.map(drop)
     }
 
     /// Space and inodes.
-    pub fn statvfs(&self, object: &Object<'_>) -> Result<libc::statvfs> {
+    pub fn statvfs(&self, object: &InodeObject<'_>) -> Result<libc::statvfs> {
         let mut answer = MaybeUninit::zeroed();
         // SAFETY: `answer` is set on success, and zeros are a value of it.
         unsafe {
@@ -310,7 +317,7 @@ impl Volume {
     /// bytes, nothing is written.
     pub fn get_xattr(
         &self,
-        object: &Object<'_>,
+        object: &InodeObject<'_>,
         name: Option<&CStr>,
         room: &mut [u8],
     ) -> Result<usize> {
@@ -324,7 +331,7 @@ impl Volume {
     }
 
     /// The text in which the bricks of a file or directory tell about themselves.
-    pub fn path_info(&self, object: &Object<'_>) -> Result<String> {
+    pub fn path_info(&self, object: &InodeObject<'_>) -> Result<String> {
         let (mut text, name) = (vec![0; 1 << 14], c"glusterfs.pathinfo");
         let len = match self.get_xattr(object, Some(name), &mut text) {
             Err(Errno::ERANGE) => {
@@ -340,7 +347,7 @@ impl Volume {
     /// Sets an extended attribute, with the flags of setxattr(2).
     pub fn set_xattr(
         &self,
-        object: &Object<'_>,
+        object: &InodeObject<'_>,
         name: &CStr,
         value: &[u8],
         flags: c_int,
@@ -354,7 +361,7 @@ impl Volume {
     }
 
     /// Removes an extended attribute.
-    pub fn remove_xattr(&self, object: &Object<'_>, name: &CStr) -> Result<()> {
+    pub fn remove_xattr(&self, object: &InodeObject<'_>, name: &CStr) -> Result<()> {
         // SAFETY: see look_up.
         let done =
             unsafe { (self.library.glfs_h_removexattrs)(self.fs, object.raw, name.as_ptr()) };
@@ -362,35 +369,35 @@ impl Volume {
     }
 
     /// Opens a file.
-    pub fn open(self: &Arc<Self>, object: &Object<'_>, flags: c_int) -> Result<Handle> {
+    pub fn open(self: &Arc<Self>, object: &InodeObject<'_>, flags: c_int) -> Result<GfapiHandle> {
         // SAFETY: the object is of this volume.
         let fd = unsafe { (self.library.glfs_h_open)(self.fs, object.raw, flags) };
-        Handle::of(self, fd, false)
+        GfapiHandle::of(self, fd, false)
     }
 
     /// Opens a directory.
-    pub fn open_dir(self: &Arc<Self>, object: &Object<'_>) -> Result<Handle> {
+    pub fn open_dir(self: &Arc<Self>, object: &InodeObject<'_>) -> Result<GfapiHandle> {
         // SAFETY: the object is of this volume.
         let fd = unsafe { (self.library.glfs_h_opendir)(self.fs, object.raw) };
-        Handle::of(self, fd, true)
+        GfapiHandle::of(self, fd, true)
     }
 
     fn with_stat(
         &self,
         make: impl FnOnce(*mut libc::stat) -> *mut GlfsObject,
-    ) -> Result<(Object<'_>, libc::stat)> {
+    ) -> Result<(InodeObject<'_>, libc::stat)> {
         let mut stat = MaybeUninit::zeroed();
         let object = self.known(make(stat.as_mut_ptr()))?;
         // SAFETY: it is set on success, and zeros are a value of it.
         Ok((object, unsafe { stat.assume_init() }))
     }
 
-    fn known(&self, raw: *mut GlfsObject) -> Result<Object<'_>> {
-        if raw.is_null() { Err(last()) } else { Ok(Object { volume: self, raw }) }
+    fn known(&self, raw: *mut GlfsObject) -> Result<InodeObject<'_>> {
+        if raw.is_null() { Err(last()) } else { Ok(InodeObject { volume: self, raw }) }
     }
 }
 
-impl Drop for Volume {
+impl Drop for VolumeConnection {
     /// Ends the connection on a thread of its own, because that takes up to ten seconds. At the end of a
     /// daemon it is left to the kernel.
     fn drop(&mut self) {
@@ -410,19 +417,19 @@ impl Drop for Volume {
 
 /// A reference to an inode of the volume. It costs more than a kilobyte, so that it is held by running
 /// operations only.
-pub struct Object<'a> {
-    volume: &'a Volume,
+pub struct InodeObject<'a> {
+    volume: &'a VolumeConnection,
     raw: *mut GlfsObject,
 }
 
-impl Object<'_> {
+impl InodeObject<'_> {
     /// The identity of the inode.
     pub fn gfid(&self) -> Result<Gfid> {
         extract(self.volume.library, self.raw)
     }
 }
 
-impl Drop for Object<'_> {
+impl Drop for InodeObject<'_> {
     fn drop(&mut self) {
         // SAFETY: this is the only reference to the object.
         unsafe { (self.volume.library.glfs_h_close)(self.raw) };
@@ -431,27 +438,30 @@ impl Drop for Object<'_> {
 
 /// A reference to an inode that lasts longer than an operation: libgfapi delivers messages about an inode only
 /// while there is one.
-pub struct Kept {
-    volume: Arc<Volume>,
+pub struct RetainedObject {
+    volume: Arc<VolumeConnection>,
     raw: *mut GlfsObject,
 }
 
 // SAFETY: see Volume.
-unsafe impl Send for Kept {}
+unsafe impl Send for RetainedObject {}
 // SAFETY: see Volume.
-unsafe impl Sync for Kept {}
+unsafe impl Sync for RetainedObject {}
 
-impl Kept {
+impl RetainedObject {
     /// A copy of `object`, which is valid during the call.
     // SAFETY: the caller says so.
-    pub(crate) unsafe fn copy(volume: &Arc<Volume>, object: *mut GlfsObject) -> Option<Kept> {
+    pub(crate) unsafe fn copy(
+        volume: &Arc<VolumeConnection>,
+        object: *mut GlfsObject,
+    ) -> Option<RetainedObject> {
         // SAFETY: see above.
         let raw = unsafe { (volume.library.glfs_object_copy)(object) };
-        (!raw.is_null()).then(|| Kept { volume: Arc::clone(volume), raw })
+        (!raw.is_null()).then(|| RetainedObject { volume: Arc::clone(volume), raw })
     }
 }
 
-impl Drop for Kept {
+impl Drop for RetainedObject {
     fn drop(&mut self) {
         // SAFETY: this is the only reference to the object.
         unsafe { (self.volume.library.glfs_h_close)(self.raw) };
@@ -459,14 +469,14 @@ impl Drop for Kept {
 }
 
 /// The identity of the inode of an object, which may belong to somebody else.
-pub(crate) fn extract(library: &Library, object: *mut GlfsObject) -> Result<Gfid> {
+pub(crate) fn extract(library: &GfapiLibrary, object: *mut GlfsObject) -> Result<Gfid> {
     let mut gfid = [0; 16];
     // SAFETY: the room is as long as stated.
     let len = unsafe { (library.glfs_h_extract_handle)(object, gfid.as_mut_ptr(), 16) };
     if len == 16 { Ok(gfid) } else { Err(Errno::EIO) }
 }
 
-/// Bits of [`Volume::set_attributes`], `GFAPI_SET_ATTR_*`.
+/// Bits of [`VolumeConnection::set_attributes`], `GFAPI_SET_ATTR_*`.
 pub mod set {
     use std::ffi::c_int;
 

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The acknowledged writes of an open file.
 #[derive(Debug, Default)]
-pub struct Writes {
+pub struct WriteTracker {
     /// There are some since the last flush.
     unflushed: AtomicBool,
     /// Number of those at an offset.
@@ -15,15 +15,15 @@ pub struct Writes {
 
 /// The place of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum At {
+pub enum WritePosition {
     Offset,
     End,
 }
 
-impl Writes {
+impl WriteTracker {
     /// A write was acknowledged, and its caller does not know it yet.
-    pub fn add(&self, at: At) {
-        if at == At::Offset {
+    pub fn add(&self, at: WritePosition) {
+        if at == WritePosition::Offset {
             self.placed.fetch_add(1, Ordering::AcqRel);
         }
         self.unflushed.store(true, Ordering::Release);
@@ -53,14 +53,14 @@ mod tests {
 
     #[test]
     fn a_write_during_a_wait_is_waited_for_by_the_next_one() {
-        let writes = Writes::default();
+        let writes = WriteTracker::default();
         assert_eq!(writes.held_back(), None);
-        writes.add(At::End);
+        writes.add(WritePosition::End);
         assert_eq!(writes.held_back(), None);
-        writes.add(At::Offset);
-        writes.add(At::Offset);
+        writes.add(WritePosition::Offset);
+        writes.add(WritePosition::Offset);
         assert_eq!(writes.held_back(), Some(2));
-        writes.add(At::Offset);
+        writes.add(WritePosition::Offset);
         assert_eq!(writes.held_back(), Some(3), "a second wait begins before the first has ended");
         writes.are_on_servers(2);
         assert_eq!(writes.held_back(), Some(3));
@@ -71,10 +71,10 @@ mod tests {
 
     #[test]
     fn a_flush_is_needed_once_after_writes() {
-        let writes = Writes::default();
+        let writes = WriteTracker::default();
         assert!(!writes.take_unflushed());
-        writes.add(At::Offset);
-        writes.add(At::End);
+        writes.add(WritePosition::Offset);
+        writes.add(WritePosition::End);
         assert!(writes.take_unflushed() && !writes.take_unflushed());
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use defuse_fs::{Context, Errno, Ino, Result, SetXattrFlags, Xattr, XattrName};
 
-use crate::answers::Thing;
+use crate::answers::ChangeSubject;
 use crate::gluster::Gluster;
 use crate::names::DEFAULT_ACL;
 use crate::volume::{Gfid, c_xattr, no_stat, set};
@@ -130,7 +130,7 @@ impl Gluster {
         let gfid = self.nodes.gfid(ino)?;
         self.nodes.has_attributes(ino);
         let _change = self.watch.changing(&[gfid]);
-        let _own = self.own_change(&[Thing::Attributes(gfid), Thing::Rights(gfid)]);
+        let _own = self.own_change(&[ChangeSubject::Attributes(gfid), ChangeSubject::Rights(gfid)]);
         let name = c_xattr(name)?;
         let how = match flags {
             SetXattrFlags { create: true, .. } => libc::XATTR_CREATE,
@@ -163,7 +163,7 @@ impl Gluster {
         let _acting = self.act(cx);
         let gfid = self.nodes.gfid(ino)?;
         let _change = self.watch.changing(&[gfid]);
-        let _own = self.own_change(&[Thing::Attributes(gfid), Thing::Rights(gfid)]);
+        let _own = self.own_change(&[ChangeSubject::Attributes(gfid), ChangeSubject::Rights(gfid)]);
         let name = c_xattr(name)?;
         self.reach(
             ino,

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use defuse_fs::{Errno, Result};
 pub(crate) use defuse_hugepages::PAGE;
-use defuse_hugepages::Page;
+use defuse_hugepages::SmallPage;
 
 use crate::sync::{Quota, lock};
 
@@ -18,7 +18,7 @@ const POOL_SHARDS: usize = 8;
 /// them costs a tenth of a page that the kernel must fault in.
 pub(crate) struct Pool {
     pub quota: Quota,
-    free: [Mutex<Vec<Page>>; POOL_SHARDS],
+    free: [Mutex<Vec<SmallPage>>; POOL_SHARDS],
     keep: usize,
 }
 
@@ -35,7 +35,7 @@ impl Pool {
     }
 
     /// Returns a reserved page. It has old content unless `zeroed` is set. Fails with `ENOMEM`, and gives the reservation back.
-    pub fn page(&self, zeroed: bool) -> Result<Page> {
+    pub fn page(&self, zeroed: bool) -> Result<SmallPage> {
         let kept = lock(&self.free[shard()]).pop();
         match kept {
             Some(mut page) => {
@@ -44,7 +44,7 @@ impl Pool {
                 }
                 Ok(page)
             }
-            None => Page::zeroed().ok_or_else(|| {
+            None => SmallPage::zeroed().ok_or_else(|| {
                 self.quota.give_back(1);
                 Errno::ENOMEM
             }),
@@ -52,7 +52,7 @@ impl Pool {
     }
 
     /// Takes a page back, and its share of the limit.
-    pub fn give_back(&self, page: Page) {
+    pub fn give_back(&self, page: SmallPage) {
         self.quota.give_back(1);
         let mut free = lock(&self.free[shard()]);
         if free.len() < self.keep {
@@ -95,7 +95,7 @@ fn shard() -> usize {
 const CHUNK: u64 = 64;
 
 struct Chunk {
-    pages: [Option<Page>; CHUNK as usize],
+    pages: [Option<SmallPage>; CHUNK as usize],
     present: u32,
 }
 
@@ -103,7 +103,7 @@ struct Chunk {
 #[derive(Default)]
 pub(crate) struct PageMap {
     /// Page 0, which is in no chunk: most files have no other.
-    first: Option<Page>,
+    first: Option<SmallPage>,
     chunks: BTreeMap<u64, Box<Chunk>>,
     len: u64,
 }
@@ -129,7 +129,7 @@ impl PageMap {
     }
 
     /// Inserts a page at a hole.
-    pub fn insert(&mut self, index: u64, page: Page) {
+    pub fn insert(&mut self, index: u64, page: SmallPage) {
         let old = if index == 0 {
             self.first.replace(page)
         } else {
@@ -143,7 +143,7 @@ impl PageMap {
     }
 
     /// Removes all pages with `first <= index < end`, and passes each to `gone`.
-    pub fn remove(&mut self, first: u64, end: u64, mut gone: impl FnMut(u64, Page)) {
+    pub fn remove(&mut self, first: u64, end: u64, mut gone: impl FnMut(u64, SmallPage)) {
         if first == 0
             && end > 0
             && let Some(page) = self.first.take()

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::{Context, Errno, Result};
 use defuse_probe::clock;
-use defuse_ring::Lane;
+use defuse_ring::ClientLane;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown,
@@ -183,7 +183,7 @@ impl ClientConnection {
         data: &[u8],
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
-        match self.seat(head.len() + data.len(), Lane::longest())? {
+        match self.seat(head.len() + data.len(), ClientLane::longest())? {
             Some(seat) => self.exchange(seat, cx, head, data, decode),
             None => self.ask_by_message(cx, head, data, decode),
         }
@@ -194,7 +194,7 @@ impl ClientConnection {
         let Some(lanes) = self.lanes.get() else { return Ok(None) };
         self.usable()?;
         let seat = lanes.seat(request, reply);
-        if seat.is_none() && request.max(reply) <= Lane::longest() {
+        if seat.is_none() && request.max(reply) <= ClientLane::longest() {
             self.ask_for_lanes(lanes);
         }
         Ok(seat)
@@ -357,7 +357,7 @@ impl ClientConnection {
     pub(super) fn ask_aside(&self, head: &mut [u8], mut done: Done) -> Result<()> {
         if let Some(lanes) = self.lanes.get() {
             self.usable()?;
-            if let Some(seat) = lanes.seat(head.len(), Lane::longest()) {
+            if let Some(seat) = lanes.seat(head.len(), ClientLane::longest()) {
                 match self.post(seat, head, done)? {
                     Some(again) => done = again,
                     None => return Ok(()),

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use defuse_fs::{Context, Errno, File, LockOwner, ReadArgs, ReadBuf, Result, WriteArgs, WriteBuf};
 
-use defuse_ring::Lane;
+use defuse_ring::ClientLane;
 
 use super::lanes::Seated;
 use super::{Shared, noted};
@@ -120,7 +120,7 @@ impl Shared {
             let most = data.remaining();
             let (large, small) = (self.agreement.max_write, self.agreement.max_sent());
             let (seat, want) = seat_for(most, (large, small), |size| {
-                self.connection.seat(WRITE_LEAD + size, Lane::longest())
+                self.connection.seat(WRITE_LEAD + size, ClientLane::longest())
             })?;
             let (len, written) = match data.borrow() {
                 // No copy of ours is between.

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use defuse_fs::{Context, Errno, ReadBuf, Result};
 use defuse_probe::clock;
-use defuse_ring::layout::{BELL, LANES_OF_BLOCK, LARGE_LANES, MORE, MOST_BLOCKS, Tally};
-use defuse_ring::{Answer, Lane, Memory, Violation};
+use defuse_ring::layout::{BELL, ClientCounter, LANES_OF_BLOCK, LARGE_LANES, MORE, MOST_BLOCKS};
+use defuse_ring::{ClientLane, LaneReply, MappedMemory, ProtocolViolation};
 use defuse_wire::abi::{InHeader, Opcode, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
 use zerocopy::FromBytes;
@@ -29,7 +29,7 @@ const LOOKS: u32 = 16;
 
 /// The lanes of a connection.
 pub(super) struct Lanes {
-    memory: Memory,
+    memory: MappedMemory,
     /// Those of a block are made when one of them is used.
     seats: [OnceLock<Box<[Mutex<Seat>]>>; MOST_BLOCKS],
     /// A further block was asked for, and has not come; it never comes where the server has refused it.
@@ -46,7 +46,7 @@ pub(super) struct Lanes {
 
 /// A lane with the memory for its replies.
 pub(super) struct Seat {
-    lane: Lane,
+    lane: ClientLane,
     reply: Vec<u8>,
     /// The requests that nobody waits for.
     later: Vec<(u64, Done)>,
@@ -69,7 +69,7 @@ impl Seat {
         &mut self,
         lanes: &Lanes,
         number: u64,
-    ) -> std::result::Result<Option<Answer>, Violation> {
+    ) -> std::result::Result<Option<LaneReply>, ProtocolViolation> {
         while let Some(answer) = self.lane.poll(&lanes.memory)? {
             if answer.number == number {
                 return Ok(Some(answer));
@@ -86,7 +86,7 @@ impl Seat {
                     // They have no body.
                     done(ClientConnection::outcome(&header, 0).map(|_| &[][..]));
                 }
-                _ => return Err(Violation("a reply that is not a FUSE message")),
+                _ => return Err(ProtocolViolation("a reply that is not a FUSE message")),
             }
         }
         Ok(None)
@@ -95,7 +95,7 @@ impl Seat {
 
 impl Lanes {
     /// Counts what the server shows, too.
-    pub(super) fn count(&self, which: Tally) {
+    pub(super) fn count(&self, which: ClientCounter) {
         self.memory.tally(which).fetch_add(1, Ordering::Relaxed);
     }
 
@@ -103,15 +103,15 @@ impl Lanes {
         let of = |which| self.memory.tally(which).load(Ordering::Relaxed);
         LaneCounts {
             requests: self.requests.load(Ordering::Relaxed),
-            bells: of(Tally::Bells),
-            page_reads: of(Tally::PageReads),
-            sleeps: of(Tally::Sleeps),
+            bells: of(ClientCounter::Bells),
+            page_reads: of(ClientCounter::PageReads),
+            sleeps: of(ClientCounter::Sleeps),
         }
     }
 
     /// The lanes in the memory that a server has passed.
     pub(super) fn of(fd: OwnedFd) -> Result<Lanes> {
-        let memory = Memory::of(fd).map_err(errno)?;
+        let memory = MappedMemory::of(fd).map_err(errno)?;
         let may_spin = has_several_processors();
         Ok(Lanes {
             memory,
@@ -127,11 +127,11 @@ impl Lanes {
 
     /// A free lane for a request and a reply of so many bytes, preferably the one that the thread had before.
     pub(super) fn seat(&self, request: usize, reply: usize) -> Option<Seated<'_>> {
-        if !Lane::takes(0, request, reply) {
+        if !ClientLane::takes(0, request, reply) {
             return None;
         }
         let first = hint();
-        let is_long = request.max(reply) > Lane::longest();
+        let is_long = request.max(reply) > ClientLane::longest();
         // Threads with long messages go around in the lanes that take them.
         let first = if is_long { first % LARGE_LANES } else { first };
         let (index, seat) = self.free(first, (request, reply), |_| true)?;
@@ -148,7 +148,8 @@ impl Lanes {
     ) -> Option<(usize, MutexGuard<'_, Seat>)> {
         let lanes = self.memory.blocks() * LANES_OF_BLOCK;
         (0..lanes).map(|step| (first + step) % lanes).find_map(|index| {
-            let seat = Lane::takes(index, request, reply).then(|| sit(self.seat_of(index)))??;
+            let seat =
+                ClientLane::takes(index, request, reply).then(|| sit(self.seat_of(index)))??;
             (!seat.is_kept && fits(&seat)).then_some((index, seat))
         })
     }
@@ -156,7 +157,7 @@ impl Lanes {
     fn seat_of(&self, lane: usize) -> &Mutex<Seat> {
         let block = lane / LANES_OF_BLOCK;
         let seat = |lane| {
-            let (lane, reply, later) = (Lane::new(lane), Vec::new(), Vec::new());
+            let (lane, reply, later) = (ClientLane::new(lane), Vec::new(), Vec::new());
             Mutex::new(Seat { lane, reply, later, is_kept: false })
         };
         let make = || (block * LANES_OF_BLOCK..).take(LANES_OF_BLOCK).map(seat).collect();
@@ -164,7 +165,7 @@ impl Lanes {
     }
 
     /// Takes the replies that nobody waits for.
-    pub(super) fn take_later(&self) -> std::result::Result<(), Violation> {
+    pub(super) fn take_later(&self) -> std::result::Result<(), ProtocolViolation> {
         if self.later.load(Ordering::Relaxed) > 0 {
             for mut seat in self.seats.iter().filter_map(OnceLock::get).flatten().filter_map(sit) {
                 if !seat.later.is_empty() && !seat.is_kept {
@@ -193,7 +194,7 @@ impl Lanes {
     }
 
     fn has_news(&self) -> bool {
-        let sent = Lane::notices(&self.memory);
+        let sent = ClientLane::notices(&self.memory);
         self.noticed.swap(sent, Ordering::Relaxed) != sent
     }
 }
@@ -246,7 +247,7 @@ impl ClientConnection {
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
         let seat = &mut *seat;
-        let number = self.submit((lanes, seat), (head, data), Lane::longest())?;
+        let number = self.submit((lanes, seat), (head, data), ClientLane::longest())?;
         let answer = self.await_reply(lanes, seat, number, cx)?;
         self.take_reply((lanes, seat), answer, decode)
     }
@@ -256,11 +257,11 @@ impl ClientConnection {
     pub(super) fn begin(&self, head: &mut [u8], data: &[u8]) -> Result<Option<Begun>> {
         let Some(lanes) = self.lanes() else { return Ok(None) };
         self.usable()?;
-        let sizes = (head.len() + data.len(), Lane::longest());
+        let sizes = (head.len() + data.len(), ClientLane::longest());
         // Nobody would take the replies that others do not wait for.
         let free = lanes.free(hint() + 1, sizes, |seat| seat.later.is_empty());
         let Some((lane, mut seat)) = free else { return Ok(None) };
-        let number = self.submit((lanes, &mut *seat), (head, data), Lane::longest())?;
+        let number = self.submit((lanes, &mut *seat), (head, data), ClientLane::longest())?;
         seat.is_kept = true;
         Ok(Some(Begun { lane, number }))
     }
@@ -284,7 +285,7 @@ impl ClientConnection {
     fn take_reply<T>(
         &self,
         (lanes, seat): (&Lanes, &mut Seat),
-        answer: Answer,
+        answer: LaneReply,
         decode: impl FnOnce(&[u8]) -> Result<T>,
     ) -> Result<T> {
         let len = answer.len;
@@ -368,14 +369,16 @@ impl ClientConnection {
     }
 
     /// The outcome that the header of a reply tells.
-    fn outcome_of(&self, answer: Answer, reply: &[u8]) -> Result<()> {
+    fn outcome_of(&self, answer: LaneReply, reply: &[u8]) -> Result<()> {
         let header = match OutHeader::read_from_prefix(reply) {
             Ok((header, _))
                 if header.len as usize == answer.len && header.unique == answer.number =>
             {
                 header
             }
-            _ => return Err(self.break_off(Violation("a reply that is not a FUSE message"))),
+            _ => {
+                return Err(self.break_off(ProtocolViolation("a reply that is not a FUSE message")));
+            }
         };
         Self::outcome(&header, answer.len - HEADER_LEN).map(drop)
     }
@@ -386,7 +389,7 @@ impl ClientConnection {
         seat: &mut Seat,
         number: u64,
         cx: &Context<'_>,
-    ) -> Result<Answer> {
+    ) -> Result<LaneReply> {
         let mut waiting = None;
         loop {
             if let Some(answer) = self.look_for_reply(lanes, seat, number)? {
@@ -394,7 +397,7 @@ impl ClientConnection {
             }
             let waiting = waiting.get_or_insert_with(|| Waiting::of(self.timeout()));
             let slept = clock::now();
-            lanes.count(Tally::Sleeps);
+            lanes.count(ClientCounter::Sleeps);
             seat.lane.sleep(&lanes.memory, TICK);
             let answer = seat.poll(lanes, number).map_err(|why| self.break_off(why))?;
             if let Some(answer) = answer {
@@ -417,7 +420,7 @@ impl ClientConnection {
         lanes: &Lanes,
         seat: &mut Seat,
         number: u64,
-    ) -> Result<Option<Answer>> {
+    ) -> Result<Option<LaneReply>> {
         let hope = lanes.hope.load(Ordering::Relaxed);
         let limit_ns = if hope > 0 { SPIN_NS } else { 0 };
         let begun = clock::now();
@@ -445,7 +448,7 @@ impl ClientConnection {
 
     /// Wakes the server. If its socket is full, it has not yet slept.
     fn ring_bell(&self, lanes: &Lanes) {
-        lanes.count(Tally::Bells);
+        lanes.count(ClientCounter::Bells);
         let _ = self.try_tell(&[0; BELL], &[]);
     }
 
@@ -460,7 +463,7 @@ impl ClientConnection {
         }
     }
 
-    pub(super) fn break_off(&self, why: Violation) -> Errno {
+    pub(super) fn break_off(&self, why: ProtocolViolation) -> Errno {
         self.end(&why.to_string());
         Errno::ENOTCONN
     }

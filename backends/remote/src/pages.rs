@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{OnceLock, PoisonError, RwLock, RwLockReadGuard};
 
 use defuse_fs::{Context, Fh, File, ReadArgs, ReadBuf, Result};
-use defuse_ring::layout::Tally;
+use defuse_ring::layout::ClientCounter;
 use defuse_ring::pages::PageReader;
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::encode::Request;
@@ -79,7 +79,7 @@ impl Shared {
         };
         let (Some(pages), Some(room)) = (pages, out.lend()) else { return false };
         let Some(len) = pages.read(args.offset, room) else { return false };
-        lanes.count(Tally::PageReads);
+        lanes.count(ClientCounter::PageReads);
         out.advance(len).is_ok()
     }
 

@@ -14,8 +14,8 @@ use defuse_fs::{
     ATTRIBUTES_HOLD, Attr, Context, Errno, Fh, File, FileKind, Ino, IoctlArgs, Name, NormalPath,
     Resolved, Result, Timestamp, Versions,
 };
-use defuse_ring::Marks;
-use defuse_ring::names::{Moment, NameReader};
+use defuse_ring::InodeVersionSet;
+use defuse_ring::names::{AttributeStamp, NameReader};
 use defuse_wire::decode;
 use defuse_wire::vendor::{NAMES, RESOLVE, Step, Steps, ToldAttr};
 use zerocopy::{FromBytes, IntoBytes};
@@ -42,7 +42,7 @@ pub(super) struct Paths {
     /// The count at the last read of an inode, by the lowest bits of its number.
     last_read: LastRead,
     /// Inodes without extended attributes that this client has looked at last.
-    bare: Marks,
+    bare: InodeVersionSet,
     /// Counts paths that were known.
     hits: AtomicU64,
 }
@@ -93,7 +93,7 @@ struct Told {
 struct Inode {
     ino: Ino,
     attr: Attr,
-    told: Moment,
+    told: AttributeStamp,
     /// The count of reads before it was asked for.
     reads: u64,
     /// It has no extended attributes.
@@ -196,7 +196,7 @@ impl Paths {
         let of = |(dir, name, found): &(Ino, &[u8], Found)| {
             let version_of = |inode: &(Ino, Attr)| {
                 let (ino, attr) = *inode;
-                let told = Moment::now(versions.attributes(ino)?);
+                let told = AttributeStamp::now(versions.attributes(ino)?);
                 Some(Inode { ino, attr, told, reads, is_bare: false })
             };
             let inode = match &found.inode {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use defuse_fs::{Caller, Context, Fh, File, Ino, Versions};
 use defuse_ring::names::NameReader;
-use defuse_ring::versions::{Thing, VersionReader};
+use defuse_ring::versions::{VersionReader, VersionedItem};
 use defuse_wire::vendor::{TOLD_NAMES, VERSIONS};
 
 use super::paths::SharedNames;
@@ -51,14 +51,14 @@ impl Versions for Told {
     }
 
     fn attributes(&self, ino: Ino) -> Option<u64> {
-        self.0.of_thing(Thing::Attributes(ino.0))
+        self.0.of_thing(VersionedItem::Attributes(ino.0))
     }
 
     fn rights(&self, ino: Ino) -> Option<u64> {
-        self.0.of_thing(Thing::Rights(ino.0))
+        self.0.of_thing(VersionedItem::Rights(ino.0))
     }
 
     fn name(&self, dir: Ino, name: &[u8]) -> Option<u64> {
-        self.0.of_thing(Thing::Name(dir.0, name))
+        self.0.of_thing(VersionedItem::Name(dir.0, name))
     }
 }

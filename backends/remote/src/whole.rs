@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use defuse_fs::{AccessMode, Context, Fh, File, Ino, OpenFlags, ReadArgs, ReadBuf, SliceSink};
-use defuse_ring::Marks;
+use defuse_ring::InodeVersionSet;
 use defuse_wire::abi::{self, Opcode};
 use defuse_wire::decode::OpenBytes;
 use defuse_wire::encode::Request;
@@ -32,7 +32,7 @@ pub(super) struct WholeFiles {
     /// Files that were read, which the server is to be told.
     owed: AtomicUsize,
     /// Files that were closed after that, with their versions: the server may not have seen to the release yet.
-    posted: Marks,
+    posted: InodeVersionSet,
 }
 
 struct Whole {

@@ -14,7 +14,7 @@ use defuse_fs::{
 };
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use defuse_ring::layout::{BELL, BYTES, LANES_OF_BLOCK, VERSION};
-use defuse_ring::{Desk, Memory};
+use defuse_ring::{LaneServer, MappedMemory};
 use defuse_wire::abi::{self, InHeader, Opcode, OutHeader};
 use defuse_wire::vendor::{self, Offer};
 use rustix::net::{
@@ -146,8 +146,8 @@ fn more_data_than_requested_is_refused() {
 fn with_lanes(bytes: usize) -> Remote {
     let (ours, theirs) = pair();
     std::thread::spawn(move || {
-        let (memory, fd) = Memory::new().unwrap();
-        let desk = Desk::new(memory);
+        let (memory, fd) = MappedMemory::new().unwrap();
+        let desk = LaneServer::new(memory);
         // Each request comes with a bell.
         desk.fall_asleep();
         let mut room = vec![0; 1 << 18];

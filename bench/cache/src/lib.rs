@@ -12,9 +12,9 @@ mod replay;
 mod results;
 mod traces;
 
-pub use replay::{Replayed, replay};
-pub use results::{Case, Cell, Goal, Results};
-pub use traces::{Overlap, Step, Trace, all};
+pub use replay::{ReplayOutcome, replay};
+pub use results::{HitRateCell, HitRateGoal, HitRateResults, PolicyCase};
+pub use traces::{ExtentTrace, TraceOverlap, TraceStep, all};
 
 use defuse_cache::PolicyKind;
 
@@ -22,8 +22,8 @@ use defuse_cache::PolicyKind;
 pub const SIZES: [u64; 5] = [10, 25, 50, 100, 250];
 
 /// Replays all traces of about so many uses each, with all policies. `say` gets a line for each trace.
-pub fn run(uses: usize, seed: u64, say: &mut dyn FnMut(String)) -> Results {
-    let mut results = Results { uses, seed, cells: Vec::new() };
+pub fn run(uses: usize, seed: u64, say: &mut dyn FnMut(String)) -> HitRateResults {
+    let mut results = HitRateResults { uses, seed, cells: Vec::new() };
     for trace in all(uses, seed) {
         say(format!("{}: {} uses", trace.name, trace.steps.len()));
         for thousandths in SIZES {
@@ -31,8 +31,8 @@ pub fn run(uses: usize, seed: u64, say: &mut dyn FnMut(String)) -> Results {
             for (policy, kind) in PolicyKind::ALL {
                 let replayed = replay(&trace, kind, capacity, seed);
                 let (trace, overlap) = (trace.name, trace.overlap);
-                let case = Case { trace, overlap, thousandths, policy };
-                results.cells.push(Cell { case, replayed });
+                let case = PolicyCase { trace, overlap, thousandths, policy };
+                results.cells.push(HitRateCell { case, replayed });
             }
         }
     }

@@ -3,19 +3,19 @@
 use fastrand::Rng;
 
 /// Numbers from 0 on, of which number n is as likely as 1 / (n + 1)^s.
-pub struct Zipf {
+pub struct ZipfDistribution {
     /// The sum of the likelihoods up to each number.
     sums: Vec<f64>,
 }
 
-impl Zipf {
-    pub fn new(count: usize, s: f64) -> Zipf {
+impl ZipfDistribution {
+    pub fn new(count: usize, s: f64) -> ZipfDistribution {
         let mut sum = 0.0;
         let add = |n: usize| {
             sum += (n as f64 + 1.0).powf(-s);
             sum
         };
-        Zipf { sums: (0..count).map(add).collect() }
+        ZipfDistribution { sums: (0..count).map(add).collect() }
     }
 
     pub fn draw(&self, rng: &mut Rng) -> u64 {

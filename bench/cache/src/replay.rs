@@ -4,18 +4,18 @@ use defuse_cache::PolicyKind;
 use serde::Serialize;
 
 use crate::results::in_percent;
-use crate::traces::{Step, Trace};
+use crate::traces::{ExtentTrace, TraceStep};
 
 /// The outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Replayed {
+pub struct ReplayOutcome {
     /// Uses that count: those after the first fifth of the trace, in which the cache fills.
     pub uses: u64,
     /// Uses of extents in the cache.
     pub hits: u64,
 }
 
-impl Replayed {
+impl ReplayOutcome {
     /// Hits in percent of the uses.
     pub fn percent(&self) -> f64 {
         in_percent(self.hits, self.uses)
@@ -28,20 +28,20 @@ pub(crate) fn warm(events: usize) -> usize {
 }
 
 /// Replays a trace with a cache of so many bytes.
-pub fn replay(trace: &Trace, kind: PolicyKind, capacity: u64, seed: u64) -> Replayed {
+pub fn replay(trace: &ExtentTrace, kind: PolicyKind, capacity: u64, seed: u64) -> ReplayOutcome {
     let mut policy = kind.make(capacity, seed);
-    let (mut replayed, mut evicted) = (Replayed::default(), Vec::new());
+    let (mut replayed, mut evicted) = (ReplayOutcome::default(), Vec::new());
     let warm = warm(trace.steps.len());
     for (number, step) in trace.steps.iter().enumerate() {
         match *step {
-            Step::Use(extent) => {
+            TraceStep::Use(extent) => {
                 let hit = policy.access(extent, &mut evicted);
                 evicted.clear();
                 let counts = number >= warm;
                 replayed.uses += u64::from(counts);
                 replayed.hits += u64::from(counts && hit);
             }
-            Step::Gone(key) => {
+            TraceStep::Gone(key) => {
                 policy.remove(key);
             }
         }

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 use defuse_cache::PolicyKind;
 use serde::Serialize;
 
-use crate::replay::Replayed;
-use crate::traces::Overlap;
+use crate::replay::ReplayOutcome;
+use crate::traces::TraceOverlap;
 
 /// Percent by which E may be below the best on a trace.
 const BELOW: f64 = 2.0;
@@ -17,25 +17,27 @@ const OTHERS: [&str; 4] = ["lru", "lfu", "arc", "s3-fifo"];
 
 /// A policy on a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Case {
+pub struct PolicyCase {
     /// The trace.
     pub trace: &'static str,
     /// If processes use the same files.
-    pub overlap: Overlap,
+    pub overlap: TraceOverlap,
     /// The size of the cache, in thousandths of the bytes of the trace.
     pub thousandths: u64,
     /// The policy.
     pub policy: &'static str,
 }
 
-impl Case {
+impl PolicyCase {
     /// True if it is this one.
     pub(crate) fn is(&self, trace: &str, thousandths: u64, policy: &str) -> bool {
         (self.trace, self.thousandths, self.policy) == (trace, thousandths, policy)
     }
 
     /// The traces of all cases, in their order.
-    pub(crate) fn traces(all: impl Iterator<Item = Case>) -> Vec<(&'static str, Overlap)> {
+    pub(crate) fn traces(
+        all: impl Iterator<Item = PolicyCase>,
+    ) -> Vec<(&'static str, TraceOverlap)> {
         let mut traces: Vec<_> = all.map(|case| (case.trace, case.overlap)).collect();
         traces.dedup();
         traces
@@ -44,32 +46,32 @@ impl Case {
 
 /// The hit rate of one policy.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Cell {
+pub struct HitRateCell {
     /// The policy and the trace.
     #[serde(flatten)]
-    pub case: Case,
+    pub case: PolicyCase,
     /// The hits.
-    pub replayed: Replayed,
+    pub replayed: ReplayOutcome,
 }
 
 /// All hit rates.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Results {
+pub struct HitRateResults {
     /// Uses of each trace, about.
     pub uses: usize,
     /// The seed of the traces.
     pub seed: u64,
     /// The figures.
-    pub cells: Vec<Cell>,
+    pub cells: Vec<HitRateCell>,
 }
 
 /// E beside LRU, LFU, ARC and S3-FIFO, on one trace.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Goal {
+pub struct HitRateGoal {
     /// The trace.
     pub trace: &'static str,
     /// If processes use the same files.
-    pub overlap: Overlap,
+    pub overlap: TraceOverlap,
     /// E against the best of the others at the size where it is least, in percent of that one.
     pub worst: f64,
     /// The mean over all sizes.
@@ -96,13 +98,13 @@ pub(crate) fn in_percent(part: u64, all: u64) -> f64 {
     part as f64 * 100.0 / all.max(1) as f64
 }
 
-impl Goal {
+impl HitRateGoal {
     /// The goal for a trace whose hit rate at a size with a policy is `rate`.
     pub(crate) fn of(
-        (trace, overlap): (&'static str, Overlap),
+        (trace, overlap): (&'static str, TraceOverlap),
         sizes: &[u64],
         rate: &dyn Fn(u64, &str) -> f64,
-    ) -> Goal {
+    ) -> HitRateGoal {
         // Relative to the best, so that a low rate cannot hide a large loss.
         let against_best = |&size: &u64| {
             let best = OTHERS.iter().map(|other| rate(size, other)).fold(0.0, f64::max);
@@ -111,40 +113,40 @@ impl Goal {
         let ratios: Vec<f64> = sizes.iter().map(against_best).collect();
         let worst = ratios.iter().copied().fold(f64::MAX, f64::min);
         let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
-        let is_met = worst >= -BELOW && (overlap == Overlap::None || mean > 0.0);
-        Goal { trace, overlap, worst, mean, is_met }
+        let is_met = worst >= -BELOW && (overlap == TraceOverlap::None || mean > 0.0);
+        HitRateGoal { trace, overlap, worst, mean, is_met }
     }
 
     /// The table of goals, in Markdown.
-    pub(crate) fn table(goals: &[Goal]) -> String {
+    pub(crate) fn table(goals: &[HitRateGoal]) -> String {
         let mut text = String::from(
             "\n| trace | E against the best of the others: least | mean | goal |\n|---|---|---|---|\n",
         );
         for goal in goals {
             let met = if goal.is_met { "met" } else { "not met" };
-            let Goal { trace, worst, mean, .. } = goal;
+            let HitRateGoal { trace, worst, mean, .. } = goal;
             let _ = writeln!(text, "| {trace} | {worst:+.1} % | {mean:+.1} % | {met} |");
         }
         text
     }
 }
 
-impl Results {
+impl HitRateResults {
     /// A hit rate in percent.
     fn rate(&self, trace: &str, thousandths: u64, policy: &str) -> f64 {
         let found = self.cells.iter().find(|cell| cell.case.is(trace, thousandths, policy));
         found.map_or(0.0, |cell| cell.replayed.percent())
     }
 
-    fn traces(&self) -> Vec<(&'static str, Overlap)> {
-        Case::traces(self.cells.iter().map(|cell| cell.case))
+    fn traces(&self) -> Vec<(&'static str, TraceOverlap)> {
+        PolicyCase::traces(self.cells.iter().map(|cell| cell.case))
     }
 
     /// The goals, by trace.
-    pub fn goals(&self) -> Vec<Goal> {
+    pub fn goals(&self) -> Vec<HitRateGoal> {
         let goal = |(trace, overlap)| {
             let rate = |size, policy: &str| self.rate(trace, size, policy);
-            Goal::of((trace, overlap), &crate::SIZES, &rate)
+            HitRateGoal::of((trace, overlap), &crate::SIZES, &rate)
         };
         self.traces().into_iter().map(goal).collect()
     }
@@ -158,6 +160,6 @@ impl Results {
                     &row(trace, size, |policy| format!("{:.1}", self.rate(trace, size, policy)));
             }
         }
-        text + &Goal::table(&self.goals())
+        text + &HitRateGoal::table(&self.goals())
     }
 }

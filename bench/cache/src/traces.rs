@@ -3,7 +3,7 @@
 mod mixes;
 mod users;
 
-use defuse_cache::{Extent, Key};
+use defuse_cache::{ExtentKey, ExtentUse};
 use fastrand::Rng;
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ const USERS: u32 = 8;
 
 /// The uses of several processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Overlap {
+pub enum TraceOverlap {
     /// One process, or several that share nothing.
     None,
     /// Processes use the same files in part.
@@ -23,29 +23,29 @@ pub enum Overlap {
 
 /// An event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum TraceStep {
     /// A use of an extent.
-    Use(Extent),
+    Use(ExtentUse),
     /// An extent of a file that is removed.
-    Gone(Key),
+    Gone(ExtentKey),
 }
 
 /// A sequence of events.
 #[derive(Clone, Debug)]
-pub struct Trace {
+pub struct ExtentTrace {
     /// The name, which says what happens.
     pub name: &'static str,
     /// If processes use the same files.
-    pub overlap: Overlap,
+    pub overlap: TraceOverlap,
     /// The bytes of which cache sizes are parts: those of all files that are used again.
     pub bytes: u64,
     /// The events.
-    pub steps: Vec<Step>,
+    pub steps: Vec<TraceStep>,
 }
 
 /// All traces, of about so many uses each.
-pub fn all(uses: usize, seed: u64) -> Vec<Trace> {
-    let makers: [fn(&mut Maker); 14] = [
+pub fn all(uses: usize, seed: u64) -> Vec<ExtentTrace> {
+    let makers: [fn(&mut TraceMaker); 14] = [
         users::zipf_flat,
         users::zipf_steep,
         users::shifting,
@@ -61,8 +61,8 @@ pub fn all(uses: usize, seed: u64) -> Vec<Trace> {
         mixes::webserver,
         mixes::varmail,
     ];
-    let made = |(number, make): (usize, &fn(&mut Maker))| {
-        let mut maker = Maker::new(uses, seed.wrapping_add(number as u64));
+    let made = |(number, make): (usize, &fn(&mut TraceMaker))| {
+        let mut maker = TraceMaker::new(uses, seed.wrapping_add(number as u64));
         make(&mut maker);
         maker.trace
     };
@@ -70,17 +70,17 @@ pub fn all(uses: usize, seed: u64) -> Vec<Trace> {
 }
 
 /// A trace that is being made.
-struct Maker {
+struct TraceMaker {
     rng: Rng,
     uses: usize,
-    trace: Trace,
+    trace: ExtentTrace,
 }
 
-impl Maker {
-    fn new(uses: usize, seed: u64) -> Maker {
+impl TraceMaker {
+    fn new(uses: usize, seed: u64) -> TraceMaker {
         let steps = Vec::with_capacity(uses);
-        let trace = Trace { name: "", overlap: Overlap::None, bytes: 0, steps };
-        Maker { rng: Rng::with_seed(seed), uses, trace }
+        let trace = ExtentTrace { name: "", overlap: TraceOverlap::None, bytes: 0, steps };
+        TraceMaker { rng: Rng::with_seed(seed), uses, trace }
     }
 
     fn is_short(&self) -> bool {
@@ -89,11 +89,11 @@ impl Maker {
 
     /// Uses extent `index` of a file, of 64 KiB.
     fn uses(&mut self, user: u32, file: u64, index: u64) {
-        self.uses_of_size(user, Key::new(file, index), EXTENT);
+        self.uses_of_size(user, ExtentKey::new(file, index), EXTENT);
     }
 
-    fn uses_of_size(&mut self, user: u32, key: Key, size: u64) {
-        self.trace.steps.push(Step::Use(Extent { key, size, user }));
+    fn uses_of_size(&mut self, user: u32, key: ExtentKey, size: u64) {
+        self.trace.steps.push(TraceStep::Use(ExtentUse { key, size, user }));
     }
 
     fn user(&mut self) -> u32 {
@@ -105,7 +105,7 @@ impl Maker {
         (self.uses as u64 / 16).max(64)
     }
 
-    fn named(&mut self, name: &'static str, overlap: Overlap, extents: u64) {
+    fn named(&mut self, name: &'static str, overlap: TraceOverlap, extents: u64) {
         (self.trace.name, self.trace.overlap) = (name, overlap);
         self.trace.bytes = extents * EXTENT;
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use defuse_bench_cache::{Overlap, SIZES, Step, all, replay, run};
+use defuse_bench_cache::{SIZES, TraceOverlap, TraceStep, all, replay, run};
 use defuse_cache::PolicyKind;
 
 #[test]
@@ -31,12 +31,12 @@ fn processes_share_files_in_traces_with_overlap_and_nowhere_else() {
     for trace in all(20_000, 3) {
         let mut users: HashMap<_, HashSet<u32>> = HashMap::new();
         for step in &trace.steps {
-            if let Step::Use(extent) = step {
+            if let TraceStep::Use(extent) = step {
                 users.entry(extent.key).or_default().insert(extent.user);
             }
         }
         let is_shared = users.values().any(|users| users.len() > 1);
-        assert_eq!(is_shared, trace.overlap == Overlap::Shared, "{}", trace.name);
+        assert_eq!(is_shared, trace.overlap == TraceOverlap::Shared, "{}", trace.name);
         assert!(trace.bytes > 0 && trace.steps.len() >= 20_000, "{}", trace.name);
     }
 }

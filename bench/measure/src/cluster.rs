@@ -2,14 +2,14 @@
 //! lines can be cut.
 //!
 //! Each server has a network and mounts of its own. The first two have the bricks of the volumes, the third one
-//! stays for whoever asks for the configuration. Everything ends with the value, as [`Servers`] does.
+//! stays for whoever asks for the configuration. Everything ends with the value, as [`GlusterServers`] does.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::gluster::{ROOM, Servers, Volume};
+use crate::gluster::{GlusterServers, ROOM, VolumeSetup};
 
 /// The number of servers.
 pub const SERVERS: usize = 3;
@@ -25,26 +25,26 @@ done"#;
 
 /// Running servers, until dropped. Servers have the numbers 1 to [`SERVERS`].
 #[derive(Debug)]
-pub struct Cluster {
-    servers: Servers,
+pub struct GlusterCluster {
+    servers: GlusterServers,
     /// A process in the name spaces of each server, by its number among the processes of the servers.
     holders: Vec<String>,
 }
 
-impl Cluster {
+impl GlusterCluster {
     /// Starts the servers and these volumes. Each has a brick on each of the first two servers.
     ///
     /// # Errors
     ///
     /// The error contains the output of the programs.
-    pub fn start(volumes: &[Volume]) -> Result<Cluster> {
-        let (servers, holders) = Servers::by(SCRIPT, volumes)?;
+    pub fn start(volumes: &[VolumeSetup]) -> Result<GlusterCluster> {
+        let (servers, holders) = GlusterServers::by(SCRIPT, volumes)?;
         ensure!(holders.len() == SERVERS, "{} servers", holders.len());
-        Ok(Cluster { servers, holders })
+        Ok(GlusterCluster { servers, holders })
     }
 
     /// The client's side: its network, and its mounts.
-    pub fn servers(&self) -> &Servers {
+    pub fn servers(&self) -> &GlusterServers {
         &self.servers
     }
 

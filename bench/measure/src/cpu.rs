@@ -8,9 +8,9 @@ use rustix::time::{ClockId, clock_gettime};
 /// Nanoseconds per clock tick in /proc; `USER_HZ` is 100 on all supported Linux systems.
 const TICK_NS: u64 = 10_000_000;
 
-/// CPU time used between two [`Sample`]s, in nanoseconds.
+/// CPU time used between two [`CpuSample`]s, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Used {
+pub struct CpuTimes {
     /// Used by this process: the application.
     pub app_ns: u64,
     /// Used by the daemon.
@@ -21,31 +21,31 @@ pub struct Used {
 
 /// CPU clocks at one moment.
 #[derive(Debug, Clone)]
-pub struct Sample {
+pub struct CpuSample {
     app_ns: u64,
-    daemon: Option<(u32, Threads)>,
+    daemon: Option<(u32, ProcessCpuTime)>,
     system_ns: u64,
 }
 
-impl Sample {
+impl CpuSample {
     /// Reads the clocks. `daemon` is the process that serves the target, if there is one.
     pub fn take(daemon: Option<u32>) -> Self {
         let now = clock_gettime(ClockId::ProcessCPUTime);
         let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
         Self {
             app_ns: now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64,
-            daemon: daemon.map(|pid| (pid, Threads::of(pid))),
+            daemon: daemon.map(|pid| (pid, ProcessCpuTime::of(pid))),
             system_ns: parse_system(&stat).unwrap_or(0) * TICK_NS,
         }
     }
 
     /// The CPU time used between `self` and `later`.
-    pub fn until(&self, later: &Self) -> Used {
+    pub fn until(&self, later: &Self) -> CpuTimes {
         let daemon_ns = match (&self.daemon, &later.daemon) {
             (Some((_, before)), Some((_, after))) => after.since(before),
             _ => 0,
         };
-        Used {
+        CpuTimes {
             app_ns: later.app_ns.saturating_sub(self.app_ns),
             daemon_ns,
             system_ns: later.system_ns.saturating_sub(self.system_ns),
@@ -55,12 +55,12 @@ impl Sample {
 
 /// CPU time of a process: exact for each living thread, and in ticks for all threads it ever had.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Threads {
+pub struct ProcessCpuTime {
     by_thread_ns: BTreeMap<u32, u64>,
     process_ticks: u64,
 }
 
-impl Threads {
+impl ProcessCpuTime {
     /// Reads the clocks of a process. A process that has exited has used nothing.
     pub fn of(pid: u32) -> Self {
         let mut by_thread_ns = BTreeMap::new();
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_ended_makes_ticks_the_measure() {
-        let threads = |list: &[(u32, u64)], process_ticks| Threads {
+        let threads = |list: &[(u32, u64)], process_ticks| ProcessCpuTime {
             by_thread_ns: list.iter().copied().collect(),
             process_ticks,
         };

@@ -22,12 +22,12 @@ pub const HOST: &str = "127.1.1.1";
 /// The volumes: distributed over two bricks, and replicated on two.
 pub const VOLUMES: [&str; 2] = ["dist", "repl"];
 
-/// A directory in memory that only processes of [`Servers::within`] see, for their files. The bricks are in it, too.
+/// A directory in memory that only processes of [`GlusterServers::within`] see, for their files. The bricks are in it, too.
 pub const ROOM: &str = "/run/gluster";
 
 /// A volume to make, with two bricks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Volume {
+pub struct VolumeSetup {
     /// Its name.
     pub name: String,
     /// Both bricks have all files. Otherwise, each has some of them.
@@ -36,7 +36,7 @@ pub struct Volume {
     pub options: Vec<(&'static str, &'static str)>,
 }
 
-impl Volume {
+impl VolumeSetup {
     /// The line for the script: name, kind and options.
     fn line(&self) -> String {
         let kind = if self.is_replicated { "replicated" } else { "distributed" };
@@ -58,7 +58,7 @@ const BEGINNING: &str = concat!(include_str!("leave_mounts.sh"), include_str!("v
 
 /// Running servers, until dropped.
 #[derive(Debug)]
-pub struct Servers {
+pub struct GlusterServers {
     child: Child,
     /// Its end is the end of the servers.
     _input: ChildStdin,
@@ -83,23 +83,26 @@ pub fn why_not() -> Option<&'static str> {
     programs.into_iter().find(|(program, _)| !has(program)).map(|(_, reason)| reason)
 }
 
-impl Servers {
+impl GlusterServers {
     /// Starts the servers and the [`VOLUMES`], which takes 3 to 5 seconds.
     ///
     /// # Errors
     ///
     /// The error contains the output of the programs.
-    pub fn start() -> Result<Servers> {
+    pub fn start() -> Result<GlusterServers> {
         let tells = vec![
             ("features.cache-invalidation", "on"),
             ("features.cache-invalidation-timeout", "600"),
         ];
-        let volume = |name: &str, is_replicated, options| Volume {
+        let volume = |name: &str, is_replicated, options| VolumeSetup {
             name: name.to_owned(),
             is_replicated,
             options,
         };
-        Servers::with(&[volume(VOLUMES[0], false, Vec::new()), volume(VOLUMES[1], true, tells)])
+        GlusterServers::with(&[
+            volume(VOLUMES[0], false, Vec::new()),
+            volume(VOLUMES[1], true, tells),
+        ])
     }
 
     /// Starts the servers and these volumes, about a second for each.
@@ -107,13 +110,16 @@ impl Servers {
     /// # Errors
     ///
     /// The error contains the output of the programs.
-    pub fn with(volumes: &[Volume]) -> Result<Servers> {
-        Servers::by(SCRIPT, volumes).map(|(servers, _)| servers)
+    pub fn with(volumes: &[VolumeSetup]) -> Result<GlusterServers> {
+        GlusterServers::by(SCRIPT, volumes).map(|(servers, _)| servers)
     }
 
     /// Starts servers by a script. Returns the words after `ready`, too.
-    pub(crate) fn by(script: &str, volumes: &[Volume]) -> Result<(Servers, Vec<String>)> {
-        let lines: String = volumes.iter().map(Volume::line).collect();
+    pub(crate) fn by(
+        script: &str,
+        volumes: &[VolumeSetup],
+    ) -> Result<(GlusterServers, Vec<String>)> {
+        let lines: String = volumes.iter().map(VolumeSetup::line).collect();
         let mut command = Command::new("unshare");
         command.env("VOLUMES", lines);
         command.args(["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
@@ -140,10 +146,10 @@ impl Servers {
             bail!("the servers of GlusterFS did not start: {}", said.trim());
         }
         let network = File::open(format!("/proc/{}/ns/net", child.id()))?;
-        Ok((Servers { child, _input: input, network }, words.collect()))
+        Ok((GlusterServers { child, _input: input, network }, words.collect()))
     }
 
-    /// A path that only processes of [`Servers::within`] see, for this process.
+    /// A path that only processes of [`GlusterServers::within`] see, for this process.
     pub(crate) fn room(&self, path: &Path) -> PathBuf {
         let root = format!("/proc/{}/root", self.child.id());
         Path::new(&root).join(path.strip_prefix("/").unwrap_or(path))
@@ -197,7 +203,7 @@ impl Servers {
     }
 }
 
-impl Drop for Servers {
+impl Drop for GlusterServers {
     fn drop(&mut self) {
         // The first process of the name space follows, because this is the last of its input.
         let _ = self.child.kill();
@@ -212,9 +218,9 @@ mod tests {
     #[test]
     fn a_volume_is_a_line_of_the_script() {
         let options = vec![("a.b", "on"), ("c", "2")];
-        let volume = Volume { name: "v".into(), is_replicated: true, options };
+        let volume = VolumeSetup { name: "v".into(), is_replicated: true, options };
         assert_eq!(volume.line(), "v replicated a.b on c 2\n");
-        let volume = Volume { name: "w".into(), is_replicated: false, options: Vec::new() };
+        let volume = VolumeSetup { name: "w".into(), is_replicated: false, options: Vec::new() };
         assert_eq!(volume.line(), "w distributed\n");
     }
 
@@ -224,12 +230,12 @@ mod tests {
             println!("skipped: {reason}");
             return;
         }
-        let volume = Volume {
+        let volume = VolumeSetup {
             name: "v".into(),
             is_replicated: false,
             options: vec![("performance.io-cache", "off")],
         };
-        let servers = Servers::with(&[volume]).unwrap();
+        let servers = GlusterServers::with(&[volume]).unwrap();
         let script =
             format!("[ -d {ROOM}/bricks/v1 ] && readlink /proc/self/ns/pid && exec sleep 1000");
         let mut within = servers.within(Path::new("sh"));

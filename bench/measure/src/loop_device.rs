@@ -20,20 +20,20 @@ const INTERVAL: Duration = Duration::from_millis(10);
 /// A loop device on an image file that is its own. The image goes with it. If this process is killed, the kernel
 /// detaches the device with its last user.
 #[derive(Debug)]
-pub struct LoopDevice {
+pub struct ImageLoopDevice {
     node: PathBuf,
     image: PathBuf,
     _open: File,
 }
 
-impl LoopDevice {
+impl ImageLoopDevice {
     /// Makes an image of `bytes`, all of them allocated, and a device of `sector` bytes a sector on it, with
     /// direct I/O if the file system of the image supports it.
     ///
     /// # Errors
     ///
     /// Where there is no room, no loop device, or no program losetup(8).
-    pub fn create(image: &Path, bytes: u64, sector: u32) -> Result<LoopDevice> {
+    pub fn create(image: &Path, bytes: u64, sector: u32) -> Result<ImageLoopDevice> {
         // Allocate all blocks now. Otherwise the measurement includes allocations, and an image in
         // memory (tmpfs) is charged to the control group that first writes to it instead of to this
         // process.
@@ -41,7 +41,7 @@ impl LoopDevice {
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)
             .with_context(|| format!("no room for {} MiB at {}", bytes >> 20, image.display()))?;
         drop(file);
-        LoopDevice::attach(image, sector)
+        ImageLoopDevice::attach(image, sector)
     }
 
     /// Makes a device on an image that is there. It goes with the device, too.
@@ -49,7 +49,7 @@ impl LoopDevice {
     /// # Errors
     ///
     /// Where there is no loop device, or no program losetup(8).
-    pub fn attach(image: &Path, sector: u32) -> Result<LoopDevice> {
+    pub fn attach(image: &Path, sector: u32) -> Result<ImageLoopDevice> {
         let (name, sector) = (image.to_string_lossy().into_owned(), sector.to_string());
         let losetup = |how: &[&str]| {
             let fixed = ["--find", "--show", "--sector-size", &sector, &name];
@@ -63,7 +63,7 @@ impl LoopDevice {
         let marked = command::output("losetup", &["--detach".as_ref(), node.as_os_str()]);
         let open = open?;
         marked?;
-        Ok(LoopDevice { node, image: image.to_owned(), _open: open })
+        Ok(ImageLoopDevice { node, image: image.to_owned(), _open: open })
     }
 
     /// The path of the device.
@@ -106,7 +106,7 @@ impl LoopDevice {
     }
 }
 
-impl Drop for LoopDevice {
+impl Drop for ImageLoopDevice {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.image);
     }
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn a_device_is_waited_for_until_its_last_user_leaves() {
         let dir = tempfile::tempdir().unwrap();
-        let device = match LoopDevice::create(&dir.path().join("image"), 1 << 20, 4096) {
+        let device = match ImageLoopDevice::create(&dir.path().join("image"), 1 << 20, 4096) {
             Ok(device) => device,
             Err(error) => return println!("skipped: {error:#}"),
         };

@@ -14,48 +14,48 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `defuse serve --shared` in the foreground of a child process, ended when dropped.
 #[derive(Debug)]
-pub struct Server(Child);
+pub struct ServerProcess(Child);
 
-impl Server {
+impl ServerProcess {
     /// Serves `source` at `socket` by `program`. Nothing may be at this path.
     ///
     /// # Errors
     ///
     /// Fails if the program cannot be run, or does not serve.
-    pub fn start(program: &Path, source: &OsStr, socket: &Path) -> Result<Server> {
-        Server::start_with(program, &[], source, socket)
+    pub fn start(program: &Path, source: &OsStr, socket: &Path) -> Result<ServerProcess> {
+        ServerProcess::start_with(program, &[], source, socket)
     }
 
-    /// As [`start`](Server::start), with further options of `defuse serve`.
+    /// As [`start`](ServerProcess::start), with further options of `defuse serve`.
     ///
     /// # Errors
     ///
-    /// Those of [`start`](Server::start).
+    /// Those of [`start`](ServerProcess::start).
     pub fn start_with(
         program: &Path,
         options: &[String],
         source: &OsStr,
         socket: &Path,
-    ) -> Result<Server> {
+    ) -> Result<ServerProcess> {
         let mut command = Command::new(program);
         command.stderr(Stdio::null());
-        Server::start_by(command, options, source, socket)
+        ServerProcess::start_by(command, options, source, socket)
     }
 
-    /// As [`start_with`](Server::start_with), by a command that runs the program with its further arguments: under a checker, say.
+    /// As [`start_with`](ServerProcess::start_with), by a command that runs the program with its further arguments: under a checker, say.
     ///
     /// # Errors
     ///
-    /// Those of [`start`](Server::start).
+    /// Those of [`start`](ServerProcess::start).
     pub fn start_by(
         mut command: Command,
         options: &[String],
         source: &OsStr,
         socket: &Path,
-    ) -> Result<Server> {
+    ) -> Result<ServerProcess> {
         command.args(["serve", "--foreground", "--shared"]).args(options).arg(source).arg(socket);
         let child = command.stdin(Stdio::null()).spawn();
-        let mut server = Server(child.context("defuse cannot be run")?);
+        let mut server = ServerProcess(child.context("defuse cannot be run")?);
         let begun = Instant::now();
         while !is_listening(socket) {
             if let Some(status) = server.0.try_wait()? {
@@ -96,7 +96,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         if matches!(self.0.try_wait(), Ok(None)) {
             let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);

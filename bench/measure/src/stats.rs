@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// A median and its quartiles.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Summary {
+pub struct QuartileSummary {
     /// The median.
     pub median: f64,
     /// The lower quartile.
@@ -13,7 +13,7 @@ pub struct Summary {
     pub high: f64,
 }
 
-impl Summary {
+impl QuartileSummary {
     /// Summarises values. Returns `None` if there is none, or one of them is not finite.
     pub fn of(values: &[f64]) -> Option<Self> {
         if values.is_empty() || values.iter().any(|value| !value.is_finite()) {
@@ -50,7 +50,7 @@ pub fn paired_ratios(ours: &[Option<f64>], theirs: &[Option<f64>]) -> Vec<f64> {
 /// The comparison of our result with the required ratio to the better peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
+pub enum PeerVerdict {
     /// At or above the required ratio.
     Met,
     /// Below, but the upper quartile of the rounds reaches it: more rounds are needed to decide.
@@ -59,9 +59,9 @@ pub enum Verdict {
     Below,
 }
 
-impl Verdict {
+impl PeerVerdict {
     /// Judges the ratio of our result to the better peer.
-    pub fn of(ratio: Summary, required: f64) -> Self {
+    pub fn of(ratio: QuartileSummary, required: f64) -> Self {
         if ratio.median >= required {
             Self::Met
         } else if ratio.high >= required {
@@ -87,12 +87,12 @@ mod tests {
 
     #[test]
     fn median_and_quartiles() {
-        let summary = Summary::of(&[5.0, 1.0, 3.0, 2.0, 4.0]).unwrap();
+        let summary = QuartileSummary::of(&[5.0, 1.0, 3.0, 2.0, 4.0]).unwrap();
         assert_eq!((summary.low, summary.median, summary.high), (2.0, 3.0, 4.0));
-        assert_eq!(Summary::of(&[1.0, 2.0]).unwrap().median, 1.5);
-        assert_eq!(Summary::of(&[7.0]).unwrap().spread(), 0.0);
-        assert_eq!(Summary::of(&[]), None);
-        assert_eq!(Summary::of(&[1.0, f64::NAN]), None);
+        assert_eq!(QuartileSummary::of(&[1.0, 2.0]).unwrap().median, 1.5);
+        assert_eq!(QuartileSummary::of(&[7.0]).unwrap().spread(), 0.0);
+        assert_eq!(QuartileSummary::of(&[]), None);
+        assert_eq!(QuartileSummary::of(&[1.0, f64::NAN]), None);
     }
 
     #[test]
@@ -104,10 +104,10 @@ mod tests {
 
     #[test]
     fn verdicts() {
-        let ratio = |low, median, high| Summary { median, low, high };
-        assert_eq!(Verdict::of(ratio(0.9, 1.0, 1.1), 1.0), Verdict::Met);
-        assert_eq!(Verdict::of(ratio(0.9, 0.98, 1.1), 1.0), Verdict::WithinNoise);
-        assert_eq!(Verdict::of(ratio(0.9, 0.95, 0.99), 1.0), Verdict::Below);
-        assert_eq!(Verdict::of(ratio(1.3, 1.4, 1.45), 1.5), Verdict::Below);
+        let ratio = |low, median, high| QuartileSummary { median, low, high };
+        assert_eq!(PeerVerdict::of(ratio(0.9, 1.0, 1.1), 1.0), PeerVerdict::Met);
+        assert_eq!(PeerVerdict::of(ratio(0.9, 0.98, 1.1), 1.0), PeerVerdict::WithinNoise);
+        assert_eq!(PeerVerdict::of(ratio(0.9, 0.95, 0.99), 1.0), PeerVerdict::Below);
+        assert_eq!(PeerVerdict::of(ratio(1.3, 1.4, 1.45), 1.5), PeerVerdict::Below);
     }
 }

@@ -3,8 +3,8 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use defuse_study::advise::{self, Options};
-use defuse_study::options::Config;
+use defuse_study::advise::{self, AdviseOptions};
+use defuse_study::options::StudyConfig;
 
 use crate::main_program;
 use defuse_command::failed;
@@ -21,7 +21,7 @@ pub struct AdviseArgs {
     dir: PathBuf,
     /// The mount: default, base, opt, or NAME=COMMAND (options of a mount, or any command that mounts {source} on {mountpoint})
     #[arg(long, value_name = "CONFIG", default_value = "default", value_parser = config)]
-    config: Config,
+    config: StudyConfig,
     /// Number of runs of each
     #[arg(long, value_name = "N", default_value_t = 3)]
     runs: u32,
@@ -45,8 +45,8 @@ pub struct AdviseArgs {
     command: Vec<OsString>,
 }
 
-fn config(text: &str) -> std::result::Result<Config, String> {
-    if text.contains('=') { Config::custom(text) } else { Config::named(text) }
+fn config(text: &str) -> std::result::Result<StudyConfig, String> {
+    if text.contains('=') { StudyConfig::custom(text) } else { StudyConfig::named(text) }
 }
 
 fn size(text: &str) -> std::result::Result<u64, String> {
@@ -55,7 +55,7 @@ fn size(text: &str) -> std::result::Result<u64, String> {
 
 /// Runs the command in turns, and prints the explanation.
 pub fn run(args: &AdviseArgs) -> Result {
-    let options = Options {
+    let options = AdviseOptions {
         dir: args.dir.clone(),
         command: args.command.clone(),
         config: args.config.clone(),

@@ -7,20 +7,20 @@ use std::sync::Arc;
 
 use clap::Subcommand;
 use defuse_bench_cache::live::{self, LiveOptions};
-use defuse_bench_uhs::results::{Row, table};
-use defuse_bench_uhs::{Part, Scale as UhsScale};
+use defuse_bench_uhs::results::{FigureRow, table};
+use defuse_bench_uhs::{UhsBenchPart, UhsBenchScale as UhsScale};
 use defuse_compose::Settings;
 use defuse_direct::{At, Client, Description, How, MountArgs, Task};
 use defuse_fs::layer::Method;
 use defuse_fs::source::{Frontend, Threads};
 use defuse_fs::{Context, File, FileSystem, ReadArgs, ReadBuf, WriteArgs, WriteBuf, delegate};
 use defuse_memory::Memory;
-use defuse_study::direct::worker::{self, Calls};
-use defuse_study::direct::{self, Options, Scale};
+use defuse_study::direct::worker::{self, MeasuredCalls};
+use defuse_study::direct::{self, DirectOptions, DirectScale};
 use defuse_study::programs;
 use rustix::fs::OFlags;
 
-use crate::bench_gluster::{self, GlusterArgs};
+use crate::bench_gluster::{self, GlusterBenchArgs};
 use crate::main_program;
 use crate::sources::SOURCES;
 use defuse_command::failed;
@@ -28,16 +28,16 @@ use defuse_command::{Failure, Result, print, warn};
 
 /// Measure defuse itself on this machine
 #[derive(clap::Args)]
-pub struct BenchArgs {
+pub struct BenchCommandArgs {
     #[command(subcommand)]
-    what: What,
+    what: BenchCommand,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum BenchCommand {
     Direct(DirectArgs),
     Eviction(EvictionArgs),
-    Gluster(GlusterArgs),
+    Gluster(GlusterBenchArgs),
     Run(ProgramsArgs),
     Uhs(UhsArgs),
 }
@@ -58,8 +58,8 @@ pub struct UhsArgs {
     scale: UhsScale,
     /// Only these parts: names, sync, data, space, mounts, mounted, personalities, clients, queues,
     /// queues-on-driver, queues-on-device; and queues-on-qemu, which is measured only if it is named
-    #[arg(long, value_name = "PART", value_delimiter = ',', value_parser = Part::named)]
-    only: Vec<Part>,
+    #[arg(long, value_name = "PART", value_delimiter = ',', value_parser = UhsBenchPart::named)]
+    only: Vec<UhsBenchPart>,
     /// The directory for mounts
     #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
     work: PathBuf,
@@ -123,8 +123,8 @@ pub struct DirectArgs {
     #[arg(long, value_name = "N", default_value_t = 9)]
     rounds: u32,
     /// full, or tiny: everything once and small, as a test
-    #[arg(long, value_parser = Scale::named, default_value = "full")]
-    scale: Scale,
+    #[arg(long, value_parser = DirectScale::named, default_value = "full")]
+    scale: DirectScale,
     /// Write direct.json and direct.html (without network access) to this directory
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -151,8 +151,8 @@ pub struct ProgramsArgs {
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: u32,
     /// full (20,000 files), quick, or tiny: a test
-    #[arg(long, value_parser = programs::Scale::named, default_value = "full")]
-    scale: programs::Scale,
+    #[arg(long, value_parser = programs::ProgramsScale::named, default_value = "full")]
+    scale: programs::ProgramsScale,
     /// A directory on tmpfs for the files
     #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
     work: PathBuf,
@@ -188,13 +188,13 @@ pub struct WorkerArgs {
 }
 
 /// Runs a benchmark.
-pub fn run(args: &BenchArgs) -> Result {
+pub fn run(args: &BenchCommandArgs) -> Result {
     match &args.what {
-        What::Direct(args) => run_direct(args),
-        What::Eviction(args) => run_eviction(args),
-        What::Gluster(args) => bench_gluster::run(args),
-        What::Run(args) => run_programs(args),
-        What::Uhs(args) => run_uhs(args),
+        BenchCommand::Direct(args) => run_direct(args),
+        BenchCommand::Eviction(args) => run_eviction(args),
+        BenchCommand::Gluster(args) => bench_gluster::run(args),
+        BenchCommand::Run(args) => run_programs(args),
+        BenchCommand::Uhs(args) => run_uhs(args),
     }
 }
 
@@ -230,15 +230,15 @@ pub fn run_reader(args: &ReaderArgs) -> Result {
 
 fn run_uhs(args: &UhsArgs) -> Result {
     let parts = match args.only.as_slice() {
-        [] => Part::usual(),
+        [] => UhsBenchPart::usual(),
         only => only.to_vec(),
     };
     let (scale, rounds, work) = (args.scale.clone(), args.rounds, args.work.clone());
     let program = Some(main_program()?);
-    let options = defuse_bench_uhs::Options { scale, parts, rounds, work, program };
+    let options = defuse_bench_uhs::UhsBenchOptions { scale, parts, rounds, work, program };
     // All parts take minutes: each is printed when it is done.
     let mut printed = Ok(());
-    let mut finished = |rows: &[Row]| {
+    let mut finished = |rows: &[FigureRow]| {
         if !args.json && printed.is_ok() {
             printed = print(&table(rows));
         }
@@ -253,7 +253,7 @@ fn run_uhs(args: &UhsArgs) -> Result {
 }
 
 fn run_direct(args: &DirectArgs) -> Result {
-    let options = Options {
+    let options = DirectOptions {
         scale: args.scale.clone(),
         rounds: args.rounds,
         work: args.work.clone(),
@@ -290,7 +290,7 @@ fn run_direct(args: &DirectArgs) -> Result {
 }
 
 fn run_programs(args: &ProgramsArgs) -> Result {
-    let options = programs::Options {
+    let options = programs::ProgramsOptions {
         scale: args.scale.clone(),
         rounds: args.rounds,
         work: args.work.clone(),
@@ -317,7 +317,7 @@ pub fn run_worker(args: &WorkerArgs) -> Result {
     let server = args.server.or_else(parent);
     match &args.client {
         Some(source) => {
-            let mut calls = Library::open(source, &args.file)?;
+            let mut calls = LibraryCalls::open(source, &args.file)?;
             worker::work(&mut calls, server).map_err(failed)
         }
         None => {
@@ -328,20 +328,20 @@ pub fn run_worker(args: &WorkerArgs) -> Result {
 }
 
 /// Calls of the client as a library, on a file of one mount.
-struct Library {
+struct LibraryCalls {
     client: Client,
     task: Task,
     file: Arc<Description>,
     is_dummy: bool,
 }
 
-impl Library {
+impl LibraryCalls {
     /// Opens `path` of a source. The source `dummy` does nothing.
-    fn open(source: &std::ffi::OsStr, path: &Path) -> Result<Library> {
+    fn open(source: &std::ffi::OsStr, path: &Path) -> Result<LibraryCalls> {
         const NAME: &[u8] = b"bench:";
         let is_dummy = source == "dummy";
         let fs: Arc<dyn FileSystem> = if is_dummy {
-            Arc::new(Dummy { inner: Memory::new(Default::default()) })
+            Arc::new(DummyFileSystem { inner: Memory::new(Default::default()) })
         } else {
             let frontend = Frontend { threads: Threads::Application, ..Frontend::default() };
             SOURCES.open(source, Settings::of(frontend))?.fs
@@ -353,11 +353,11 @@ impl Library {
         let flags = (OFlags::RDWR | OFlags::CREATE).bits();
         let how = How { flags, mode: 0o600, ..How::default() };
         let file = client.open(&task, At::Cwd, &path, how).map_err(Failure::failed)?;
-        Ok(Library { client, task, file, is_dummy })
+        Ok(LibraryCalls { client, task, file, is_dummy })
     }
 }
 
-impl Calls for Library {
+impl MeasuredCalls for LibraryCalls {
     fn truncate(&mut self) -> io::Result<()> {
         self.client.ftruncate(&self.task, &self.file, 0).map_err(io::Error::other)
     }
@@ -378,11 +378,11 @@ impl Calls for Library {
 }
 
 /// Memory whose reads and writes return at once, moving nothing.
-struct Dummy {
+struct DummyFileSystem {
     inner: Memory,
 }
 
-impl Dummy {
+impl DummyFileSystem {
     fn around<T>(
         &self,
         _: Method,
@@ -393,7 +393,7 @@ impl Dummy {
     }
 }
 
-impl FileSystem for Dummy {
+impl FileSystem for DummyFileSystem {
     delegate!(around inner, except read, write, submit);
 
     fn read(

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use defuse_study::gluster::cases::{Choice, Place};
-use defuse_study::gluster::names::{Order, perform};
-use defuse_study::gluster::targets::{ALL, Spec};
-use defuse_study::gluster::{self, Inside, Options, goals};
+use defuse_study::gluster::cases::{CaseSelection, VolumeKind};
+use defuse_study::gluster::names::{SmallFileOrder, perform};
+use defuse_study::gluster::targets::{ALL, GlusterTargetSpec};
+use defuse_study::gluster::{self, GlusterStudyOptions, InsideOrder, goals};
 
 use crate::main_program;
 use defuse_command::failed;
@@ -20,7 +20,7 @@ use defuse_command::{Failure, Result, print, warn};
 /// Without --quick, all cases take hours: choose some by --only. Needs root. The kernel removes everything with this
 /// process. Ctrl-C keeps the complete cases.
 #[derive(clap::Args)]
-pub struct GlusterArgs {
+pub struct GlusterBenchArgs {
     /// Number of rounds
     #[arg(long, value_name = "N", default_value_t = 5)]
     rounds: u32,
@@ -29,17 +29,17 @@ pub struct GlusterArgs {
     quick: bool,
     /// The volumes: dist (2 bricks), repl (2 copies), graph (2 copies within the client, no servers), slow (lookups take
     /// 300 µs longer)
-    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = Place::named, default_value = "dist,repl,graph,slow")]
-    volumes: Vec<Place>,
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = VolumeKind::named, default_value = "dist,repl,graph,slow")]
+    volumes: Vec<VolumeKind>,
     /// Only cases whose names begin so, such as randread-4k, write-1m-sync-32, randread-4k-libaio-16x32, create
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     only: Vec<String>,
     /// The targets: native-N (GlusterFS's client with N readers), one, paper, merged, adaptive, uring, run
-    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = Spec::named, default_values = ALL)]
-    targets: Vec<Spec>,
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = GlusterTargetSpec::named, default_values = ALL)]
+    targets: Vec<GlusterTargetSpec>,
     /// A further mount of defuse with options of its own, such as p8=workers=paper:8; may be repeated
-    #[arg(long, value_name = "NAME=OPTIONS", value_parser = Spec::variant)]
-    variant: Vec<Spec>,
+    #[arg(long, value_name = "NAME=OPTIONS", value_parser = GlusterTargetSpec::variant)]
+    variant: Vec<GlusterTargetSpec>,
     /// Numbers of jobs of fio
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 32], value_parser = clap::value_parser!(u32).range(1..=256))]
     jobs: Vec<u32>,
@@ -65,7 +65,7 @@ pub struct GlusterArgs {
 
 /// Measure among the servers, for `defuse bench gluster`
 #[derive(clap::Args)]
-pub struct InsideArgs {
+pub struct GlusterInsideArgs {
     /// The order, as JSON
     order: String,
 }
@@ -77,12 +77,12 @@ pub struct NamesArgs {
     order: String,
 }
 
-impl GlusterArgs {
-    fn options(&self) -> Result<Options> {
+impl GlusterBenchArgs {
+    fn options(&self) -> Result<GlusterStudyOptions> {
         let quick =
             |all: &[u32], some: &[u32]| if self.quick { some.to_vec() } else { all.to_vec() };
-        Ok(Options {
-            choice: Choice {
+        Ok(GlusterStudyOptions {
+            choice: CaseSelection {
                 places: self.volumes.clone(),
                 jobs: quick(&self.jobs, &[1, 32]),
                 depths: quick(&self.depths, &[32]),
@@ -99,7 +99,7 @@ impl GlusterArgs {
 }
 
 /// Runs the benchmark.
-pub fn run(args: &GlusterArgs) -> Result {
+pub fn run(args: &GlusterBenchArgs) -> Result {
     let options = args.options()?;
     if let Some(dir) = &args.out {
         // Fail now, not after an hour.
@@ -130,8 +130,8 @@ pub fn run(args: &GlusterArgs) -> Result {
 }
 
 /// Measures among the servers, and prints the results as JSON.
-pub fn run_inside(args: &InsideArgs) -> Result {
-    let order: Inside = serde_json::from_str(&args.order).map_err(Failure::failed)?;
+pub fn run_inside(args: &GlusterInsideArgs) -> Result {
+    let order: InsideOrder = serde_json::from_str(&args.order).map_err(Failure::failed)?;
     let measured = gluster::rounds(&order.options, order.results, &mut |line| warn(&line));
     let text = serde_json::to_string(&measured.map_err(failed)?).map_err(Failure::failed)?;
     print(&text)
@@ -139,7 +139,7 @@ pub fn run_inside(args: &InsideArgs) -> Result {
 
 /// Works on small files, and prints the figures as JSON.
 pub fn run_names(args: &NamesArgs) -> Result {
-    let order: Order = serde_json::from_str(&args.order).map_err(Failure::failed)?;
+    let order: SmallFileOrder = serde_json::from_str(&args.order).map_err(Failure::failed)?;
     let outcome = perform(&order).map_err(failed)?;
     print(&format!("{}\n", serde_json::to_string(&outcome).map_err(Failure::failed)?))
 }

@@ -23,29 +23,29 @@ use defuse_command::{Failure, Result, limits, print, report, warn};
 #[derive(Parser)]
 #[command(name = "defuse", bin_name = "defuse", version, color = ColorChoice::Never)]
 #[command(disable_help_subcommand = true)]
-struct Cli {
+struct StudyCli {
     #[command(subcommand)]
-    command: Command,
+    command: StudyCommand,
 }
 
 #[derive(Subcommand)]
-enum Command {
+enum StudyCommand {
     Study(study::StudyArgs),
     Advise(advise::AdviseArgs),
     #[command(hide = true)]
     StudyEngine(study::EngineArgs),
-    Bench(bench::BenchArgs),
+    Bench(bench::BenchCommandArgs),
     #[command(hide = true)]
     BenchWorker(bench::WorkerArgs),
     #[command(hide = true)]
-    BenchGluster(bench_gluster::InsideArgs),
+    BenchGluster(bench_gluster::GlusterInsideArgs),
     #[command(hide = true)]
     BenchNames(bench_gluster::NamesArgs),
     #[command(hide = true)]
     BenchReader(bench::ReaderArgs),
     Workload(workload::WorkloadArgs),
     #[command(hide = true)]
-    StudyMan(man::ManArgs),
+    StudyMan(man::StudyManArgs),
 }
 
 fn main() -> ExitCode {
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     // Starting a program undoes what `defuse` has done about this limit.
     limits::survive_file_sizes();
     defuse_block::add_driver(&defuse_nvme::DRIVER);
-    let code = match Cli::try_parse() {
+    let code = match StudyCli::try_parse() {
         Ok(cli) => report(run(cli.command)),
         Err(error) if !error.use_stderr() => report(print(&error.to_string())),
         Err(error) => {
@@ -66,18 +66,18 @@ fn main() -> ExitCode {
     code
 }
 
-fn run(command: Command) -> Result {
+fn run(command: StudyCommand) -> Result {
     match command {
-        Command::Study(args) => study::run(&args),
-        Command::Advise(args) => advise::run(&args),
-        Command::StudyEngine(args) => study::run_engine(&args),
-        Command::Bench(args) => bench::run(&args),
-        Command::BenchWorker(args) => bench::run_worker(&args),
-        Command::BenchGluster(args) => bench_gluster::run_inside(&args),
-        Command::BenchNames(args) => bench_gluster::run_names(&args),
-        Command::BenchReader(args) => bench::run_reader(&args),
-        Command::Workload(args) => workload::run(&args),
-        Command::StudyMan(args) => man::run(&args),
+        StudyCommand::Study(args) => study::run(&args),
+        StudyCommand::Advise(args) => advise::run(&args),
+        StudyCommand::StudyEngine(args) => study::run_engine(&args),
+        StudyCommand::Bench(args) => bench::run(&args),
+        StudyCommand::BenchWorker(args) => bench::run_worker(&args),
+        StudyCommand::BenchGluster(args) => bench_gluster::run_inside(&args),
+        StudyCommand::BenchNames(args) => bench_gluster::run_names(&args),
+        StudyCommand::BenchReader(args) => bench::run_reader(&args),
+        StudyCommand::Workload(args) => workload::run(&args),
+        StudyCommand::StudyMan(args) => man::run(&args),
     }
 }
 
@@ -101,6 +101,6 @@ mod tests {
 
     #[test]
     fn the_command_line_definitions_are_consistent() {
-        <Cli as clap::CommandFactory>::command().debug_assert();
+        <StudyCli as clap::CommandFactory>::command().debug_assert();
     }
 }

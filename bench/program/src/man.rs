@@ -7,18 +7,18 @@ use clap_mangen::Man;
 use defuse_command::man::{make_directory, pages, write};
 use defuse_command::{Failure, Result};
 
-use crate::Cli;
+use crate::StudyCli;
 
 /// Write the manual pages
 #[derive(clap::Args)]
-pub struct ManArgs {
+pub struct StudyManArgs {
     /// The directory
     dir: PathBuf,
 }
 
 /// Writes the manual pages.
-pub fn run(args: &ManArgs) -> Result {
-    let mut command = Cli::command();
+pub fn run(args: &StudyManArgs) -> Result {
+    let mut command = StudyCli::command();
     command.build();
     make_directory(&args.dir)?;
     for (name, subcommand) in pages(&command, "defuse") {
@@ -36,7 +36,7 @@ mod tests {
 
     #[test]
     fn commands_within_commands_have_pages() {
-        let mut command = Cli::command();
+        let mut command = StudyCli::command();
         command.build();
         let names: Vec<String> =
             pages(&command, "defuse").into_iter().map(|(name, _)| name).collect();

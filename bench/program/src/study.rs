@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use defuse_study::options::{Config, DeviceChoice, Options, Scale};
-use defuse_study::results::Results;
+use defuse_study::options::{DeviceChoice, StudyConfig, StudyOptions, StudyScale};
+use defuse_study::results::StudyResults;
 use defuse_study::{engine, report, rows};
 use rustix::process::{Resource, getrlimit};
 
@@ -24,7 +24,7 @@ pub struct StudyArgs {
     rows: std::vec::Vec<u8>,
     /// The size: tiny (request counts), small (5 s per cell) or paper (60 GiB, and hours)
     #[arg(long, default_value = "small")]
-    scale: Scale,
+    scale: StudyScale,
     /// The configurations to compare: native, base, opt, default
     #[arg(long, value_name = "LIST", default_value = "native,base,opt")]
     configs: String,
@@ -70,7 +70,7 @@ pub struct EngineArgs {
 /// Runs a study, or writes the report of an earlier one.
 pub fn run(args: &StudyArgs) -> Result {
     let (results, dir) = match &args.report {
-        Some(dir) => (Results::read(dir).map_err(failed)?, dir),
+        Some(dir) => (StudyResults::read(dir).map_err(failed)?, dir),
         None => {
             let options = options(args)?;
             let results = defuse_study::run(&options, &mut |line| warn(&line)).map_err(failed)?;
@@ -102,13 +102,13 @@ pub fn run_engine(args: &EngineArgs) -> Result {
     }
 }
 
-fn options(args: &StudyArgs) -> Result<Options> {
+fn options(args: &StudyArgs) -> Result<StudyOptions> {
     let mut configs = Vec::new();
     for name in args.configs.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-        configs.push(Config::named(name).map_err(Failure::Usage)?);
+        configs.push(StudyConfig::named(name).map_err(Failure::Usage)?);
     }
     for text in &args.config {
-        configs.push(Config::custom(text).map_err(Failure::Usage)?);
+        configs.push(StudyConfig::custom(text).map_err(Failure::Usage)?);
     }
     for (place, config) in configs.iter().enumerate() {
         if configs[..place].iter().any(|other| other.name == config.name) {
@@ -118,7 +118,7 @@ fn options(args: &StudyArgs) -> Result<Options> {
             )));
         }
     }
-    Ok(Options {
+    Ok(StudyOptions {
         rows: args.rows.clone(),
         scale: args.scale,
         configs,

@@ -9,7 +9,10 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use defuse_wml::{Device, Diagnostic, Observer, Options, Plan, ROWS, Row, RunReport, Settings};
+use defuse_wml::{
+    LanguageDiagnostic, LoadOptions, ROWS, RowDevice, RunObserver, RunReport, RunSettings,
+    WorkloadPlan, WorkloadRow,
+};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use defuse_command::{Failure, Result, print, warn};
@@ -42,7 +45,7 @@ pub struct WorkloadArgs {
     seed: u64,
     /// The device of a row of the table
     #[arg(long, value_name = "hdd|ssd", default_value = "ssd", value_parser = device)]
-    device: Device,
+    device: RowDevice,
     /// Run a file without `run` for this many seconds; 0: until its threads end
     #[arg(long, value_name = "SECS")]
     run: Option<u32>,
@@ -64,10 +67,10 @@ const AFTER: &str = "Files are made below DIR, in a directory for each file set;
 already is replaced, unless something is in it that no workload has made. They stay after the run. \
 Nothing is made or run when the file has a mistake.";
 
-fn device(text: &str) -> std::result::Result<Device, String> {
+fn device(text: &str) -> std::result::Result<RowDevice, String> {
     match text {
-        "hdd" => Ok(Device::Hdd),
-        "ssd" => Ok(Device::Ssd),
+        "hdd" => Ok(RowDevice::Hdd),
+        "ssd" => Ok(RowDevice::Ssd),
         _ => Err("write hdd or ssd".into()),
     }
 }
@@ -86,14 +89,14 @@ pub fn run(args: &WorkloadArgs) -> Result {
     if !plan.runs() {
         warn(&format!("{name} has no `run`: nothing will be measured; --run SECS runs it"));
     }
-    let show = Show::new(args);
-    let settings = Settings { timeout: args.timeout, ..Settings::default() };
+    let show = ProgressDisplay::new(args);
+    let settings = RunSettings { timeout: args.timeout, ..RunSettings::default() };
     let outcome = match &args.direct {
         Some(source) => {
             let direct = direct::open(source, &plan)?;
             defuse_wml::execute(&plan, &direct, settings, &show)
         }
-        None => defuse_wml::execute(&plan, &defuse_wml::SystemCalls, settings, &show),
+        None => defuse_wml::execute(&plan, &defuse_wml::SystemCallDriver, settings, &show),
     };
     show.clear();
     let reports = outcome.map_err(|error| Failure::Failed(format!("{name}: {error}")))?;
@@ -109,8 +112,8 @@ pub fn run(args: &WorkloadArgs) -> Result {
 }
 
 /// Reads a file, a built-in workload, or a row of the table.
-fn load(name: &str, args: &WorkloadArgs) -> Result<Plan> {
-    let row = Row::named(name).filter(|_| !std::path::Path::new(name).exists());
+fn load(name: &str, args: &WorkloadArgs) -> Result<WorkloadPlan> {
+    let row = WorkloadRow::named(name).filter(|_| !std::path::Path::new(name).exists());
     let builtin = defuse_wml::builtin(row.map_or(name, |row| row.workload));
     let (text, file) = match builtin.filter(|_| !std::path::Path::new(name).exists()) {
         Some(builtin) => (builtin.text.to_owned(), format!("{name}.f")),
@@ -121,14 +124,15 @@ fn load(name: &str, args: &WorkloadArgs) -> Result<Plan> {
     if let Some(dir) = &args.dir {
         variables.push(directory(dir)?);
     }
-    let options = Options {
+    let options = LoadOptions {
         variables,
         scale: args.scale,
         seed: args.seed,
         allow_system: args.allow_system,
         run_seconds: args.run.map(u64::from),
     };
-    defuse_wml::load(&text, &file, &options).map_err(|mistake: Diagnostic| Failure::usage(mistake))
+    defuse_wml::load(&text, &file, &options)
+        .map_err(|mistake: LanguageDiagnostic| Failure::usage(mistake))
 }
 
 fn read(name: &str) -> Result<String> {
@@ -155,14 +159,14 @@ fn directory(dir: &std::path::Path) -> Result<String> {
 
 fn list(json: bool) -> Result<String> {
     if json {
-        let entry = |builtin: &defuse_wml::Builtin| serde_json::json!({"name": builtin.name, "about": builtin.about});
-        let row = |row: &Row| {
+        let entry = |builtin: &defuse_wml::BuiltinWorkload| serde_json::json!({"name": builtin.name, "about": builtin.about});
+        let row = |row: &WorkloadRow| {
             serde_json::json!({
                 "number": row.number,
                 "name": row.name,
                 "workload": row.workload,
-                "hdd": row.variables_on(Device::Hdd),
-                "ssd": row.variables_on(Device::Ssd),
+                "hdd": row.variables_on(RowDevice::Hdd),
+                "ssd": row.variables_on(RowDevice::Ssd),
             })
         };
         let workloads: Vec<_> = defuse_wml::builtins().iter().map(entry).collect();
@@ -187,16 +191,16 @@ fn milliseconds(time: Duration) -> u64 {
 }
 
 /// Shows progress on a terminal, and the periods of `psrun` on any output.
-struct Show {
+struct ProgressDisplay {
     quiet: bool,
     bar: Option<ProgressBar>,
     making: Mutex<String>,
 }
 
-impl Show {
+impl ProgressDisplay {
     fn new(args: &WorkloadArgs) -> Self {
         let wanted = !args.quiet && stderr().is_terminal();
-        Show {
+        ProgressDisplay {
             quiet: args.quiet || args.json,
             bar: wanted.then(ProgressBar::new_spinner),
             making: Mutex::new(String::new()),
@@ -225,7 +229,7 @@ impl Show {
     }
 }
 
-impl Observer for Show {
+impl RunObserver for ProgressDisplay {
     fn making(&self, fileset: &str, done: u64, total: u64) {
         let Some(bar) = &self.bar else { return };
         let mut making = self.making.lock().unwrap_or_else(PoisonError::into_inner);

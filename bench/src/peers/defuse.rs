@@ -6,14 +6,14 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use super::program_dir;
-use crate::args::Args;
+use crate::args::BenchmarkArgs;
 use crate::command;
-use crate::target::{MOUNT, Role, SOURCE, Spec};
+use crate::target::{MOUNT, SOURCE, TargetRole, TargetSpec};
 
 /// defuse with the given options, over /dev/fuse unless they say otherwise, and its variants. If
 /// the program is not built, it is left out with a message, so that the peers can be measured
 /// alone; a program given on the command line must exist.
-pub fn specs(args: &Args) -> Result<Vec<Spec>> {
+pub fn specs(args: &BenchmarkArgs) -> Result<Vec<TargetSpec>> {
     let base = join("no_io_uring", args.defuse_options.as_deref().unwrap_or_default());
     let mut wanted = vec![("defuse".to_owned(), base.clone())];
     for variant in &args.variant {
@@ -30,21 +30,21 @@ pub fn specs(args: &Args) -> Result<Vec<Spec>> {
 }
 
 /// An earlier build with the same options, as a peer.
-fn earlier(program: &Path, options: &str, timeout: u64) -> Result<Spec> {
+fn earlier(program: &Path, options: &str, timeout: u64) -> Result<TargetSpec> {
     if !program.exists() {
         bail!("--before: {} is missing", program.display());
     }
-    Ok(spec(program, "defuse-before".to_owned(), Role::Peer, options, timeout))
+    Ok(spec(program, "defuse-before".to_owned(), TargetRole::Peer, options, timeout))
 }
 
 /// defuse with the given options, over io_uring. If the kernel does not offer it, the mount fails
 /// with a message that says how to enable it; `cargo xtask bench` enables it.
-pub fn over_rings(args: &Args) -> Result<Vec<Spec>> {
+pub fn over_rings(args: &BenchmarkArgs) -> Result<Vec<TargetSpec>> {
     let options = join("io_uring", args.defuse_options.as_deref().unwrap_or_default());
     build(args, vec![("defuse-uring".to_owned(), options)])
 }
 
-fn build(args: &Args, wanted: Vec<(String, String)>) -> Result<Vec<Spec>> {
+fn build(args: &BenchmarkArgs, wanted: Vec<(String, String)>) -> Result<Vec<TargetSpec>> {
     let program = match &args.defuse {
         Some(program) if !program.exists() => bail!("--defuse: {} is missing", program.display()),
         Some(program) => program.clone(),
@@ -58,12 +58,12 @@ fn build(args: &Args, wanted: Vec<(String, String)>) -> Result<Vec<Spec>> {
         return Ok(Vec::new());
     }
     let of = |(name, options): (String, String)| {
-        spec(&program, name, Role::Ours, &options, args.timeout)
+        spec(&program, name, TargetRole::Ours, &options, args.timeout)
     };
     Ok(wanted.into_iter().map(of).collect())
 }
 
-fn spec(program: &Path, name: String, role: Role, options: &str, timeout: u64) -> Spec {
+fn spec(program: &Path, name: String, role: TargetRole, options: &str, timeout: u64) -> TargetSpec {
     let version = command::output(&program.to_string_lossy(), &["--version"])
         .unwrap_or_else(|_| "defuse".into())
         .trim()
@@ -72,7 +72,7 @@ fn spec(program: &Path, name: String, role: Role, options: &str, timeout: u64) -
     let words = ["mount", &format!("passthrough:{SOURCE}"), MOUNT, "-o", &options, "--foreground"];
     let mut command: Vec<OsString> = vec![program.into()];
     command.extend(words.iter().map(OsString::from));
-    Spec { name, role, command: Some(command), version: format!("{version} -o {options}") }
+    TargetSpec { name, role, command: Some(command), version: format!("{version} -o {options}") }
 }
 
 /// The same timeouts as the peers.

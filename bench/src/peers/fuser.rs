@@ -7,10 +7,10 @@ use anyhow::{Context, Result, bail};
 
 use super::program_dir;
 use crate::command;
-use crate::target::{MOUNT, Role, SOURCE, Spec};
+use crate::target::{MOUNT, SOURCE, TargetRole, TargetSpec};
 
 /// `fuser-N` with N event loops, or `fuser-N-wb` with the write-back cache, too.
-pub fn spec(name: &str, timeout: u64) -> Result<Spec> {
+pub fn spec(name: &str, timeout: u64) -> Result<TargetSpec> {
     let (threads, writeback) = parse(name)
         .with_context(|| format!("{name}: expected fuser-N or fuser-N-wb with N event loops"))?;
     let mut words = vec![format!("--threads={threads}"), format!("--timeout={timeout}")];
@@ -22,7 +22,12 @@ pub fn spec(name: &str, timeout: u64) -> Result<Spec> {
     let mut command: Vec<OsString> = vec![ensure()?.into()];
     command.extend(words.into_iter().map(OsString::from));
     let version = format!("fuser {} {options}", crate_version());
-    Ok(Spec { name: name.to_owned(), role: Role::Peer, command: Some(command), version })
+    Ok(TargetSpec {
+        name: name.to_owned(),
+        role: TargetRole::Peer,
+        command: Some(command),
+        version,
+    })
 }
 
 fn parse(name: &str) -> Option<(usize, bool)> {

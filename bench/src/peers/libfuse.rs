@@ -10,11 +10,11 @@ use anyhow::{Context, Result, bail};
 
 use super::program_dir;
 use crate::command;
-use crate::target::{MOUNT, Role, SOURCE, Spec};
+use crate::target::{MOUNT, SOURCE, TargetRole, TargetSpec};
 
 /// The way in which the example is compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Build {
+pub enum LibfuseBuild {
     /// Like the build of the package. In 3.14 the example has no extended attributes then, because
     /// the switch for them reaches only the C files. The kernel gets ENOSYS once and never asks
     /// again, not even before a write.
@@ -35,7 +35,7 @@ const FLAGS: [&str; 6] =
     ["-O2", "-g", "-D_REENTRANT", "-DHAVE_CONFIG_H", "-D_GNU_SOURCE", "-fno-strict-aliasing"];
 
 /// The target. Builds its program if necessary.
-pub fn spec(build: Build, timeout: u64) -> Result<Spec> {
+pub fn spec(build: LibfuseBuild, timeout: u64) -> Result<TargetSpec> {
     let program = ensure(build)?;
     let mut command = vec![program.into(), "--foreground".into()];
     match timeout {
@@ -46,20 +46,20 @@ pub fn spec(build: Build, timeout: u64) -> Result<Spec> {
     command.extend([SOURCE.into(), MOUNT.into()]);
     let version = format!("passthrough_hp of libfuse3 {}", package_version()?);
     let (name, version) = match build {
-        Build::Package => ("libfuse", format!("{version}, compiled as the package does")),
-        Build::Xattr => ("libfuse-xattr", format!("{version}, compiled with HAVE_SETXATTR")),
+        LibfuseBuild::Package => ("libfuse", format!("{version}, compiled as the package does")),
+        LibfuseBuild::Xattr => ("libfuse-xattr", format!("{version}, compiled with HAVE_SETXATTR")),
     };
-    Ok(Spec { name: name.into(), role: Role::Peer, command: Some(command), version })
+    Ok(TargetSpec { name: name.into(), role: TargetRole::Peer, command: Some(command), version })
 }
 
 /// Installs, downloads and compiles missing parts, and returns the program.
-fn ensure(build: Build) -> Result<PathBuf> {
+fn ensure(build: LibfuseBuild) -> Result<PathBuf> {
     install_packages()?;
     let version = package_version()?;
     let dir = program_dir()?.join("peers").join(format!("fuse3-{}", version.replace(':', "_")));
     let name = match build {
-        Build::Package => "passthrough_hp",
-        Build::Xattr => "passthrough_hp_xattr",
+        LibfuseBuild::Package => "passthrough_hp",
+        LibfuseBuild::Xattr => "passthrough_hp_xattr",
     };
     let program = dir.join(name);
     if program.exists() {
@@ -150,13 +150,13 @@ fn find_dsc(dir: &Path) -> Result<PathBuf> {
         .context("apt-get brought no source package")
 }
 
-fn compile(build: Build, source: &Path, program: &Path) -> Result<()> {
+fn compile(build: LibfuseBuild, source: &Path, program: &Path) -> Result<()> {
     eprintln!("compiling {}", program.display());
     let example = source.join("example/passthrough_hp.cc");
     let library = command::output("pkg-config", &["--cflags", "--libs", "fuse3"])?;
     let (example, program) = (example.to_string_lossy(), program.to_string_lossy());
     let mut args = FLAGS.to_vec();
-    if build == Build::Xattr {
+    if build == LibfuseBuild::Xattr {
         args.extend(["-DHAVE_SETXATTR", "-DHAVE_UTIMENSAT", "-DHAVE_POSIX_FALLOCATE"]);
     }
     args.extend([&*example, "-o", &*program]);

@@ -8,17 +8,19 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
-use crate::args::Args;
-use crate::target::{Role, Spec};
+use crate::args::BenchmarkArgs;
+use crate::target::{TargetRole, TargetSpec};
 
 /// The targets of the command line, each ready to start.
-pub fn specs(args: &Args) -> Result<Vec<Spec>> {
+pub fn specs(args: &BenchmarkArgs) -> Result<Vec<TargetSpec>> {
     let mut specs = Vec::new();
     for name in &args.targets {
         match name.as_str() {
             "native" => specs.push(native()),
-            "libfuse" => specs.push(libfuse::spec(libfuse::Build::Package, args.timeout)?),
-            "libfuse-xattr" => specs.push(libfuse::spec(libfuse::Build::Xattr, args.timeout)?),
+            "libfuse" => specs.push(libfuse::spec(libfuse::LibfuseBuild::Package, args.timeout)?),
+            "libfuse-xattr" => {
+                specs.push(libfuse::spec(libfuse::LibfuseBuild::Xattr, args.timeout)?)
+            }
             "fuser" => {
                 for threads in ["fuser-1", "fuser-4"] {
                     specs.push(fuser::spec(threads, args.timeout)?);
@@ -36,9 +38,9 @@ pub fn specs(args: &Args) -> Result<Vec<Spec>> {
     Ok(specs)
 }
 
-fn native() -> Spec {
+fn native() -> TargetSpec {
     let version = "the directory itself".to_owned();
-    Spec { name: "native".into(), role: Role::Native, command: None, version }
+    TargetSpec { name: "native".into(), role: TargetRole::Native, command: None, version }
 }
 
 /// The directory of this program, which is cargo's directory for all programs.

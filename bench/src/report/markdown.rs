@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-use super::{Results, rows};
+use super::{BenchmarkResults, rows};
 
 /// The table of ratios, with the information needed to repeat the run.
-pub fn render(results: &Results) -> String {
+pub fn render(results: &BenchmarkResults) -> String {
     let mut out = String::from("## Against libfuse and fuser\n\n");
     let _ = writeln!(out, "```\n{}\n```\n", results.command);
     let _ = writeln!(

@@ -11,15 +11,15 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::args::Args;
-use crate::measure::Measurement;
-use crate::stats::{Summary, Verdict, paired_ratios};
-use crate::target::{Role, Spec};
-use crate::workloads::Case;
+use crate::args::BenchmarkArgs;
+use crate::measure::RoundMeasurement;
+use crate::stats::{PeerVerdict, QuartileSummary, paired_ratios};
+use crate::target::{TargetRole, TargetSpec};
+use crate::workloads::BenchmarkCase;
 
 /// The results of a run, with the information needed to repeat it.
 #[derive(Debug, Clone, Serialize)]
-pub struct Results {
+pub struct BenchmarkResults {
     /// The command line.
     pub command: String,
     /// Kernel release.
@@ -33,12 +33,12 @@ pub struct Results {
     /// Name and version of each target.
     pub targets: Vec<(String, String)>,
     /// The rows.
-    pub cells: Vec<Cell>,
+    pub cells: Vec<BenchmarkCell>,
 }
 
 /// One workload with one number of threads, on all targets.
 #[derive(Debug, Clone, Serialize)]
-pub struct Cell {
+pub struct BenchmarkCell {
     /// Workload.
     pub workload: String,
     /// Description of one operation.
@@ -48,40 +48,40 @@ pub struct Cell {
     /// Required ratio of our result to the better peer.
     pub required: f64,
     /// One series for each target.
-    pub series: Vec<Series>,
+    pub series: Vec<TargetSeries>,
 }
 
 /// The measurements of one target in a cell, by round.
 #[derive(Debug, Clone, Serialize)]
-pub struct Series {
+pub struct TargetSeries {
     /// Target.
     pub target: String,
     #[serde(skip)]
-    role: Role,
+    role: TargetRole,
     /// `None` for a round that failed.
-    pub rounds: Vec<Option<Measurement>>,
+    pub rounds: Vec<Option<RoundMeasurement>>,
     /// The reason why a round failed.
     pub failure: Option<String>,
 }
 
 /// Comparison of our result with the better peer in one cell.
 #[derive(Debug, Clone, Serialize)]
-pub struct Comparison {
+pub struct PeerComparison {
     /// The better peer.
     pub peer: String,
     /// Ratio of our ops/s to the peer.
-    pub rate: Summary,
+    pub rate: QuartileSummary,
     /// Ratio of the CPU time of application and daemon per operation to the peer.
-    pub cpu: Option<Summary>,
+    pub cpu: Option<QuartileSummary>,
     /// Ratio of the CPU time of the whole system to the peer.
-    pub system: Option<Summary>,
+    pub system: Option<QuartileSummary>,
     /// The verdict on the ratio.
-    pub verdict: Verdict,
+    pub verdict: PeerVerdict,
 }
 
-impl Results {
+impl BenchmarkResults {
     /// Creates results without cells.
-    pub fn new<'a>(args: &Args, specs: impl Iterator<Item = &'a Spec>) -> Self {
+    pub fn new<'a>(args: &BenchmarkArgs, specs: impl Iterator<Item = &'a TargetSpec>) -> Self {
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
         Self {
             command: command_line(),
@@ -110,39 +110,39 @@ impl Results {
     }
 }
 
-impl Cell {
+impl BenchmarkCell {
     /// The series of the native directory, if measured.
-    pub fn native(&self) -> Option<&Series> {
-        self.series.iter().find(|series| series.role == Role::Native)
+    pub fn native(&self) -> Option<&TargetSeries> {
+        self.series.iter().find(|series| series.role == TargetRole::Native)
     }
 
     /// The peer with most operations per second, for tables without our target.
-    pub fn better_peer(&self) -> Option<&Series> {
-        let peers = self.series.iter().filter(|series| series.role == Role::Peer);
+    pub fn better_peer(&self) -> Option<&TargetSeries> {
+        let peers = self.series.iter().filter(|series| series.role == TargetRole::Peer);
         let rated = peers.filter_map(|peer| Some((peer, peer.rate()?.median)));
         rated.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(peer, _)| peer)
     }
 
     /// Our first target, to which the verdict applies. Its variants are only shown.
-    pub fn ours(&self) -> Option<&Series> {
-        self.series.iter().find(|series| series.role == Role::Ours)
+    pub fn ours(&self) -> Option<&TargetSeries> {
+        self.series.iter().find(|series| series.role == TargetRole::Ours)
     }
 
     /// Compares our target with the better peer: the one with the lowest ratio of ours to it, by
     /// rounds.
-    pub fn comparison(&self) -> Option<Comparison> {
+    pub fn comparison(&self) -> Option<PeerComparison> {
         let ours = self.ours()?;
-        let peers = self.series.iter().filter(|series| series.role == Role::Peer);
+        let peers = self.series.iter().filter(|series| series.role == TargetRole::Peer);
         let ratios = peers.filter_map(|peer| Some((peer, ours.rate_over(peer)?)));
         let (peer, rate) = ratios.min_by(|a, b| a.1.median.total_cmp(&b.1.median))?;
-        let verdict = Verdict::of(rate, self.required);
-        let (cpu, system) = (ours.cpu_over(peer), ours.over(peer, Measurement::system_us));
-        Some(Comparison { peer: peer.target.clone(), rate, cpu, system, verdict })
+        let verdict = PeerVerdict::of(rate, self.required);
+        let (cpu, system) = (ours.cpu_over(peer), ours.over(peer, RoundMeasurement::system_us));
+        Some(PeerComparison { peer: peer.target.clone(), rate, cpu, system, verdict })
     }
 
     /// One line about the latest round.
     pub fn latest(&self) -> String {
-        let one = |series: &Series| match series.rounds.last() {
+        let one = |series: &TargetSeries| match series.rounds.last() {
             Some(Some(measured)) => format!("{} {:.0}/s", series.target, measured.rate()),
             _ => format!("{} failed", series.target),
         };
@@ -150,15 +150,15 @@ impl Cell {
     }
 }
 
-impl Series {
+impl TargetSeries {
     /// Creates a series without measurements.
-    pub fn new(spec: &Spec) -> Self {
+    pub fn new(spec: &TargetSpec) -> Self {
         Self { target: spec.name.clone(), role: spec.role, rounds: Vec::new(), failure: None }
     }
 
     /// Adds a round. A failure is printed at once and does not end the run, because other cells may
     /// succeed.
-    pub fn push(&mut self, measured: Result<Measurement>) {
+    pub fn push(&mut self, measured: Result<RoundMeasurement>) {
         if let Err(error) = &measured {
             eprintln!("{} failed: {error:#}", self.target);
             self.failure.get_or_insert_with(|| format!("{error:#}"));
@@ -167,40 +167,40 @@ impl Series {
     }
 
     /// Operations per second.
-    pub fn rate(&self) -> Option<Summary> {
-        self.summary(Measurement::rate)
+    pub fn rate(&self) -> Option<QuartileSummary> {
+        self.summary(RoundMeasurement::rate)
     }
 
     /// CPU time of application and daemon per operation, in microseconds.
-    pub fn cpu_us(&self) -> Option<Summary> {
-        self.summary(Measurement::cpu_us)
+    pub fn cpu_us(&self) -> Option<QuartileSummary> {
+        self.summary(RoundMeasurement::cpu_us)
     }
 
     /// Ratio of ops/s to another target.
-    pub fn rate_over(&self, other: &Self) -> Option<Summary> {
-        self.over(other, Measurement::rate)
+    pub fn rate_over(&self, other: &Self) -> Option<QuartileSummary> {
+        self.over(other, RoundMeasurement::rate)
     }
 
     /// Ratio of the CPU time of application and daemon per operation to another target.
-    pub fn cpu_over(&self, other: &Self) -> Option<Summary> {
-        self.over(other, Measurement::cpu_us)
+    pub fn cpu_over(&self, other: &Self) -> Option<QuartileSummary> {
+        self.over(other, RoundMeasurement::cpu_us)
     }
 
-    fn summary(&self, figure: fn(&Measurement) -> f64) -> Option<Summary> {
+    fn summary(&self, figure: fn(&RoundMeasurement) -> f64) -> Option<QuartileSummary> {
         let figures: Vec<_> = self.rounds.iter().flatten().map(figure).collect();
-        Summary::of(&figures)
+        QuartileSummary::of(&figures)
     }
 
-    fn over(&self, other: &Self, figure: fn(&Measurement) -> f64) -> Option<Summary> {
+    fn over(&self, other: &Self, figure: fn(&RoundMeasurement) -> f64) -> Option<QuartileSummary> {
         let of = |series: &Self| -> Vec<Option<f64>> {
             series.rounds.iter().map(|round| round.as_ref().map(figure)).collect()
         };
-        Summary::of(&paired_ratios(&of(self), &of(other)))
+        QuartileSummary::of(&paired_ratios(&of(self), &of(other)))
     }
 }
 
 /// Prints the table and writes the requested files.
-pub fn publish(results: &Results, args: &Args) -> Result<()> {
+pub fn publish(results: &BenchmarkResults, args: &BenchmarkArgs) -> Result<()> {
     say(&format!("{}{}", table::render(&rows::all(results)), results.failures()))?;
     if let Some(file) = &args.json {
         write(file, &serde_json::to_string_pretty(results)?)?;
@@ -213,22 +213,22 @@ pub fn publish(results: &Results, args: &Args) -> Result<()> {
 
 /// True if our target never failed and reaches the required ratio in every cell. A failure of a
 /// peer does not matter.
-pub fn acceptable(results: &Results) -> bool {
-    let fine = |cell: &Cell| {
-        let mut ours = cell.series.iter().filter(|series| series.role == Role::Ours);
+pub fn acceptable(results: &BenchmarkResults) -> bool {
+    let fine = |cell: &BenchmarkCell| {
+        let mut ours = cell.series.iter().filter(|series| series.role == TargetRole::Ours);
         ours.all(|series| series.failure.is_none())
-            && cell.comparison().is_none_or(|found| found.verdict != Verdict::Below)
+            && cell.comparison().is_none_or(|found| found.verdict != PeerVerdict::Below)
     };
     results.rounds > 0 && results.cells.iter().all(fine)
 }
 
 /// The list of workloads.
 pub fn catalogue() -> String {
-    let row = |case: &Case| {
+    let row = |case: &BenchmarkCase| {
         vec![case.name.to_owned(), format!("{}x", case.required), case.what.to_owned()]
     };
     let mut rows = vec![vec!["workload".into(), "required".into(), "one operation".into()]];
-    rows.extend(Case::ALL.iter().map(row));
+    rows.extend(BenchmarkCase::ALL.iter().map(row));
     table::render(&rows)
 }
 
@@ -255,29 +255,34 @@ fn command_line() -> String {
 mod tests {
     use super::*;
 
-    fn series(target: &str, role: Role, rates: &[u64]) -> Series {
+    fn series(target: &str, role: TargetRole, rates: &[u64]) -> TargetSeries {
         let round = |&operations: &u64| {
             let app_ns = 1_000_000;
-            Some(Measurement { operations, seconds: 1.0, app_ns, ..Measurement::default() })
+            Some(RoundMeasurement {
+                operations,
+                seconds: 1.0,
+                app_ns,
+                ..RoundMeasurement::default()
+            })
         };
         let rounds = rates.iter().map(round).collect();
-        Series { target: target.into(), role, rounds, failure: None }
+        TargetSeries { target: target.into(), role, rounds, failure: None }
     }
 
-    pub(super) fn results() -> Results {
-        let cell = Cell {
+    pub(super) fn results() -> BenchmarkResults {
+        let cell = BenchmarkCell {
             workload: "create-4k".into(),
             what: "create".into(),
             threads: 1,
             required: 1.5,
             series: vec![
-                series("native", Role::Native, &[100, 200]),
-                series("libfuse", Role::Peer, &[10, 20]),
-                series("fuser-1", Role::Peer, &[20, 40]),
-                series("defuse", Role::Ours, &[40, 60]),
+                series("native", TargetRole::Native, &[100, 200]),
+                series("libfuse", TargetRole::Peer, &[10, 20]),
+                series("fuser-1", TargetRole::Peer, &[20, 40]),
+                series("defuse", TargetRole::Ours, &[40, 60]),
             ],
         };
-        Results {
+        BenchmarkResults {
             command: "run".into(),
             kernel: "6".into(),
             processors: 2,
@@ -294,7 +299,7 @@ mod tests {
         let found = results.cells[0].comparison().unwrap();
         assert_eq!(found.peer, "fuser-1");
         assert_eq!(found.rate.median, 1.75);
-        assert_eq!(found.verdict, Verdict::Met);
+        assert_eq!(found.verdict, PeerVerdict::Met);
         assert!(acceptable(&results));
     }
 

@@ -1,13 +1,13 @@
 //! The text of the table, for the terminal and for Markdown.
 
-use super::{Cell, Results, Series};
-use crate::stats::Summary;
+use super::{BenchmarkCell, BenchmarkResults, TargetSeries};
+use crate::stats::QuartileSummary;
 
 /// A heading and one row for each cell.
 ///
 /// The column of a target has its ops/s relative to native and, after the slash, its CPU time per
 /// operation relative to native. Without native the figures are absolute: ops/s and microseconds.
-pub fn all(results: &Results) -> Vec<Vec<String>> {
+pub fn all(results: &BenchmarkResults) -> Vec<Vec<String>> {
     let Some(first) = results.cells.first() else { return Vec::new() };
     let mut heading = vec!["workload".to_owned(), "threads".to_owned()];
     if first.native().is_some() {
@@ -31,12 +31,12 @@ pub fn all(results: &Results) -> Vec<Vec<String>> {
     rows
 }
 
-fn others(cell: &Cell) -> impl Iterator<Item = &Series> {
+fn others(cell: &BenchmarkCell) -> impl Iterator<Item = &TargetSeries> {
     let native = cell.native().map(|native| native.target.clone());
     cell.series.iter().filter(move |series| Some(&series.target) != native.as_ref())
 }
 
-fn row(cell: &Cell) -> Vec<String> {
+fn row(cell: &BenchmarkCell) -> Vec<String> {
     let mut row = vec![cell.workload.clone(), cell.threads.to_string()];
     if let Some(native) = cell.native() {
         row.push(native.rate().map_or(dash(), |rate| {
@@ -49,7 +49,7 @@ fn row(cell: &Cell) -> Vec<String> {
     row
 }
 
-fn against_native(cell: &Cell, series: &Series) -> String {
+fn against_native(cell: &BenchmarkCell, series: &TargetSeries) -> String {
     let pair = match cell.native() {
         Some(native) => series
             .rate_over(native)
@@ -68,13 +68,13 @@ fn against_native(cell: &Cell, series: &Series) -> String {
     }
 }
 
-fn verdict(cell: &Cell) -> [String; 7] {
+fn verdict(cell: &BenchmarkCell) -> [String; 7] {
     let required = format!("{}x", cell.required);
     match cell.comparison() {
         Some(found) => {
-            let Summary { median, low, high } = found.rate;
+            let QuartileSummary { median, low, high } = found.rate;
             let quartiles = format!("{}-{}", ratio(low), ratio(high));
-            let cpu = |of: Option<Summary>| of.map_or(dash(), |cpu| ratio(cpu.median));
+            let cpu = |of: Option<QuartileSummary>| of.map_or(dash(), |cpu| ratio(cpu.median));
             let (cpu, system) = (cpu(found.cpu), cpu(found.system));
             let verdict = found.verdict.word().to_owned();
             [found.peer, ratio(median), quartiles, cpu, system, required, verdict]

@@ -8,14 +8,14 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::{Mode, OFlags};
 
 use super::fileset::{SHARED, data_file};
-use super::{BatchDirs, Io, Job, Until};
+use super::{BatchDirs, BatchJob, IoStream, WorkDeadline};
 use crate::caches;
 
 /// The alignment that `O_DIRECT` requires on any device.
 const ALIGNMENT: usize = 4096;
 
 /// One job for each thread.
-pub fn jobs(place: &BatchDirs, io: Io) -> Result<Vec<Job>> {
+pub fn jobs(place: &BatchDirs, io: IoStream) -> Result<Vec<BatchJob>> {
     if io.write {
         fs::create_dir(place.root.join(&place.own))?;
     }
@@ -30,14 +30,14 @@ pub fn jobs(place: &BatchDirs, io: Io) -> Result<Vec<Job>> {
 }
 
 /// Reads a part of a file once, with a cold page cache in both file systems.
-fn buffered_read(place: &BatchDirs, io: Io, thread: usize) -> Result<Job> {
+fn buffered_read(place: &BatchDirs, io: IoStream, thread: usize) -> Result<BatchJob> {
     let name = Path::new(SHARED).join(data_file(thread));
     caches::drop_pages(&place.root.join(&name))?;
     caches::drop_pages(&place.below.join(&name))?;
     let fd = open(&place.root.join(&name), OFlags::RDONLY)?;
     let operations = place.fileset.stream_bytes / place.threads / io.bytes;
     Ok(Box::new(move |_| {
-        let mut buffer = Buffer::new(io.bytes);
+        let mut buffer = AlignedBuffer::new(io.bytes);
         for _ in 0..operations {
             let read = rustix::io::read(&fd, buffer.bytes())?;
             ensure!(read == io.bytes, "a read was short: {read} of {}", io.bytes);
@@ -46,22 +46,22 @@ fn buffered_read(place: &BatchDirs, io: Io, thread: usize) -> Result<Job> {
     }))
 }
 
-fn direct_read(place: &BatchDirs, io: Io, thread: usize) -> Result<Job> {
+fn direct_read(place: &BatchDirs, io: IoStream, thread: usize) -> Result<BatchJob> {
     let name = data_file(if io.shared { 0 } else { thread });
     let fd = open(&place.root.join(SHARED).join(name), OFlags::RDONLY | OFlags::DIRECT)?;
-    let blocks = Blocks::new(place, io, thread);
+    let blocks = BlockSequence::new(place, io, thread);
     Ok(Box::new(move |until| {
         blocks.until(until, |at, bytes| Ok(rustix::io::pread(&fd, bytes, at)?))
     }))
 }
 
 /// Writes a new file and closes it, so that delayed writes are included.
-fn buffered_write(place: &BatchDirs, io: Io, thread: usize) -> Result<Job> {
+fn buffered_write(place: &BatchDirs, io: IoStream, thread: usize) -> Result<BatchJob> {
     let path = place.root.join(&place.own).join(data_file(thread));
     let fd = open(&path, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
     let operations = place.fileset.stream_bytes / place.threads / io.bytes;
     Ok(Box::new(move |_| {
-        let mut buffer = Buffer::new(io.bytes);
+        let mut buffer = AlignedBuffer::new(io.bytes);
         for _ in 0..operations {
             let written = rustix::io::write(&fd, buffer.bytes())?;
             ensure!(written == io.bytes, "a write was short: {written} of {}", io.bytes);
@@ -73,7 +73,7 @@ fn buffered_write(place: &BatchDirs, io: Io, thread: usize) -> Result<Job> {
 
 /// Overwrites a complete file. It was written through the lower file system, so that no cache above
 /// has its pages.
-fn direct_write(place: &BatchDirs, io: Io, thread: usize) -> Result<Job> {
+fn direct_write(place: &BatchDirs, io: IoStream, thread: usize) -> Result<BatchJob> {
     let number = if io.shared { 0 } else { thread };
     let name = Path::new(&place.own).join(data_file(number));
     if number == thread {
@@ -82,7 +82,7 @@ fn direct_write(place: &BatchDirs, io: Io, thread: usize) -> Result<Job> {
         caches::drop_pages(&below)?;
     }
     let fd = open(&place.root.join(&name), OFlags::WRONLY | OFlags::DIRECT)?;
-    let blocks = Blocks::new(place, io, thread);
+    let blocks = BlockSequence::new(place, io, thread);
     Ok(Box::new(move |until| {
         blocks.until(until, |at, bytes| Ok(rustix::io::pwrite(&fd, bytes, at)?))
     }))
@@ -94,7 +94,7 @@ fn open(path: &Path, flags: OFlags) -> Result<OwnedFd> {
 }
 
 /// The order in which a thread accesses the blocks of a file.
-struct Blocks {
+struct BlockSequence {
     count: u64,
     bytes: usize,
     random: bool,
@@ -102,8 +102,8 @@ struct Blocks {
     seed: u64,
 }
 
-impl Blocks {
-    fn new(place: &BatchDirs, io: Io, thread: usize) -> Self {
+impl BlockSequence {
+    fn new(place: &BatchDirs, io: IoStream, thread: usize) -> Self {
         let count = (place.fileset.stream_bytes / io.bytes) as u64;
         Self { count, bytes: io.bytes, random: io.random, seed: 0x9e37_79b9 + thread as u64 }
     }
@@ -123,10 +123,10 @@ impl Blocks {
 
     fn until(
         mut self,
-        until: &Until,
+        until: &WorkDeadline,
         mut one: impl FnMut(u64, &mut [u8]) -> Result<usize>,
     ) -> Result<u64> {
-        let mut buffer = Buffer::new(self.bytes);
+        let mut buffer = AlignedBuffer::new(self.bytes);
         let mut done = 0;
         while !until.over() {
             let moved = one(self.offset(done), buffer.bytes())?;
@@ -138,13 +138,13 @@ impl Blocks {
 }
 
 /// Memory on a page boundary.
-struct Buffer {
+struct AlignedBuffer {
     memory: Vec<u8>,
     skip: usize,
     bytes: usize,
 }
 
-impl Buffer {
+impl AlignedBuffer {
     fn new(bytes: usize) -> Self {
         let memory = vec![0x5a; bytes + ALIGNMENT];
         let skip = memory.as_ptr().align_offset(ALIGNMENT);
@@ -162,14 +162,14 @@ mod tests {
 
     #[test]
     fn buffers_are_aligned() {
-        let mut buffer = Buffer::new(4096);
+        let mut buffer = AlignedBuffer::new(4096);
         assert_eq!(buffer.bytes().as_ptr() as usize % ALIGNMENT, 0);
         assert_eq!(buffer.bytes().len(), 4096);
     }
 
     #[test]
     fn offsets_stay_inside_the_file() {
-        let mut blocks = Blocks { count: 10, bytes: 4096, random: true, seed: 1 };
+        let mut blocks = BlockSequence { count: 10, bytes: 4096, random: true, seed: 1 };
         let offsets: Vec<_> = (0..1000).map(|done| blocks.offset(done)).collect();
         assert!(offsets.iter().all(|offset| offset % 4096 == 0 && *offset < 10 * 4096));
         blocks.random = false;

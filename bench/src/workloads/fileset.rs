@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 /// The sizes of all files. Totals are for all threads together, so that more threads do not mean
 /// more work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fileset {
+pub struct FilesetSizes {
     /// Number of directories with small files.
     pub small_dirs: usize,
     /// Number of small files in each.
@@ -30,7 +30,7 @@ pub const SMALL_BYTES: usize = 4 << 10;
 /// Name of the directory of the read-only files in the served directory.
 pub const SHARED: &str = "shared";
 
-impl Fileset {
+impl FilesetSizes {
     /// Sizes for measurements with up to this many threads.
     pub fn full(threads: usize) -> Self {
         Self {

@@ -1,6 +1,6 @@
 //! The workloads: plain system calls by a few threads, the same for every target.
 //!
-//! A [`Case`] prepares one [`Job`] for each thread, unmeasured. The jobs are then released together
+//! A [`BenchmarkCase`] prepares one [`BatchJob`] for each thread, unmeasured. The jobs are then released together
 //! and measured. Workloads that use up files (create, unlink, cold caches) run in batches, each
 //! newly prepared, until enough time has been measured. Other workloads run until the time is over.
 
@@ -13,16 +13,16 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-pub use fileset::Fileset;
+pub use fileset::FilesetSizes;
 
 /// The work of one thread in one batch. It returns the number of operations.
-pub type Job = Box<dyn FnOnce(&Until) -> Result<u64> + Send>;
+pub type BatchJob = Box<dyn FnOnce(&WorkDeadline) -> Result<u64> + Send>;
 
 /// The time at which unlimited work stops.
 #[derive(Debug, Clone, Copy)]
-pub struct Until(pub Instant);
+pub struct WorkDeadline(pub Instant);
 
-impl Until {
+impl WorkDeadline {
     /// True if it is time to stop.
     pub fn over(&self) -> bool {
         Instant::now() >= self.0
@@ -41,36 +41,36 @@ pub struct BatchDirs {
     /// Number of application threads.
     pub threads: usize,
     /// The sizes of all files.
-    pub fileset: Fileset,
+    pub fileset: FilesetSizes,
     /// Process ids of all daemons, to wait for after caches were dropped.
     pub daemons: Vec<u32>,
 }
 
 /// One row of the table.
 #[derive(Debug, Clone, Copy)]
-pub struct Case {
+pub struct BenchmarkCase {
     /// Name on the command line and in the table.
     pub name: &'static str,
     /// Description of one operation.
     pub what: &'static str,
     /// Required ratio of defuse to the better peer.
     pub required: f64,
-    kind: Kind,
+    kind: CaseKind,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Kind {
+enum CaseKind {
     Create { bytes: usize },
     Stat { cold: bool },
     OpenReadClose { cold: bool },
     Unlink,
     ReadDir { cold: bool, stat: bool },
-    Io(Io),
+    Io(IoStream),
 }
 
 /// A stream of reads or writes.
 #[derive(Debug, Clone, Copy)]
-struct Io {
+struct IoStream {
     write: bool,
     bytes: usize,
     direct: bool,
@@ -79,34 +79,51 @@ struct Io {
     shared: bool,
 }
 
-const fn case(name: &'static str, what: &'static str, kind: Kind) -> Case {
-    Case { name, what, required: 1.0, kind }
+const fn case(name: &'static str, what: &'static str, kind: CaseKind) -> BenchmarkCase {
+    BenchmarkCase { name, what, required: 1.0, kind }
 }
 
-const fn sequential(write: bool, bytes: usize, direct: bool) -> Kind {
-    Kind::Io(Io { write, bytes, direct, random: false, shared: false })
+const fn sequential(write: bool, bytes: usize, direct: bool) -> CaseKind {
+    CaseKind::Io(IoStream { write, bytes, direct, random: false, shared: false })
 }
 
-const fn random(write: bool, shared: bool) -> Kind {
-    Kind::Io(Io { write, bytes: 4 << 10, direct: true, random: true, shared })
+const fn random(write: bool, shared: bool) -> CaseKind {
+    CaseKind::Io(IoStream { write, bytes: 4 << 10, direct: true, random: true, shared })
 }
 
-impl Case {
+impl BenchmarkCase {
     /// Every workload, in the order of the table.
-    pub const ALL: [Case; 21] = {
+    pub const ALL: [BenchmarkCase; 21] = {
         let (k4, k128) = (4 << 10, 128 << 10);
         [
-            case("create-4k", "create a file, write 4K, close", Kind::Create { bytes: k4 })
+            case("create-4k", "create a file, write 4K, close", CaseKind::Create { bytes: k4 })
                 .requires(1.5),
-            case("create-empty", "create a file, close", Kind::Create { bytes: 0 }).requires(1.5),
-            case("stat-cold", "stat of a name no cache knows", Kind::Stat { cold: true }),
-            case("stat-warm", "stat of a name the kernel has", Kind::Stat { cold: false }),
-            case("open-read-close-cold", "4K file, no cache", Kind::OpenReadClose { cold: true }),
-            case("open-read-close", "4K file, names cached", Kind::OpenReadClose { cold: false }),
-            case("unlink", "unlink of a name not seen before", Kind::Unlink),
-            case("readdir", "1,000 names, cold", Kind::ReadDir { cold: true, stat: false }),
-            case("readdir-warm", "1,000 names again", Kind::ReadDir { cold: false, stat: false }),
-            case("ls-l", "1,000 names and stats, cold", Kind::ReadDir { cold: true, stat: true }),
+            case("create-empty", "create a file, close", CaseKind::Create { bytes: 0 })
+                .requires(1.5),
+            case("stat-cold", "stat of a name no cache knows", CaseKind::Stat { cold: true }),
+            case("stat-warm", "stat of a name the kernel has", CaseKind::Stat { cold: false }),
+            case(
+                "open-read-close-cold",
+                "4K file, no cache",
+                CaseKind::OpenReadClose { cold: true },
+            ),
+            case(
+                "open-read-close",
+                "4K file, names cached",
+                CaseKind::OpenReadClose { cold: false },
+            ),
+            case("unlink", "unlink of a name not seen before", CaseKind::Unlink),
+            case("readdir", "1,000 names, cold", CaseKind::ReadDir { cold: true, stat: false }),
+            case(
+                "readdir-warm",
+                "1,000 names again",
+                CaseKind::ReadDir { cold: false, stat: false },
+            ),
+            case(
+                "ls-l",
+                "1,000 names and stats, cold",
+                CaseKind::ReadDir { cold: true, stat: true },
+            ),
             case("read-4k", "sequential, page cache cold", sequential(false, k4, false)),
             case("read-128k", "sequential, page cache cold", sequential(false, k128, false)),
             case("read-4k-direct", "sequential, O_DIRECT", sequential(false, k4, true)),
@@ -133,18 +150,18 @@ impl Case {
 
     /// True if the workload is meaningful with this number of threads.
     pub fn applies(&self, threads: usize) -> bool {
-        threads > 1 || !matches!(self.kind, Kind::Io(Io { shared: true, .. }))
+        threads > 1 || !matches!(self.kind, CaseKind::Io(IoStream { shared: true, .. }))
     }
 
     /// Prepares a batch, unmeasured: one job for each thread.
-    pub fn jobs(&self, place: &BatchDirs) -> Result<Vec<Job>> {
+    pub fn jobs(&self, place: &BatchDirs) -> Result<Vec<BatchJob>> {
         match self.kind {
-            Kind::Create { bytes } => names::create(place, bytes),
-            Kind::Stat { cold } => names::stat(place, cold),
-            Kind::OpenReadClose { cold } => names::open_read_close(place, cold),
-            Kind::Unlink => names::unlink(place),
-            Kind::ReadDir { cold, stat } => names::readdir(place, cold, stat),
-            Kind::Io(io) => data::jobs(place, io),
+            CaseKind::Create { bytes } => names::create(place, bytes),
+            CaseKind::Stat { cold } => names::stat(place, cold),
+            CaseKind::OpenReadClose { cold } => names::open_read_close(place, cold),
+            CaseKind::Unlink => names::unlink(place),
+            CaseKind::ReadDir { cold, stat } => names::readdir(place, cold, stat),
+            CaseKind::Io(io) => data::jobs(place, io),
         }
     }
 
@@ -164,16 +181,21 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_the_strict_workloads_are_listed() {
-        let names: std::collections::BTreeSet<_> = Case::ALL.iter().map(|case| case.name).collect();
-        assert_eq!(names.len(), Case::ALL.len());
-        let strict: Vec<_> =
-            Case::ALL.iter().filter(|case| case.required > 1.0).map(|case| case.name).collect();
+        let names: std::collections::BTreeSet<_> =
+            BenchmarkCase::ALL.iter().map(|case| case.name).collect();
+        assert_eq!(names.len(), BenchmarkCase::ALL.len());
+        let strict: Vec<_> = BenchmarkCase::ALL
+            .iter()
+            .filter(|case| case.required > 1.0)
+            .map(|case| case.name)
+            .collect();
         assert_eq!(strict, ["create-4k", "create-empty", "write-4k"]);
     }
 
     #[test]
     fn shared_files_need_several_threads() {
-        let shared = Case::ALL.iter().find(|case| case.name == "randread-4k-shared").unwrap();
+        let shared =
+            BenchmarkCase::ALL.iter().find(|case| case.name == "randread-4k-shared").unwrap();
         assert!(!shared.applies(1) && shared.applies(8));
     }
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir};
 
 use super::fileset::{SHARED, SMALL_BYTES, list_dir, small_dir, small_name};
-use super::{BatchDirs, Job, Until};
+use super::{BatchDirs, BatchJob, WorkDeadline};
 use crate::caches;
 
 /// The buffer size of glibc's readdir.
@@ -18,10 +18,10 @@ const DIRENT_BYTES: usize = 32 << 10;
 const WARM_NAMES: usize = 64;
 
 /// Creates files in one directory for each thread.
-pub fn create(place: &BatchDirs, bytes: usize) -> Result<Vec<Job>> {
+pub fn create(place: &BatchDirs, bytes: usize) -> Result<Vec<BatchJob>> {
     let own = place.root.join(&place.own);
     fs::create_dir(&own).with_context(|| format!("create {}", own.display()))?;
-    let job = |thread: usize| -> Result<Job> {
+    let job = |thread: usize| -> Result<BatchJob> {
         let dir = own.join(format!("thread-{thread}"));
         fs::create_dir(&dir)?;
         let files = names(&dir, place.fileset.batch_files / place.threads);
@@ -33,7 +33,7 @@ pub fn create(place: &BatchDirs, bytes: usize) -> Result<Vec<Job>> {
 
 /// Looks up small files by name: once each after dropping the caches if `cold`, otherwise
 /// repeatedly.
-pub fn stat(place: &BatchDirs, cold: bool) -> Result<Vec<Job>> {
+pub fn stat(place: &BatchDirs, cold: bool) -> Result<Vec<BatchJob>> {
     let one = |file: &PathBuf| {
         rustix::fs::statat(CWD, file, AtFlags::SYMLINK_NOFOLLOW)?;
         Ok(())
@@ -47,7 +47,7 @@ pub fn stat(place: &BatchDirs, cold: bool) -> Result<Vec<Job>> {
 }
 
 /// Opens, reads and closes small files.
-pub fn open_read_close(place: &BatchDirs, cold: bool) -> Result<Vec<Job>> {
+pub fn open_read_close(place: &BatchDirs, cold: bool) -> Result<Vec<BatchJob>> {
     let one = |file: &PathBuf| {
         let mut buffer = [0_u8; SMALL_BYTES];
         let fd = rustix::fs::open(file, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
@@ -64,9 +64,9 @@ pub fn open_read_close(place: &BatchDirs, cold: bool) -> Result<Vec<Job>> {
 }
 
 /// Unlinks files that were created on the lower file system, so that the target does not know them.
-pub fn unlink(place: &BatchDirs) -> Result<Vec<Job>> {
+pub fn unlink(place: &BatchDirs) -> Result<Vec<BatchJob>> {
     fs::create_dir(place.below.join(&place.own))?;
-    let job = |thread: usize| -> Result<Job> {
+    let job = |thread: usize| -> Result<BatchJob> {
         let dir = Path::new(&place.own).join(format!("thread-{thread}"));
         let below = place.below.join(&dir);
         fs::create_dir(&below)?;
@@ -82,7 +82,7 @@ pub fn unlink(place: &BatchDirs) -> Result<Vec<Job>> {
 }
 
 /// Lists directories, and looks up every name if `stat` is set.
-pub fn readdir(place: &BatchDirs, cold: bool, stat: bool) -> Result<Vec<Job>> {
+pub fn readdir(place: &BatchDirs, cold: bool, stat: bool) -> Result<Vec<BatchJob>> {
     let shared = place.root.join(SHARED);
     let entries = place.fileset.list_entries;
     let job = |thread: usize| {
@@ -162,12 +162,12 @@ fn repeat(
     items: Vec<PathBuf>,
     once: bool,
     one: impl Fn(&PathBuf) -> Result<()> + Send + 'static,
-) -> Result<Job> {
+) -> Result<BatchJob> {
     if once {
         return Ok(Box::new(move |_| each(&items, one)));
     }
     each(&items, &one)?;
-    Ok(Box::new(move |until: &Until| {
+    Ok(Box::new(move |until: &WorkDeadline| {
         let mut done = 0;
         while !until.over() {
             // The clock is read once for several operations, because some take no longer than

@@ -11,60 +11,60 @@ use defuse_measure::command::own_program;
 use defuse_measure::{caches, cpu};
 use defuse_probe::Snapshot;
 
-use crate::cgroup::{Groups, Hierarchies, Role};
-use crate::device::{Device, DeviceUse};
-use crate::engine::{Job, Outcome, Phase};
-use crate::interrupt::Interrupt;
-use crate::kernel::{KernelStages, Watch};
+use crate::cgroup::{CellCgroups, CgroupHierarchies, ProcessRole};
+use crate::device::{DeviceUse, StudyDevice};
+use crate::engine::{EngineJob, EngineOutcome, RowPhase};
+use crate::interrupt::InterruptFlag;
+use crate::kernel::{CellTrace, KernelStages};
 use crate::mount::{MountPaths, StudyMount};
-use crate::options::{Config, DeviceChoice, Options, Scale};
-use crate::process::{Process, Start};
-use crate::results::{CpuUse, Measured};
-use crate::sizes::Sizes;
-use crate::throttle::Limits;
+use crate::options::{DeviceChoice, StudyConfig, StudyOptions, StudyScale};
+use crate::process::{ChildProcess, ProcessStart};
+use crate::results::{CellMeasurement, CpuUse};
+use crate::sizes::RowSizes;
+use crate::throttle::ThrottleLimits;
 
 /// Prefix of the names of control groups, before the process id.
 pub const GROUP_PREFIX: &str = "defuse-study-";
 
 /// State shared by all cells of a study.
 #[derive(Debug)]
-pub struct Bench<'a> {
+pub struct StudyContext<'a> {
     /// The options of the study.
-    pub options: &'a Options,
+    pub options: &'a StudyOptions,
     /// The device.
-    pub device: Device,
+    pub device: StudyDevice,
     /// The working directory.
     pub work: PathBuf,
     /// The control-group hierarchies.
-    pub hierarchies: Hierarchies,
+    pub hierarchies: CgroupHierarchies,
     /// The method of measuring the kernel's queues.
     pub kernel: KernelStages,
     /// Set when the user requests the end.
-    pub interrupt: Interrupt,
+    pub interrupt: InterruptFlag,
 }
 
 /// Clocks and counters at one moment.
-struct Moment {
+struct CounterSample {
     daemon: Option<Snapshot>,
     device: DeviceUse,
     daemon_cpu_ns: Option<u64>,
-    system: cpu::Sample,
+    system: cpu::CpuSample,
 }
 
-impl Bench<'_> {
+impl StudyContext<'_> {
     /// Measures one cell. Removes everything that it created, even after an error.
-    pub fn measure(&mut self, row: u8, config: &Config) -> Result<Measured> {
-        let sizes = Sizes::of(row, self.options);
+    pub fn measure(&mut self, row: u8, config: &StudyConfig) -> Result<CellMeasurement> {
+        let sizes = RowSizes::of(row, self.options);
         self.device.format()?;
         let files = self.device.mountpoint().join("data");
         fs::create_dir(&files)?;
-        self.engine(&sizes.job(row, &files, Phase::Prepare, self.options), &[])?;
+        self.engine(&sizes.job(row, &files, RowPhase::Prepare, self.options), &[])?;
         caches::sync(&files)?;
         self.device.remount()?;
         drop_caches()?;
-        let limit = (self.options.scale != Scale::Tiny).then_some(sizes.memory_limit_bytes);
+        let limit = (self.options.scale != StudyScale::Tiny).then_some(sizes.memory_limit_bytes);
         let name = format!("{GROUP_PREFIX}{}-{row}-{}", std::process::id(), config.name);
-        let groups = Groups::create(&self.hierarchies, &name, limit);
+        let groups = CellCgroups::create(&self.hierarchies, &name, limit);
         let measured = self.mounted(row, config, &sizes, &groups);
         drop(groups);
         self.device.unmount()?;
@@ -75,28 +75,28 @@ impl Bench<'_> {
     fn mounted(
         &self,
         row: u8,
-        config: &Config,
-        sizes: &Sizes,
-        groups: &Groups,
-    ) -> Result<Measured> {
+        config: &StudyConfig,
+        sizes: &RowSizes,
+        groups: &CellCgroups,
+    ) -> Result<CellMeasurement> {
         let source = self.device.mountpoint().join("data");
         let place = MountPaths {
             source: &source,
             mountpoint: &self.work.join("mnt"),
             program: &self.options.program,
             work: &self.work,
-            groups: &groups.procs_files(Role::Daemon),
+            groups: &groups.procs_files(ProcessRole::Daemon),
         };
         let mount = StudyMount::start(config, &place)
             .with_context(|| format!("{} could not be mounted", config.name))?;
         let throttle = match self.options.device {
             DeviceChoice::Emulated(media) => {
-                Some(groups.throttle(&self.device.number()?, &Limits::of(media))?)
+                Some(groups.throttle(&self.device.number()?, &ThrottleLimits::of(media))?)
             }
             DeviceChoice::None => None,
         };
         let root = if mount.is_some() { place.mountpoint } else { &source };
-        let job = sizes.job(row, root, Phase::Run, self.options);
+        let job = sizes.job(row, root, RowPhase::Run, self.options);
         let mut measured = self.run(&job, mount.as_ref(), groups, sizes.caches_bytes)?;
         drop(throttle);
         let device_before = self.device.used()?;
@@ -111,29 +111,29 @@ impl Bench<'_> {
 
     fn run(
         &self,
-        job: &Job,
+        job: &EngineJob,
         mount: Option<&StudyMount>,
-        groups: &Groups,
+        groups: &CellCgroups,
         caches_bytes: u64,
-    ) -> Result<Measured> {
+    ) -> Result<CellMeasurement> {
         let watch = match mount.and_then(StudyMount::connection) {
             Some(connection) => self.kernel.watch(connection)?,
-            None => Watch::default(),
+            None => CellTrace::default(),
         };
         let before = self.moment(mount, groups)?;
         let ended = AtomicBool::new(false);
         let outcome = std::thread::scope(|scope| {
             scope.spawn(|| groups.follow(caches_bytes, &ended));
-            let outcome = self.engine(job, &groups.procs_files(Role::Application));
+            let outcome = self.engine(job, &groups.procs_files(ProcessRole::Application));
             ended.store(true, Ordering::Relaxed);
             outcome
         })?;
         let outcome = outcome.context("the workload returned no result")?;
-        let system = cpu::Sample::take(None);
+        let system = cpu::CpuSample::take(None);
         let device = self.device.used()?;
         let after = self.moment(mount, groups)?;
         let kernel = watch.end()?;
-        let mut measured = Measured {
+        let mut measured = CellMeasurement {
             seconds: outcome.seconds,
             operations: outcome.operations,
             read_bytes: outcome.read_bytes,
@@ -144,7 +144,7 @@ impl Bench<'_> {
             device: device.since(&before.device),
             kernel: kernel.snapshot,
             remarks: kernel.remarks,
-            ..Measured::default()
+            ..CellMeasurement::default()
         };
         measured.cpu = CpuUse {
             app_ns: outcome.cpu_ns,
@@ -158,25 +158,25 @@ impl Bench<'_> {
         Ok(measured)
     }
 
-    fn moment(&self, mount: Option<&StudyMount>, groups: &Groups) -> Result<Moment> {
+    fn moment(&self, mount: Option<&StudyMount>, groups: &CellCgroups) -> Result<CounterSample> {
         // Taken before the CPU clocks, because answering costs the daemon CPU time.
         let daemon = mount.map(StudyMount::snapshot).transpose()?.flatten();
-        let of_process = || mount.map(|mount| cpu::Threads::of(mount.pid()).total_ns());
-        Ok(Moment {
+        let of_process = || mount.map(|mount| cpu::ProcessCpuTime::of(mount.pid()).total_ns());
+        Ok(CounterSample {
             daemon,
             device: self.device.used()?,
-            daemon_cpu_ns: groups.cpu_ns(Role::Daemon).or_else(of_process),
-            system: cpu::Sample::take(None),
+            daemon_cpu_ns: groups.cpu_ns(ProcessRole::Daemon).or_else(of_process),
+            system: cpu::CpuSample::take(None),
         })
     }
 
     /// Runs the workload engine as a separate process, which can be put into control groups and
     /// killed.
-    fn engine(&self, job: &Job, groups: &[PathBuf]) -> Result<Option<Outcome>> {
+    fn engine(&self, job: &EngineJob, groups: &[PathBuf]) -> Result<Option<EngineOutcome>> {
         let (file, output) = (self.work.join("job.json"), self.work.join("outcome.json"));
         fs::write(&file, serde_json::to_vec(job)?)?;
         let words: [OsString; 3] = [own_program()?.into(), "study-engine".into(), file.into()];
-        let start = Start {
+        let start = ProcessStart {
             name: "the workload",
             words: &words,
             groups,
@@ -186,7 +186,7 @@ impl Bench<'_> {
             dir: None,
         };
         let patience = self.patience();
-        Process::start(&start)?.finish(patience, &self.interrupt)?;
+        ChildProcess::start(&start)?.finish(patience, &self.interrupt)?;
         let text = fs::read_to_string(&output)?;
         if text.trim().is_empty() {
             return Ok(None);
@@ -197,9 +197,9 @@ impl Bench<'_> {
     /// Time limit of a cell.
     fn patience(&self) -> Duration {
         Duration::from_secs(match self.options.scale {
-            Scale::Tiny => 120,
-            Scale::Small => 300,
-            Scale::Paper => 12 * 3600,
+            StudyScale::Tiny => 120,
+            StudyScale::Small => 300,
+            StudyScale::Paper => 12 * 3600,
         })
     }
 }

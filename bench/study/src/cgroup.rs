@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::throttle::{Limits, Throttle};
+use crate::throttle::{DeviceThrottle, ThrottleLimits};
 
 /// Interval at which the limit is adjusted.
 const FOLLOW: Duration = Duration::from_millis(5);
@@ -22,27 +22,27 @@ const ROOM: u64 = 64 << 20;
 
 /// The role of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub enum ProcessRole {
     /// The process that uses the files.
     Application,
     /// The process that serves the files.
     Daemon,
 }
 
-impl Role {
-    const ALL: [Role; 2] = [Role::Application, Role::Daemon];
+impl ProcessRole {
+    const ALL: [ProcessRole; 2] = [ProcessRole::Application, ProcessRole::Daemon];
 
     fn folder(self) -> &'static str {
         match self {
-            Role::Application => "application",
-            Role::Daemon => "daemon",
+            ProcessRole::Application => "application",
+            ProcessRole::Daemon => "daemon",
         }
     }
 }
 
 /// The control-group hierarchies of this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Hierarchies {
+pub struct CgroupHierarchies {
     /// Version 2, and its controllers.
     unified: Option<(PathBuf, Vec<String>)>,
     memory: Option<PathBuf>,
@@ -50,7 +50,7 @@ pub struct Hierarchies {
     blkio: Option<PathBuf>,
 }
 
-impl Hierarchies {
+impl CgroupHierarchies {
     /// Detects the mounted hierarchies.
     pub fn detect() -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -114,7 +114,7 @@ impl Hierarchies {
 
 /// The groups of one cell, removed when dropped.
 #[derive(Debug)]
-pub struct Groups {
+pub struct CellCgroups {
     folders: Vec<PathBuf>,
     memory: Option<PathBuf>,
     unified: Option<PathBuf>,
@@ -127,11 +127,15 @@ pub struct Groups {
     pub trouble: Option<String>,
 }
 
-impl Groups {
+impl CellCgroups {
     /// Creates groups called `name`, with one limit for all their processes. If memory cannot be
-    /// limited, [`Groups::trouble`] contains the reason, and the rest works without a limit.
-    pub fn create(hierarchies: &Hierarchies, name: &str, limit_bytes: Option<u64>) -> Groups {
-        let mut groups = Groups {
+    /// limited, [`CellCgroups::trouble`] contains the reason, and the rest works without a limit.
+    pub fn create(
+        hierarchies: &CgroupHierarchies,
+        name: &str,
+        limit_bytes: Option<u64>,
+    ) -> CellCgroups {
+        let mut groups = CellCgroups {
             folders: Vec::new(),
             memory: None,
             unified: None,
@@ -171,7 +175,7 @@ impl Groups {
         if !self.folders.contains(&folder) {
             self.folders.push(folder.clone());
         }
-        for role in Role::ALL {
+        for role in ProcessRole::ALL {
             fs::create_dir_all(folder.join(role.folder()))?;
         }
         Ok(folder)
@@ -207,13 +211,13 @@ impl Groups {
     }
 
     /// The files to which a process writes its id to join the groups.
-    pub fn procs_files(&self, role: Role) -> Vec<PathBuf> {
+    pub fn procs_files(&self, role: ProcessRole) -> Vec<PathBuf> {
         let folders = self.folders.iter();
         folders.map(|folder| folder.join(role.folder()).join("cgroup.procs")).collect()
     }
 
     /// CPU time in nanoseconds of all processes of this role, including those that have ended.
-    pub fn cpu_ns(&self, role: Role) -> Option<u64> {
+    pub fn cpu_ns(&self, role: ProcessRole) -> Option<u64> {
         if let Some(folder) = &self.cpuacct {
             let text = fs::read_to_string(folder.join(role.folder()).join("cpuacct.usage")).ok()?;
             return text.trim().parse().ok();
@@ -233,17 +237,17 @@ impl Groups {
     /// In version 1 the limit applies to the root group, because write-back is done by kernel
     /// threads outside of our groups. In version 2 write-back belongs to the group whose memory it
     /// cleans, so the limit applies to our group.
-    pub fn throttle(&self, device: &str, limits: &Limits) -> Result<Throttle> {
+    pub fn throttle(&self, device: &str, limits: &ThrottleLimits) -> Result<DeviceThrottle> {
         if let Some(root) = &self.blkio_root {
-            return Throttle::v1(root, device, limits);
+            return DeviceThrottle::v1(root, device, limits);
         }
         let folder =
             self.unified.as_ref().context("no control group for throttling can be created here")?;
-        Throttle::v2(folder, device, limits)
+        DeviceThrottle::v2(folder, device, limits)
     }
 }
 
-impl Drop for Groups {
+impl Drop for CellCgroups {
     fn drop(&mut self) {
         for folder in &self.folders {
             remove(folder);
@@ -254,7 +258,7 @@ impl Drop for Groups {
 /// Removes a group and its two subgroups. It retries while processes are still exiting.
 pub fn remove(folder: &Path) {
     for _ in 0..100 {
-        for role in Role::ALL {
+        for role in ProcessRole::ALL {
             let _ = fs::remove_dir(folder.join(role.folder()));
         }
         if fs::remove_dir(folder).is_ok() || !folder.exists() {
@@ -273,7 +277,7 @@ fn usage_ns(text: &str) -> Option<u64> {
 
 /// The directories of all groups of this kind whose process is gone.
 pub fn left_behind(
-    hierarchies: &Hierarchies,
+    hierarchies: &CgroupHierarchies,
     prefix: &str,
     alive: impl Fn(u32) -> bool,
 ) -> Vec<PathBuf> {
@@ -304,20 +308,20 @@ mod tests {
 
     #[test]
     fn both_cgroup_versions_are_detected() {
-        let v1 = Hierarchies::of_mountinfo(V1, |_| Vec::new());
+        let v1 = CgroupHierarchies::of_mountinfo(V1, |_| Vec::new());
         assert_eq!(
             (v1.memory_version(), v1.throttle_version()),
             (Some("cgroup v1"), Some("cgroup v1"))
         );
         let all = |_: &Path| ["cpu", "io", "memory"].map(str::to_owned).to_vec();
-        let v2 = Hierarchies::of_mountinfo(V2, all);
+        let v2 = CgroupHierarchies::of_mountinfo(V2, all);
         assert_eq!(
             (v2.memory_version(), v2.throttle_version()),
             (Some("cgroup v2"), Some("cgroup v2"))
         );
-        let bare = Hierarchies::of_mountinfo(V2, |_| vec!["cpu".into()]);
+        let bare = CgroupHierarchies::of_mountinfo(V2, |_| vec!["cpu".into()]);
         assert_eq!((bare.memory_version(), bare.throttle_version()), (None, None));
-        assert_eq!(Hierarchies::of_mountinfo("", all).memory_version(), None);
+        assert_eq!(CgroupHierarchies::of_mountinfo("", all).memory_version(), None);
     }
 
     /// A directory in place of the kernel's: this program only decides which file gets which value.
@@ -326,12 +330,12 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let mounts = format!("30 25 0:26 / {} rw - cgroup2 cgroup2 rw\n", root.path().display());
         let all = |_: &Path| ["io", "memory"].map(str::to_owned).to_vec();
-        let hierarchies = Hierarchies::of_mountinfo(&mounts, all);
-        let groups = Groups::create(&hierarchies, "cell", Some(1 << 25));
+        let hierarchies = CgroupHierarchies::of_mountinfo(&mounts, all);
+        let groups = CellCgroups::create(&hierarchies, "cell", Some(1 << 25));
         assert_eq!((groups.limit_bytes, &groups.trouble), (Some(1 << 25), &None));
         let folder = root.path().join("cell");
         assert_eq!(fs::read_to_string(folder.join("memory.max")).unwrap(), "33554432");
-        assert_eq!(groups.procs_files(Role::Daemon), [folder.join("daemon/cgroup.procs")]);
+        assert_eq!(groups.procs_files(ProcessRole::Daemon), [folder.join("daemon/cgroup.procs")]);
         fs::write(folder.join("memory.stat"), "anon 8192\nfile 7\n").unwrap();
         assert_eq!(groups.own_bytes(), Some(8192));
         let ended = AtomicBool::new(false);
@@ -343,8 +347,8 @@ mod tests {
             ended.store(true, Ordering::Relaxed);
         });
         fs::write(folder.join("daemon/cpu.stat"), "usage_usec 12\nuser_usec 5\n").unwrap();
-        assert_eq!(groups.cpu_ns(Role::Daemon), Some(12_000));
-        let limits = Limits { read_bps: 1, write_bps: 2, read_iops: 3, write_iops: 4 };
+        assert_eq!(groups.cpu_ns(ProcessRole::Daemon), Some(12_000));
+        let limits = ThrottleLimits { read_bps: 1, write_bps: 2, read_iops: 3, write_iops: 4 };
         let throttle = groups.throttle("7:1", &limits).unwrap();
         let text = fs::read_to_string(folder.join("io.max")).unwrap();
         assert_eq!(text, "7:1 rbps=1 wbps=2 riops=3 wiops=4");
@@ -356,10 +360,10 @@ mod tests {
 
     #[test]
     fn without_control_groups_there_is_a_reason() {
-        let groups = Groups::create(&Hierarchies::default(), "cell", Some(1));
+        let groups = CellCgroups::create(&CgroupHierarchies::default(), "cell", Some(1));
         assert_eq!(groups.limit_bytes, None);
         assert!(groups.trouble.as_ref().unwrap().starts_with("memory not limited"));
-        assert!(groups.throttle("7:1", &Limits::default()).is_err());
+        assert!(groups.throttle("7:1", &ThrottleLimits::default()).is_err());
     }
 
     /// The machine's version 2 alone, as if there were no version 1. CPU time is counted without a
@@ -367,20 +371,24 @@ mod tests {
     /// controllers.
     #[test]
     fn version_2_counts_the_cpu_time_of_ended_processes_of_the_group() {
-        let unified =
-            Hierarchies { memory: None, cpuacct: None, blkio: None, ..Hierarchies::detect() };
+        let unified = CgroupHierarchies {
+            memory: None,
+            cpuacct: None,
+            blkio: None,
+            ..CgroupHierarchies::detect()
+        };
         let name = format!("defuse-study-test-{}", std::process::id());
-        let groups = Groups::create(&unified, &name, Some(64 << 20));
+        let groups = CellCgroups::create(&unified, &name, Some(64 << 20));
         let Some(folder) = groups.unified.clone() else {
             println!("not here: no group of version 2 can be created here");
             return;
         };
         assert_eq!(
-            groups.procs_files(Role::Application),
+            groups.procs_files(ProcessRole::Application),
             [folder.join("application/cgroup.procs")]
         );
         let spin = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
-        let procs = &groups.procs_files(Role::Application)[0];
+        let procs = &groups.procs_files(ProcessRole::Application)[0];
         let script = format!("echo $$ > {} && {spin} && times", procs.display());
         let ran = std::process::Command::new("sh").args(["-c", &script]).output().unwrap();
         if !ran.status.success() {
@@ -394,9 +402,9 @@ mod tests {
             60.0 * minutes.parse::<f64>().unwrap() + seconds.parse::<f64>().unwrap()
         };
         let own: f64 = told.lines().next().unwrap().split(' ').map(seconds).sum();
-        let counted = groups.cpu_ns(Role::Application).unwrap() as f64 / 1e9;
+        let counted = groups.cpu_ns(ProcessRole::Application).unwrap() as f64 / 1e9;
         assert!(counted > 0.5 * own && counted < 1.5 * own + 0.1, "{counted} of {own}");
-        assert_eq!(groups.cpu_ns(Role::Daemon), Some(0));
+        assert_eq!(groups.cpu_ns(ProcessRole::Daemon), Some(0));
         match unified.memory_version() {
             Some(_) => assert_eq!((groups.limit_bytes, &groups.trouble), (Some(64 << 20), &None)),
             None => assert!(groups.trouble.as_ref().unwrap().contains("memory"), "{groups:?}"),

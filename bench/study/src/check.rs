@@ -8,9 +8,9 @@ use defuse_measure::command;
 use rustix::mount::UnmountFlags;
 
 use crate::cell::GROUP_PREFIX;
-use crate::cgroup::{self, Hierarchies};
-use crate::options::{DeviceChoice, Kind, Options};
-use crate::sizes::Estimate;
+use crate::cgroup::{self, CgroupHierarchies};
+use crate::options::{ConfigKind, DeviceChoice, StudyOptions};
+use crate::sizes::StudyEstimate;
 
 /// Prefix of the directory of a study, before the process id.
 const WORK_PREFIX: &str = "defuse-study-";
@@ -18,9 +18,9 @@ const MIB: u64 = 1 << 20;
 
 /// Refuses options that cannot work. Nothing has been created by then.
 pub fn before_start(
-    options: &Options,
-    estimate: &Estimate,
-    hierarchies: &Hierarchies,
+    options: &StudyOptions,
+    estimate: &StudyEstimate,
+    hierarchies: &CgroupHierarchies,
 ) -> Result<()> {
     can_make_and_mount()?;
     ensure!(
@@ -29,7 +29,7 @@ pub fn before_start(
     );
     ensure!(options.runs > 0, "--runs 0 measures nothing: write 1 or more");
     for config in &options.configs {
-        if let Kind::Command(words) = &config.kind {
+        if let ConfigKind::Command(words) = &config.kind {
             let program = &words[0];
             ensure!(
                 find(program),
@@ -109,7 +109,7 @@ pub fn file_system_of(dir: &Path) -> String {
 
 /// Removes the remains of a study whose process was killed: mounts, image, control groups. Returns
 /// their paths.
-pub fn clear_left_behind(work: &Path, hierarchies: &Hierarchies) -> Vec<PathBuf> {
+pub fn clear_left_behind(work: &Path, hierarchies: &CgroupHierarchies) -> Vec<PathBuf> {
     let mut removed = cgroup::left_behind(hierarchies, GROUP_PREFIX, is_alive);
     for folder in &removed {
         cgroup::remove(folder);
@@ -154,21 +154,21 @@ fn is_alive(pid: u32) -> bool {
 
 /// The directory of this study, removed when dropped.
 #[derive(Debug)]
-pub struct Work(PathBuf);
+pub struct StudyDirectory(PathBuf);
 
-impl Work {
+impl StudyDirectory {
     /// Creates the directory.
-    pub fn create(parent: &Path) -> Result<Work> {
-        Work::called(parent, WORK_PREFIX)
+    pub fn create(parent: &Path) -> Result<StudyDirectory> {
+        StudyDirectory::called(parent, WORK_PREFIX)
     }
 
     /// Creates a directory whose name is `prefix` and the id of this process.
-    pub fn called(parent: &Path, prefix: &str) -> Result<Work> {
+    pub fn called(parent: &Path, prefix: &str) -> Result<StudyDirectory> {
         let dir = parent.join(format!("{prefix}{}", std::process::id()));
         fs::create_dir(&dir).with_context(|| {
             format!("cannot create {}: name another directory with --work", dir.display())
         })?;
-        Ok(Work(dir))
+        Ok(StudyDirectory(dir))
     }
 
     /// Its path.
@@ -177,7 +177,7 @@ impl Work {
     }
 }
 
-impl Drop for Work {
+impl Drop for StudyDirectory {
     fn drop(&mut self) {
         // If a mount could not be removed, do not delete files: they would be the user's.
         let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -220,7 +220,7 @@ mod tests {
             fs::create_dir_all(place.join("run")).unwrap();
         }
         assert_eq!(
-            clear_left_behind(dir.path(), &Hierarchies::default()),
+            clear_left_behind(dir.path(), &CgroupHierarchies::default()),
             std::slice::from_ref(&dead)
         );
         assert!(!dead.exists() && alive.exists());

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use defuse_measure::command;
-use defuse_measure::loop_device::LoopDevice;
+use defuse_measure::loop_device::ImageLoopDevice;
 use rustix::mount::UnmountFlags;
 use serde::{Deserialize, Serialize};
 
@@ -21,8 +21,8 @@ const READ_AHEAD_KIB: &str = "128";
 /// A loop device and the mount of its file system. Dropping it removes both. If this process is
 /// killed, the kernel detaches the device with its last user.
 #[derive(Debug)]
-pub struct Device {
-    device: LoopDevice,
+pub struct StudyDevice {
+    device: ImageLoopDevice,
     mountpoint: PathBuf,
     inodes: u64,
 }
@@ -40,17 +40,17 @@ pub struct DeviceUse {
     pub write_bytes: u64,
 }
 
-impl Device {
+impl StudyDevice {
     /// Creates an image of `bytes` in `work` and a loop device for it, with direct I/O if the lower
     /// file system supports it. File systems on it have room for `inodes` files.
-    pub fn create(work: &Path, bytes: u64, inodes: u64) -> Result<Device> {
+    pub fn create(work: &Path, bytes: u64, inodes: u64) -> Result<StudyDevice> {
         let (image, mountpoint) = (work.join("image"), work.join("ext4"));
-        let device = LoopDevice::create(&image, bytes, SECTOR as u32)?;
+        let device = ImageLoopDevice::create(&image, bytes, SECTOR as u32)?;
         fs::create_dir(&mountpoint)?;
         let name = device.name();
         let ahead = format!("/sys/block/{name}/queue/read_ahead_kb");
         fs::write(&ahead, READ_AHEAD_KIB).with_context(|| ahead.clone())?;
-        Ok(Device { device, mountpoint, inodes })
+        Ok(StudyDevice { device, mountpoint, inodes })
     }
 
     /// Creates a file system without lazy initialisation, and mounts it.
@@ -122,7 +122,7 @@ impl Device {
     }
 }
 
-impl Drop for Device {
+impl Drop for StudyDevice {
     fn drop(&mut self) {
         if self.unmount().is_err() {
             let _ = rustix::mount::unmount(&self.mountpoint, UnmountFlags::DETACH);

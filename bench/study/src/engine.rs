@@ -6,17 +6,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use defuse_wml::plan::Action;
-use defuse_wml::{Device, Observer, Plan, RunReport, Settings, SystemCalls};
+use defuse_wml::plan::WorkloadAction;
+use defuse_wml::{RowDevice, RunObserver, RunReport, RunSettings, SystemCallDriver, WorkloadPlan};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use crate::results::Flowop;
-use crate::rows::Media;
+use crate::results::FlowopFigures;
+use crate::rows::StorageMedia;
 
 /// A phase of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Phase {
+pub enum RowPhase {
     /// Creates the files.
     Prepare,
     /// Runs on existing files.
@@ -25,11 +25,11 @@ pub enum Phase {
 
 /// The job of the engine.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Job {
+pub struct EngineJob {
     /// The row's number.
     pub row: u8,
     /// The device whose amount of work is used.
-    pub media: Media,
+    pub media: StorageMedia,
     /// Factor of sizes and counts.
     pub factor: f64,
     /// Factor for the number of accesses in the random rows, whose files are scaled by `factor`.
@@ -39,12 +39,12 @@ pub struct Job {
     /// Seed of random choices.
     pub seed: u64,
     /// The phase.
-    pub phase: Phase,
+    pub phase: RowPhase,
 }
 
 /// The outcome of the engine.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct EngineOutcome {
     /// Duration of the run in seconds.
     pub seconds: f64,
     /// Number of I/O flow operations.
@@ -54,7 +54,7 @@ pub struct Outcome {
     /// Bytes written.
     pub written_bytes: u64,
     /// The operations by name.
-    pub flowops: Vec<Flowop>,
+    pub flowops: Vec<FlowopFigures>,
     /// CPU time of the run, in nanoseconds.
     pub cpu_ns: u64,
     /// Size of all files of the workload in bytes.
@@ -70,20 +70,20 @@ pub struct Outcome {
 /// Fails if the job cannot be read, and with the first failure of the workload.
 pub fn work(job_file: &Path) -> Result<Option<String>> {
     let text = fs::read(job_file).with_context(|| format!("cannot read {}", job_file.display()))?;
-    let job: Job = serde_json::from_slice(&text).context("the job is invalid")?;
+    let job: EngineJob = serde_json::from_slice(&text).context("the job is invalid")?;
     let mut plan = plan(&job)?;
     let phase = job.phase;
     plan.actions.retain(|action| match action {
-        Action::CreateFiles => true,
-        Action::Run(_) => phase == Phase::Run,
+        WorkloadAction::CreateFiles => true,
+        WorkloadAction::Run(_) => phase == RowPhase::Run,
         _ => false,
     });
-    let settings = Settings { adopt: phase == Phase::Run, ..Settings::default() };
-    let began = Began::default();
-    let reports = defuse_wml::execute(&plan, &SystemCalls, settings, &began);
+    let settings = RunSettings { adopt: phase == RowPhase::Run, ..RunSettings::default() };
+    let began = StartCpuTime::default();
+    let reports = defuse_wml::execute(&plan, &SystemCallDriver, settings, &began);
     let cpu_ns = cpu_ns() - began.0.load(Ordering::Relaxed);
     let mut reports = reports.map_err(|failure| anyhow!("row {}: {failure}", job.row))?;
-    if phase == Phase::Prepare {
+    if phase == RowPhase::Prepare {
         return Ok(None);
     }
     ensure!(reports.len() == 1, "row {} has {} runs, not one", job.row, reports.len());
@@ -92,23 +92,23 @@ pub fn work(job_file: &Path) -> Result<Option<String>> {
 
 /// CPU time at the start of the measured part.
 #[derive(Default)]
-struct Began(AtomicU64);
+struct StartCpuTime(AtomicU64);
 
-impl Observer for Began {
+impl RunObserver for StartCpuTime {
     fn begin(&self, _limit: Option<std::time::Duration>) {
         self.0.store(cpu_ns(), Ordering::Relaxed);
     }
 }
 
 /// The workload of a job.
-fn plan(job: &Job) -> Result<Plan> {
-    let row = defuse_wml::Row::numbered(u32::from(job.row))
+fn plan(job: &EngineJob) -> Result<WorkloadPlan> {
+    let row = defuse_wml::WorkloadRow::numbered(u32::from(job.row))
         .with_context(|| format!("there is no row {}", job.row))?;
     let workload = defuse_wml::builtin(row.workload)
         .with_context(|| format!("there is no workload {}", row.workload))?;
     let device = match job.media {
-        Media::Hdd => Device::Hdd,
-        Media::Ssd => Device::Ssd,
+        StorageMedia::Hdd => RowDevice::Hdd,
+        StorageMedia::Ssd => RowDevice::Ssd,
     };
     let dir = job.dir.to_str().context("the directory is not UTF-8")?;
     let mut variables = row.variables_on(device);
@@ -116,8 +116,12 @@ fn plan(job: &Job) -> Result<Plan> {
         *variable = scale_accesses(variable, job.access_factor / job.factor);
     }
     variables.push(format!("dir={dir}"));
-    let options =
-        defuse_wml::Options { variables, scale: job.factor, seed: job.seed, ..Default::default() };
+    let options = defuse_wml::LoadOptions {
+        variables,
+        scale: job.factor,
+        seed: job.seed,
+        ..Default::default()
+    };
     let file = format!("{}.f", workload.name);
     defuse_wml::load(workload.text, &file, &options)
         .map_err(|diagnostic| anyhow!("row {}: {diagnostic}", job.row))
@@ -135,11 +139,11 @@ fn scale_accesses(variable: &str, factor: f64) -> String {
     variable.to_owned()
 }
 
-fn outcome(report: &RunReport, cpu_ns: u64) -> Outcome {
+fn outcome(report: &RunReport, cpu_ns: u64) -> EngineOutcome {
     let bytes = |kinds: &[&str]| {
         report.flowops.iter().filter(|op| kinds.contains(&op.kind)).map(|op| op.bytes).sum()
     };
-    let flowop = |flowop: &defuse_wml::FlowopReport| Flowop {
+    let flowop = |flowop: &defuse_wml::FlowopReport| FlowopFigures {
         name: flowop.name.clone(),
         kind: flowop.kind.to_owned(),
         count: flowop.operations,
@@ -149,7 +153,7 @@ fn outcome(report: &RunReport, cpu_ns: u64) -> Outcome {
         p99_ns: flowop.p99_ns,
         max_ns: flowop.max_ns,
     };
-    Outcome {
+    EngineOutcome {
         seconds: report.seconds,
         operations: report.total.operations,
         read_bytes: bytes(&["read", "readwholefile"]),
@@ -187,11 +191,11 @@ mod tests {
             let files = dir.path().join("data");
             fs::create_dir(&files).unwrap();
             let mut told = Vec::new();
-            for phase in [Phase::Prepare, Phase::Run] {
+            for phase in [RowPhase::Prepare, RowPhase::Run] {
                 let factor = 1.0 / 16384.0;
-                let job = Job {
+                let job = EngineJob {
                     row,
-                    media: Media::Ssd,
+                    media: StorageMedia::Ssd,
                     factor,
                     access_factor: factor,
                     dir: files.clone(),
@@ -202,7 +206,7 @@ mod tests {
                 told.push(work(&file).unwrap());
             }
             assert_eq!(told[0], None);
-            let outcome: Outcome = serde_json::from_str(told[1].as_ref().unwrap()).unwrap();
+            let outcome: EngineOutcome = serde_json::from_str(told[1].as_ref().unwrap()).unwrap();
             assert!(outcome.operations > 0 && outcome.seconds > 0.0, "row {row}: {outcome:?}");
         }
     }

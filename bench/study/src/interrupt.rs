@@ -8,17 +8,17 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// Set when a signal requests the end.
 #[derive(Debug, Clone, Default)]
-pub struct Interrupt(Arc<AtomicBool>);
+pub struct InterruptFlag(Arc<AtomicBool>);
 
-impl Interrupt {
+impl InterruptFlag {
     /// Handles SIGINT, SIGTERM and SIGHUP from now on. None of them ends this process any more,
     /// even if repeated, because mounts must be unmounted first, which takes seconds.
-    pub fn catch() -> Result<Interrupt> {
+    pub fn catch() -> Result<InterruptFlag> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM, SIGHUP] {
             signal_hook::flag::register(signal, flag.clone())?;
         }
-        Ok(Interrupt(flag))
+        Ok(InterruptFlag(flag))
     }
 
     /// Requests the end.

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use defuse_probe::Snapshot;
-use defuse_trace::{Collector, CollectorKind, Wanted};
+use defuse_trace::{Collector, CollectorKind, CollectorOptions};
 
 /// The method of measuring the kernel's queues, if any.
 #[derive(Debug, Clone)]
@@ -13,11 +13,11 @@ pub struct KernelStages {
 
 /// Traces one cell until it is dropped.
 #[derive(Default)]
-pub struct Watch(Option<(u32, Collector)>);
+pub struct CellTrace(Option<(u32, Collector)>);
 
 /// The measurements in the kernel.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub struct KernelMeasurement {
     /// Requests by type and queue.
     pub snapshot: Option<Snapshot>,
     /// Measurements that were lost.
@@ -30,7 +30,7 @@ impl KernelStages {
         if !wanted {
             return KernelStages { wanted, told: "not measured, as was asked".into() };
         }
-        match Collector::start(&Wanted::default()) {
+        match Collector::start(&CollectorOptions::default()) {
             Ok(collector) => {
                 let how = match collector.kind() {
                     CollectorKind::Bpf => {
@@ -53,21 +53,24 @@ impl KernelStages {
     }
 
     /// Starts tracing a connection.
-    pub fn watch(&self, connection: u32) -> Result<Watch> {
+    pub fn watch(&self, connection: u32) -> Result<CellTrace> {
         if !self.wanted {
-            return Ok(Watch::default());
+            return Ok(CellTrace::default());
         }
-        let wanted = Wanted { connection: Some(connection), ..Wanted::default() };
-        Ok(Watch(Some((connection, Collector::start(&wanted)?))))
+        let wanted =
+            CollectorOptions { connection: Some(connection), ..CollectorOptions::default() };
+        Ok(CellTrace(Some((connection, Collector::start(&wanted)?))))
     }
 }
 
-impl Watch {
+impl CellTrace {
     /// Stops tracing, and returns the measurements.
-    pub fn end(self) -> Result<Seen> {
-        let Some((connection, mut collector)) = self.0 else { return Ok(Seen::default()) };
+    pub fn end(self) -> Result<KernelMeasurement> {
+        let Some((connection, mut collector)) = self.0 else {
+            return Ok(KernelMeasurement::default());
+        };
         let snapshot = Some(collector.snapshot(connection)?);
         let remarks = collector.losses()?.describe().map(|lost| format!("kernel queues: {lost}"));
-        Ok(Seen { snapshot, remarks: remarks.into_iter().collect() })
+        Ok(KernelMeasurement { snapshot, remarks: remarks.into_iter().collect() })
     }
 }

@@ -12,8 +12,8 @@ use defuse_measure::{caches, command};
 use defuse_probe::Snapshot;
 use rustix::mount::UnmountFlags;
 
-use crate::options::{Config, Kind};
-use crate::process::{Process, Start};
+use crate::options::{ConfigKind, StudyConfig};
+use crate::process::{ChildProcess, ProcessStart};
 
 /// Time limit for mounting.
 const MOUNT_PATIENCE: Duration = Duration::from_secs(15);
@@ -41,21 +41,21 @@ pub struct StudyMount {
     mountpoint: PathBuf,
     work: PathBuf,
     program: PathBuf,
-    daemon: Process,
+    daemon: ChildProcess,
     ours: bool,
     is_mounted: bool,
 }
 
 impl StudyMount {
     /// Mounts. Returns `None` for the native directory, which needs no mount.
-    pub fn start(config: &Config, place: &MountPaths<'_>) -> Result<Option<StudyMount>> {
+    pub fn start(config: &StudyConfig, place: &MountPaths<'_>) -> Result<Option<StudyMount>> {
         let Some(words) = command_line(config, place) else { return Ok(None) };
         fs::create_dir_all(place.mountpoint)?;
         let log = place.work.join(format!("{}.log", config.name));
         let runtime = place.work.join("run");
         // Daemons refuse a directory that others can write to.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&runtime)?;
-        let start = Start {
+        let start = ProcessStart {
             name: &config.name,
             words: &words,
             groups: place.groups,
@@ -68,8 +68,8 @@ impl StudyMount {
             mountpoint: place.mountpoint.to_owned(),
             work: place.work.to_owned(),
             program: place.program.to_owned(),
-            daemon: Process::start(&start)?,
-            ours: matches!(config.kind, Kind::Defuse(_)),
+            daemon: ChildProcess::start(&start)?,
+            ours: matches!(config.kind, ConfigKind::Defuse(_)),
             is_mounted: false,
         };
         mount.wait_until_mounted()?;
@@ -177,10 +177,10 @@ impl Drop for StudyMount {
 }
 
 /// The command for mounting, with its paths filled in.
-fn command_line(config: &Config, place: &MountPaths<'_>) -> Option<Vec<OsString>> {
+fn command_line(config: &StudyConfig, place: &MountPaths<'_>) -> Option<Vec<OsString>> {
     match &config.kind {
-        Kind::Native => None,
-        Kind::Defuse(arguments) => {
+        ConfigKind::Native => None,
+        ConfigKind::Defuse(arguments) => {
             let mut source = OsString::from("passthrough:");
             source.push(place.source);
             let mut words = vec![place.program.into(), "mount".into(), "--foreground".into()];
@@ -188,7 +188,7 @@ fn command_line(config: &Config, place: &MountPaths<'_>) -> Option<Vec<OsString>
             words.extend(["--".into(), source, place.mountpoint.into()]);
             Some(words)
         }
-        Kind::Command(words) => {
+        ConfigKind::Command(words) => {
             let (source, mountpoint) =
                 (place.source.to_string_lossy(), place.mountpoint.to_string_lossy());
             let fill = |word: &String| {
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn other_programs_get_the_directories_as_arguments() {
-        let config = Config::custom("x=bindfs -f --opt={source} {mountpoint}").unwrap();
+        let config = StudyConfig::custom("x=bindfs -f --opt={source} {mountpoint}").unwrap();
         let place = MountPaths {
             source: Path::new("/s p"),
             mountpoint: Path::new("/m"),
@@ -236,7 +236,7 @@ mod tests {
         };
         let words = command_line(&config, &place).unwrap();
         assert_eq!(words, ["bindfs", "-f", "--opt=/s p", "/m"].map(OsString::from));
-        let ours = command_line(&Config::named("base").unwrap(), &place).unwrap();
+        let ours = command_line(&StudyConfig::named("base").unwrap(), &place).unwrap();
         assert_eq!(ours[..3], ["/defuse", "mount", "--foreground"].map(OsString::from));
         assert_eq!(ours[ours.len() - 2..], ["passthrough:/s p", "/m"].map(OsString::from));
     }

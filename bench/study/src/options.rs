@@ -5,12 +5,12 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::rows::Media;
+use crate::rows::StorageMedia;
 
 /// The size of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Scale {
+pub enum StudyScale {
     /// Under a second per cell: for request counts, not for speed.
     Tiny,
     /// About 5 seconds per cell.
@@ -19,22 +19,22 @@ pub enum Scale {
     Paper,
 }
 
-impl Scale {
+impl StudyScale {
     /// Its name in options and results.
     pub fn name(self) -> &'static str {
         match self {
-            Scale::Tiny => "tiny",
-            Scale::Small => "small",
-            Scale::Paper => "paper",
+            StudyScale::Tiny => "tiny",
+            StudyScale::Small => "small",
+            StudyScale::Paper => "paper",
         }
     }
 }
 
-impl FromStr for Scale {
+impl FromStr for StudyScale {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let all = [Scale::Tiny, Scale::Small, Scale::Paper];
+        let all = [StudyScale::Tiny, StudyScale::Small, StudyScale::Paper];
         let found = all.into_iter().find(|scale| scale.name() == text);
         found.ok_or_else(|| format!("there is no scale {text:?}: write tiny, small or paper"))
     }
@@ -43,7 +43,7 @@ impl FromStr for Scale {
 /// The way in which a configuration accesses the files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", tag = "kind", content = "how")]
-pub enum Kind {
+pub enum ConfigKind {
     /// The directory on ext4 itself.
     Native,
     /// A mount by this program, with these arguments after source and mount point.
@@ -55,36 +55,37 @@ pub enum Kind {
 
 /// A configuration to compare.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Config {
+pub struct StudyConfig {
     /// Its name in results.
     pub name: String,
     /// The way in which it accesses the files.
     #[serde(flatten)]
-    pub kind: Kind,
+    pub kind: ConfigKind,
 }
 
 /// The timeouts of the paper: the kernel revalidates after a second.
 const PAPER_TIMEOUTS: &str = "entry_timeout=1,attr_timeout=1,negative_timeout=0";
 
-impl Config {
+impl StudyConfig {
     /// The directory itself.
-    pub fn native() -> Config {
-        Config { name: "native".into(), kind: Kind::Native }
+    pub fn native() -> StudyConfig {
+        StudyConfig { name: "native".into(), kind: ConfigKind::Native }
     }
 
     /// True if its daemon holds a descriptor for every inode that the kernel knows, as the paper's
     /// file systems do.
     pub fn holds_inodes_open(&self) -> bool {
-        matches!(&self.kind, Kind::Defuse(words) if words
+        matches!(&self.kind, ConfigKind::Defuse(words) if words
             .windows(2)
             .any(|pair| pair[0] == "--profile" && ["base", "opt"].contains(&pair[1].as_str())))
     }
 
     /// A predefined configuration.
-    pub fn named(name: &str) -> Result<Config, String> {
-        let mount = |words: &[&str]| Kind::Defuse(words.iter().map(|&word| word.into()).collect());
+    pub fn named(name: &str) -> Result<StudyConfig, String> {
+        let mount =
+            |words: &[&str]| ConfigKind::Defuse(words.iter().map(|&word| word.into()).collect());
         let kind = match name {
-            "native" => Kind::Native,
+            "native" => ConfigKind::Native,
             "base" => mount(&["--profile", "base", "-o", PAPER_TIMEOUTS]),
             "opt" => mount(&["--profile", "opt", "-o", PAPER_TIMEOUTS]),
             "default" => mount(&[]),
@@ -94,12 +95,12 @@ impl Config {
                 ));
             }
         };
-        Ok(Config { name: name.to_owned(), kind })
+        Ok(StudyConfig { name: name.to_owned(), kind })
     }
 
     /// Parses `NAME=COMMAND`. A command that begins with `-` is a list of options for `defuse
     /// mount`.
-    pub fn custom(text: &str) -> Result<Config, String> {
+    pub fn custom(text: &str) -> Result<StudyConfig, String> {
         let Some((name, command)) = text.split_once('=') else {
             return Err(format!(
                 "{text:?}: write NAME=COMMAND, such as sshfs='sshfs -f host:{{source}} {{mountpoint}}'"
@@ -113,7 +114,7 @@ impl Config {
         }
         let words = split_words(command).map_err(|error| format!("--config {name}: {error}"))?;
         if command.starts_with('-') {
-            return Ok(Config { name: name.to_owned(), kind: Kind::Defuse(words) });
+            return Ok(StudyConfig { name: name.to_owned(), kind: ConfigKind::Defuse(words) });
         }
         for needed in ["{source}", "{mountpoint}"] {
             if !words.iter().any(|word| word.contains(needed)) {
@@ -122,7 +123,7 @@ impl Config {
                 ));
             }
         }
-        Ok(Config { name: name.to_owned(), kind: Kind::Command(words) })
+        Ok(StudyConfig { name: name.to_owned(), kind: ConfigKind::Command(words) })
     }
 }
 
@@ -159,7 +160,7 @@ pub enum DeviceChoice {
     /// The block device at full speed.
     None,
     /// Throttled to the speed of one of the paper's devices.
-    Emulated(Media),
+    Emulated(StorageMedia),
 }
 
 impl FromStr for DeviceChoice {
@@ -168,8 +169,8 @@ impl FromStr for DeviceChoice {
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
             "none" => Ok(DeviceChoice::None),
-            "hdd" => Ok(DeviceChoice::Emulated(Media::Hdd)),
-            "ssd" => Ok(DeviceChoice::Emulated(Media::Ssd)),
+            "hdd" => Ok(DeviceChoice::Emulated(StorageMedia::Hdd)),
+            "ssd" => Ok(DeviceChoice::Emulated(StorageMedia::Ssd)),
             _ => Err(format!("there is no device {text:?}: write ssd, hdd or none")),
         }
     }
@@ -177,13 +178,13 @@ impl FromStr for DeviceChoice {
 
 /// All options.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct StudyOptions {
     /// Rows, in order.
     pub rows: Vec<u8>,
     /// Their size.
-    pub scale: Scale,
+    pub scale: StudyScale,
     /// The configurations to compare. The first one called `native` is the reference.
-    pub configs: Vec<Config>,
+    pub configs: Vec<StudyConfig>,
     /// Number of runs of each cell.
     pub runs: u32,
     /// The device.
@@ -210,23 +211,23 @@ mod tests {
 
     #[test]
     fn configurations_have_names() {
-        assert_eq!(Config::named("native").unwrap().kind, Kind::Native);
+        assert_eq!(StudyConfig::named("native").unwrap().kind, ConfigKind::Native);
         assert!(
-            matches!(Config::named("base").unwrap().kind, Kind::Defuse(words) if words.contains(&"base".into()))
+            matches!(StudyConfig::named("base").unwrap().kind, ConfigKind::Defuse(words) if words.contains(&"base".into()))
         );
-        assert!(Config::named("fast").unwrap_err().contains("--config fast=COMMAND"));
+        assert!(StudyConfig::named("fast").unwrap_err().contains("--config fast=COMMAND"));
     }
 
     #[test]
     fn commands_contain_the_mount_options() {
-        let config = Config::custom("bind=bindfs -f '{source}' {mountpoint}").unwrap();
-        let Kind::Command(words) = config.kind else { panic!() };
+        let config = StudyConfig::custom("bind=bindfs -f '{source}' {mountpoint}").unwrap();
+        let ConfigKind::Command(words) = config.kind else { panic!() };
         assert_eq!(words, ["bindfs", "-f", "{source}", "{mountpoint}"]);
-        assert!(Config::custom("x=bindfs {source}").unwrap_err().contains("{mountpoint}"));
-        assert!(Config::custom("bindfs").is_err());
-        assert!(Config::custom("../x=a {source} {mountpoint}").is_err());
-        let ours = Config::custom("wb=-o writeback").unwrap();
-        assert_eq!(ours.kind, Kind::Defuse(vec!["-o".into(), "writeback".into()]));
+        assert!(StudyConfig::custom("x=bindfs {source}").unwrap_err().contains("{mountpoint}"));
+        assert!(StudyConfig::custom("bindfs").is_err());
+        assert!(StudyConfig::custom("../x=a {source} {mountpoint}").is_err());
+        let ours = StudyConfig::custom("wb=-o writeback").unwrap();
+        assert_eq!(ours.kind, ConfigKind::Defuse(vec!["-o".into(), "writeback".into()]));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::interrupt::Interrupt;
+use crate::interrupt::InterruptFlag;
 
 /// Interval at which a child is polled.
 const LOOK: Duration = Duration::from_millis(5);
@@ -22,7 +22,7 @@ const ENTER: &str =
 
 /// A process that is killed, if still running, when this value is dropped.
 #[derive(Debug)]
-pub struct Process {
+pub struct ChildProcess {
     child: Child,
     name: String,
     log: PathBuf,
@@ -30,7 +30,7 @@ pub struct Process {
 
 /// How to start a process.
 #[derive(Debug)]
-pub struct Start<'a> {
+pub struct ProcessStart<'a> {
     /// Its name in messages.
     pub name: &'a str,
     /// Program and arguments.
@@ -47,9 +47,9 @@ pub struct Start<'a> {
     pub dir: Option<&'a Path>,
 }
 
-impl Process {
+impl ChildProcess {
     /// Starts a process in its own process group, so that Ctrl-C reaches only this program.
-    pub fn start(start: &Start<'_>) -> Result<Process> {
+    pub fn start(start: &ProcessStart<'_>) -> Result<ChildProcess> {
         let log = File::create(start.log)
             .with_context(|| format!("cannot write {}", start.log.display()))?;
         let output = match start.output {
@@ -73,7 +73,7 @@ impl Process {
         let child = command.spawn().with_context(|| {
             format!("{} could not be started: is it installed?", start.words[0].to_string_lossy())
         })?;
-        Ok(Process { child, name: start.name.to_owned(), log: start.log.to_owned() })
+        Ok(ChildProcess { child, name: start.name.to_owned(), log: start.log.to_owned() })
     }
 
     /// Its process id.
@@ -87,7 +87,7 @@ impl Process {
     }
 
     /// Waits for it to exit successfully, until `patience` is over or the user requests the end.
-    pub fn finish(&mut self, patience: Duration, interrupt: &Interrupt) -> Result<()> {
+    pub fn finish(&mut self, patience: Duration, interrupt: &InterruptFlag) -> Result<()> {
         let status = self.wait(patience, interrupt)?;
         if !status.success() {
             bail!("{} ended with {status}; its output: {}", self.name, self.said());
@@ -96,7 +96,7 @@ impl Process {
     }
 
     /// Waits for it to exit with any status.
-    pub fn wait(&mut self, patience: Duration, interrupt: &Interrupt) -> Result<ExitStatus> {
+    pub fn wait(&mut self, patience: Duration, interrupt: &InterruptFlag) -> Result<ExitStatus> {
         let end = Instant::now() + patience;
         loop {
             if let Some(status) = self.ended() {
@@ -135,7 +135,7 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         if self.ended().is_none() {
             self.kill();
@@ -147,10 +147,10 @@ impl Drop for Process {
 mod tests {
     use super::*;
 
-    fn start(dir: &Path, script: &str) -> Process {
+    fn start(dir: &Path, script: &str) -> ChildProcess {
         let words = ["sh", "-c", script].map(OsString::from);
         let log = dir.join("log");
-        let start = Start {
+        let start = ProcessStart {
             name: "it",
             words: &words,
             groups: &[],
@@ -159,14 +159,14 @@ mod tests {
             env: &[],
             dir: None,
         };
-        Process::start(&start).unwrap()
+        ChildProcess::start(&start).unwrap()
     }
 
     #[test]
     fn a_failure_includes_the_output() {
         let dir = tempfile::tempdir().unwrap();
         let mut process = start(dir.path(), "echo no room >&2; exit 3");
-        let error = process.finish(Duration::from_secs(60), &Interrupt::default()).unwrap_err();
+        let error = process.finish(Duration::from_secs(60), &InterruptFlag::default()).unwrap_err();
         assert!(error.to_string().contains("no room"), "{error}");
     }
 
@@ -174,7 +174,7 @@ mod tests {
     fn a_process_that_does_not_end_is_killed() {
         let dir = tempfile::tempdir().unwrap();
         let mut process = start(dir.path(), "exec sleep 1000");
-        assert!(process.finish(Duration::ZERO, &Interrupt::default()).is_err());
+        assert!(process.finish(Duration::ZERO, &InterruptFlag::default()).is_err());
         let pid = process.pid();
         drop(process);
         assert!(!Path::new(&format!("/proc/{pid}")).exists());
@@ -186,7 +186,7 @@ mod tests {
         let groups = [dir.path().join("a"), dir.path().join("b")];
         let words = ["sh", "-c", "echo $$"].map(OsString::from);
         let (log, output) = (dir.path().join("log"), dir.path().join("out"));
-        let start = Start {
+        let start = ProcessStart {
             name: "it",
             words: &words,
             groups: &groups,
@@ -195,8 +195,8 @@ mod tests {
             env: &[],
             dir: None,
         };
-        let mut process = Process::start(&start).unwrap();
-        process.finish(Duration::from_secs(60), &Interrupt::default()).unwrap();
+        let mut process = ChildProcess::start(&start).unwrap();
+        process.finish(Duration::from_secs(60), &InterruptFlag::default()).unwrap();
         let pid = process.pid().to_string();
         for file in [&groups[0], &groups[1], &output] {
             assert_eq!(fs::read_to_string(file).unwrap().trim(), pid);

@@ -10,9 +10,9 @@ use defuse_probe::{Histogram, Op, Snapshot, Stage};
 use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceUse;
-use crate::options::{Config, Scale};
-use crate::rows::Media;
-use crate::throttle::Limits;
+use crate::options::{StudyConfig, StudyScale};
+use crate::rows::StorageMedia;
+use crate::throttle::ThrottleLimits;
 
 /// Marks the version of a build without optimisation.
 pub const NOT_OPTIMISED: &str = "(not optimised)";
@@ -24,7 +24,7 @@ pub const FILE: &str = "results.json";
 
 /// All results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Results {
+pub struct StudyResults {
     /// [`SCHEMA`].
     pub schema: String,
     /// The version of this program, with [`NOT_OPTIMISED`] if it is not.
@@ -32,9 +32,9 @@ pub struct Results {
     /// Start time in milliseconds since 1970 UTC.
     pub started_unix_ms: u64,
     /// The machine.
-    pub machine: Machine,
+    pub machine: MachineFacts,
     /// Size of the rows.
-    pub scale: Scale,
+    pub scale: StudyScale,
     /// Seed of the workloads' random choices.
     pub seed: u64,
     /// Number of planned runs of each cell.
@@ -42,7 +42,7 @@ pub struct Results {
     /// Numbers of the rows.
     pub rows: Vec<u8>,
     /// The configurations.
-    pub configs: Vec<Config>,
+    pub configs: Vec<StudyConfig>,
     /// The device.
     pub device: DeviceFacts,
     /// The method of limiting memory.
@@ -52,12 +52,12 @@ pub struct Results {
     /// It ended before everything was measured.
     pub interrupted: bool,
     /// The measurements, in order.
-    pub cells: Vec<Cell>,
+    pub cells: Vec<StudyCell>,
 }
 
 /// A machine.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Machine {
+pub struct MachineFacts {
     /// Kernel release.
     pub kernel: String,
     /// The processor's name.
@@ -74,16 +74,16 @@ pub struct DeviceFacts {
     /// A description, which says if it is emulated.
     pub description: String,
     /// The emulated device; `None` for the loop device at full speed.
-    pub emulated: Option<Media>,
+    pub emulated: Option<StorageMedia>,
     /// Its limits.
-    pub limits: Option<Limits>,
+    pub limits: Option<ThrottleLimits>,
     /// Type of the file system that holds the image.
     pub image_on: String,
 }
 
 /// One run of one row in one configuration.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Cell {
+pub struct StudyCell {
     /// The row's number.
     pub row: u8,
     /// The configuration's name.
@@ -92,7 +92,7 @@ pub struct Cell {
     pub run: u32,
     /// The measurement.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub measured: Option<Measured>,
+    pub measured: Option<CellMeasurement>,
     /// The reason why there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -100,7 +100,7 @@ pub struct Cell {
 
 /// The measurement of a cell. All figures are of the run alone, without the creation of files.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Measured {
+pub struct CellMeasurement {
     /// Duration in seconds.
     pub seconds: f64,
     /// I/O flow operations, as the paper counts them.
@@ -110,7 +110,7 @@ pub struct Measured {
     /// Bytes that it wrote.
     pub written_bytes: u64,
     /// The operations by their names in the workload.
-    pub flowops: Vec<Flowop>,
+    pub flowops: Vec<FlowopFigures>,
     /// CPU time.
     pub cpu: CpuUse,
     /// I/O of the block device during the run.
@@ -136,7 +136,7 @@ pub struct Measured {
 
 /// One operation of a workload.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Flowop {
+pub struct FlowopFigures {
     /// Its name in the workload.
     pub name: String,
     /// The kind of operation, such as `read` or `createfile`.
@@ -166,7 +166,7 @@ pub struct CpuUse {
     pub system_ns: u64,
 }
 
-impl Measured {
+impl CellMeasurement {
     /// Throughput in operations per second.
     pub fn ops_per_s(&self) -> f64 {
         self.operations as f64 / self.seconds.max(1e-9)
@@ -199,9 +199,9 @@ impl Measured {
     }
 }
 
-impl Results {
+impl StudyResults {
     /// The measurements of a row in a configuration, in the order of runs.
-    pub fn measured(&self, row: u8, config: &str) -> Vec<&Measured> {
+    pub fn measured(&self, row: u8, config: &str) -> Vec<&CellMeasurement> {
         let cells = self.cells.iter().filter(|cell| cell.row == row && cell.config == config);
         cells.filter_map(|cell| cell.measured.as_ref()).collect()
     }
@@ -215,23 +215,23 @@ impl Results {
     }
 
     /// Adds a cell, in place of an earlier attempt.
-    pub fn put(&mut self, cell: Cell) {
+    pub fn put(&mut self, cell: StudyCell) {
         self.cells
             .retain(|old| (old.row, &old.config, old.run) != (cell.row, &cell.config, cell.run));
         self.cells.push(cell);
     }
 
     /// Reads the results of a directory.
-    pub fn read(dir: &Path) -> Result<Results> {
+    pub fn read(dir: &Path) -> Result<StudyResults> {
         let path = dir.join(FILE);
         let text = fs::read_to_string(&path).with_context(|| {
             format!("cannot read {}: name the directory that --out was", path.display())
         })?;
         #[derive(Deserialize)]
-        struct Head {
+        struct ResultsHead {
             schema: String,
         }
-        let head: Head = serde_json::from_str(&text)
+        let head: ResultsHead = serde_json::from_str(&text)
             .with_context(|| format!("{} is not the result of a study", path.display()))?;
         ensure!(
             head.schema == SCHEMA,
@@ -255,15 +255,15 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<()> {
     written.with_context(|| format!("cannot write {}", path.display()))
 }
 
-impl Machine {
+impl MachineFacts {
     /// This machine.
-    pub fn this() -> Machine {
+    pub fn this() -> MachineFacts {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let cpu = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
         let kib = total.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok());
-        Machine {
+        MachineFacts {
             kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
             cpu: cpu.map_or("unknown", |(_, name)| name.trim()).to_owned(),
             cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u64),

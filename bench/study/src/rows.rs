@@ -17,46 +17,46 @@ const GIB: u64 = 1 << 30;
 /// A kind of device: the two of the paper, which can be emulated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Media {
+pub enum StorageMedia {
     /// The paper's disk: Seagate Savvio 15K.2, 15,000 revolutions a minute.
     Hdd,
     /// The paper's solid-state drive: Intel X25-M.
     Ssd,
 }
 
-impl Media {
+impl StorageMedia {
     /// Its name in options and results.
     pub fn name(self) -> &'static str {
         match self {
-            Media::Hdd => "hdd",
-            Media::Ssd => "ssd",
+            StorageMedia::Hdd => "hdd",
+            StorageMedia::Ssd => "ssd",
         }
     }
 }
 
 /// The two configurations of the paper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stackfs {
+pub enum StackfsConfig {
     /// One thread, WRITE of 4 KiB, no write-back, no splice.
     Base,
     /// Threads, WRITE of 128 KiB, write-back, splice.
     Opt,
 }
 
-impl Stackfs {
+impl StackfsConfig {
     /// The one that a configuration of this name is compared with.
     pub fn of_name(name: &str) -> Option<Self> {
         match name {
-            "base" => Some(Stackfs::Base),
-            "opt" => Some(Stackfs::Opt),
+            "base" => Some(StackfsConfig::Base),
+            "opt" => Some(StackfsConfig::Opt),
             _ => None,
         }
     }
 
     fn name(self) -> &'static str {
         match self {
-            Stackfs::Base => "base",
-            Stackfs::Opt => "opt",
+            StackfsConfig::Base => "base",
+            StackfsConfig::Opt => "opt",
         }
     }
 }
@@ -64,7 +64,7 @@ impl Stackfs {
 /// The paper's classes of a change in throughput.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Class {
+pub enum ChangeClass {
     /// Better, or less than 5 % worse.
     Green,
     /// 5 to 25 % worse.
@@ -75,45 +75,46 @@ pub enum Class {
     Red,
 }
 
-impl Class {
+impl ChangeClass {
     /// All, best first.
-    pub const ALL: [Class; 4] = [Class::Green, Class::Yellow, Class::Orange, Class::Red];
+    pub const ALL: [ChangeClass; 4] =
+        [ChangeClass::Green, ChangeClass::Yellow, ChangeClass::Orange, ChangeClass::Red];
 
     /// The class of a change in per cent. A value on a limit is in the worse class, as published
     /// (row 39).
-    pub fn of(change_pct: f64) -> Class {
+    pub fn of(change_pct: f64) -> ChangeClass {
         match change_pct {
-            change if change > -5.0 => Class::Green,
-            change if change > -25.0 => Class::Yellow,
-            change if change > -50.0 => Class::Orange,
-            _ => Class::Red,
+            change if change > -5.0 => ChangeClass::Green,
+            change if change > -25.0 => ChangeClass::Yellow,
+            change if change > -50.0 => ChangeClass::Orange,
+            _ => ChangeClass::Red,
         }
     }
 
     /// The mark of the paper.
     pub fn mark(self) -> char {
         match self {
-            Class::Green => '+',
-            Class::Yellow => '*',
-            Class::Orange => '#',
-            Class::Red => '!',
+            ChangeClass::Green => '+',
+            ChangeClass::Yellow => '*',
+            ChangeClass::Orange => '#',
+            ChangeClass::Red => '!',
         }
     }
 
     /// The colour as a word.
     pub fn name(self) -> &'static str {
         match self {
-            Class::Green => "green",
-            Class::Yellow => "yellow",
-            Class::Orange => "orange",
-            Class::Red => "red",
+            ChangeClass::Green => "green",
+            ChangeClass::Yellow => "yellow",
+            ChangeClass::Orange => "orange",
+            ChangeClass::Red => "red",
         }
     }
 }
 
 /// A family of workloads, as the paper groups its results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Family {
+pub enum WorkloadFamily {
     /// Rows 1 to 12.
     SequentialReads,
     /// Rows 13 to 20.
@@ -132,62 +133,62 @@ pub enum Family {
     Servers,
 }
 
-impl Family {
+impl WorkloadFamily {
     /// All, in the order of their rows.
-    pub const ALL: [Family; 8] = [
-        Family::SequentialReads,
-        Family::RandomReads,
-        Family::SequentialWrites,
-        Family::RandomWrites,
-        Family::Creates,
-        Family::SmallFileReads,
-        Family::Deletes,
-        Family::Servers,
+    pub const ALL: [WorkloadFamily; 8] = [
+        WorkloadFamily::SequentialReads,
+        WorkloadFamily::RandomReads,
+        WorkloadFamily::SequentialWrites,
+        WorkloadFamily::RandomWrites,
+        WorkloadFamily::Creates,
+        WorkloadFamily::SmallFileReads,
+        WorkloadFamily::Deletes,
+        WorkloadFamily::Servers,
     ];
 
     /// The family of row `number`.
-    pub fn of(number: u8) -> Family {
+    pub fn of(number: u8) -> WorkloadFamily {
         match number {
-            0..=12 => Family::SequentialReads,
-            13..=20 => Family::RandomReads,
-            21..=28 => Family::SequentialWrites,
-            29..=36 => Family::RandomWrites,
-            37..=38 => Family::Creates,
-            39..=40 => Family::SmallFileReads,
-            41..=42 => Family::Deletes,
-            _ => Family::Servers,
+            0..=12 => WorkloadFamily::SequentialReads,
+            13..=20 => WorkloadFamily::RandomReads,
+            21..=28 => WorkloadFamily::SequentialWrites,
+            29..=36 => WorkloadFamily::RandomWrites,
+            37..=38 => WorkloadFamily::Creates,
+            39..=40 => WorkloadFamily::SmallFileReads,
+            41..=42 => WorkloadFamily::Deletes,
+            _ => WorkloadFamily::Servers,
         }
     }
 
     /// The name of the family.
     pub fn name(self) -> &'static str {
         match self {
-            Family::SequentialReads => "sequential reads",
-            Family::RandomReads => "random reads",
-            Family::SequentialWrites => "sequential writes",
-            Family::RandomWrites => "random writes",
-            Family::Creates => "creating small files",
-            Family::SmallFileReads => "reading small files",
-            Family::Deletes => "deleting files",
-            Family::Servers => "servers (file, mail, web)",
+            WorkloadFamily::SequentialReads => "sequential reads",
+            WorkloadFamily::RandomReads => "random reads",
+            WorkloadFamily::SequentialWrites => "sequential writes",
+            WorkloadFamily::RandomWrites => "random writes",
+            WorkloadFamily::Creates => "creating small files",
+            WorkloadFamily::SmallFileReads => "reading small files",
+            WorkloadFamily::Deletes => "deleting files",
+            WorkloadFamily::Servers => "servers (file, mail, web)",
         }
     }
 }
 
 /// One row of the published table.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Row {
+pub struct PublishedRow {
     /// 1 to 45.
     pub number: u8,
     /// The name, such as `seq-rd-4KB-1th-1f`.
     pub name: String,
-    hdd: Published,
-    ssd: Published,
+    hdd: PublishedResults,
+    ssd: PublishedResults,
 }
 
 /// The published results of a row on one device.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Published {
+pub struct PublishedResults {
     /// Throughput of Ext4, in flow operations per second.
     pub native_ops_per_s: f64,
     /// Change with StackfsBase, in per cent.
@@ -196,12 +197,12 @@ pub struct Published {
     pub opt_pct: f64,
 }
 
-impl Published {
+impl PublishedResults {
     /// The change with one of the configurations, in per cent.
-    pub fn change_pct(&self, stackfs: Stackfs) -> f64 {
+    pub fn change_pct(&self, stackfs: StackfsConfig) -> f64 {
         match stackfs {
-            Stackfs::Base => self.base_pct,
-            Stackfs::Opt => self.opt_pct,
+            StackfsConfig::Base => self.base_pct,
+            StackfsConfig::Opt => self.opt_pct,
         }
     }
 }
@@ -217,35 +218,35 @@ pub struct PublishedRequests {
     pub pending: u64,
 }
 
-impl Row {
+impl PublishedRow {
     /// All 45 rows, in order.
-    pub fn all() -> &'static [Row] {
-        static ROWS: LazyLock<Vec<Row>> =
+    pub fn all() -> &'static [PublishedRow] {
+        static ROWS: LazyLock<Vec<PublishedRow>> =
             LazyLock::new(|| TABLE.lines().skip(1).map(parse_row).collect());
         &ROWS
     }
 
     /// The row of this number.
-    pub fn get(number: u8) -> Option<&'static Row> {
-        Row::all().get(usize::from(number).checked_sub(1)?)
+    pub fn get(number: u8) -> Option<&'static PublishedRow> {
+        PublishedRow::all().get(usize::from(number).checked_sub(1)?)
     }
 
     /// The published results for a device.
-    pub fn published(&self, media: Media) -> &Published {
+    pub fn published(&self, media: StorageMedia) -> &PublishedResults {
         match media {
-            Media::Hdd => &self.hdd,
-            Media::Ssd => &self.ssd,
+            StorageMedia::Hdd => &self.hdd,
+            StorageMedia::Ssd => &self.ssd,
         }
     }
 
     /// Its family.
-    pub fn family(&self) -> Family {
-        Family::of(self.number)
+    pub fn family(&self) -> WorkloadFamily {
+        WorkloadFamily::of(self.number)
     }
 
     /// Number of flow operations of one published run. Every row is a fixed amount of work.
-    pub fn published_operations(&self, media: Media) -> u64 {
-        let hdd = media == Media::Hdd;
+    pub fn published_operations(&self, media: StorageMedia) -> u64 {
+        let hdd = media == StorageMedia::Hdd;
         let place = usize::from(self.number.saturating_sub(1) % 4);
         let io_bytes = [4 << 10, 32 << 10, 128 << 10, 1 << 20][place];
         match self.number {
@@ -293,14 +294,18 @@ impl Row {
     }
 
     /// The requests of one published run, by type.
-    pub fn published_requests(&self, media: Media, stackfs: Stackfs) -> Vec<PublishedRequests> {
+    pub fn published_requests(
+        &self,
+        media: StorageMedia,
+        stackfs: StackfsConfig,
+    ) -> Vec<PublishedRequests> {
         let prefix = format!("{},{},{},", media.name(), stackfs.name(), self.run_name(media));
         REQUESTS.lines().filter_map(|line| parse_requests(line.strip_prefix(&prefix)?)).collect()
     }
 
     /// The authors' name of the run.
-    fn run_name(&self, media: Media) -> String {
-        let files = if media == Media::Hdd { "2Mf" } else { "4Mf" };
+    fn run_name(&self, media: StorageMedia) -> String {
+        let files = if media == StorageMedia::Hdd { "2Mf" } else { "4Mf" };
         match self.number {
             37 => "cr-wr-4KB-1th-4Mf".into(),
             38 => "cr-wr-4KB-32th-4Mf".into(),
@@ -319,7 +324,7 @@ impl Row {
     }
 }
 
-impl fmt::Display for Row {
+impl fmt::Display for PublishedRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.number, self.name)
     }
@@ -344,16 +349,16 @@ pub fn parse_numbers(text: &str) -> Result<Vec<u8>, String> {
     Ok(numbers)
 }
 
-fn parse_row(line: &str) -> Row {
+fn parse_row(line: &str) -> PublishedRow {
     let fields: Vec<&str> = line.split(',').collect();
     let figure = |place: usize| fields[place].parse::<f64>().expect("the table has figures");
-    let published = |at: usize| Published {
+    let published = |at: usize| PublishedResults {
         native_ops_per_s: figure(at),
         base_pct: figure(at + 1),
         opt_pct: figure(at + 2),
     };
     let number = fields[0].parse().expect("the table has row numbers");
-    Row { number, name: fields[1].to_owned(), hdd: published(2), ssd: published(5) }
+    PublishedRow { number, name: fields[1].to_owned(), hdd: published(2), ssd: published(5) }
 }
 
 fn parse_requests(rest: &str) -> Option<PublishedRequests> {
@@ -368,26 +373,27 @@ fn parse_requests(rest: &str) -> Option<PublishedRequests> {
 mod tests {
     use super::*;
 
-    fn counts(media: Media, stackfs: Stackfs) -> [usize; 4] {
-        let classes =
-            Row::all().iter().map(|row| Class::of(row.published(media).change_pct(stackfs)));
+    fn counts(media: StorageMedia, stackfs: StackfsConfig) -> [usize; 4] {
+        let classes = PublishedRow::all()
+            .iter()
+            .map(|row| ChangeClass::of(row.published(media).change_pct(stackfs)));
         let classes: Vec<_> = classes.collect();
-        Class::ALL.map(|wanted| classes.iter().filter(|class| **class == wanted).count())
+        ChangeClass::ALL.map(|wanted| classes.iter().filter(|class| **class == wanted).count())
     }
 
     #[test]
     fn class_counts_match_the_published_table() {
-        assert_eq!(counts(Media::Hdd, Stackfs::Base), [23, 7, 9, 6]);
-        assert_eq!(counts(Media::Hdd, Stackfs::Opt), [29, 10, 4, 2]);
-        assert_eq!(counts(Media::Ssd, Stackfs::Base), [27, 5, 6, 7]);
-        assert_eq!(counts(Media::Ssd, Stackfs::Opt), [29, 4, 7, 5]);
+        assert_eq!(counts(StorageMedia::Hdd, StackfsConfig::Base), [23, 7, 9, 6]);
+        assert_eq!(counts(StorageMedia::Hdd, StackfsConfig::Opt), [29, 10, 4, 2]);
+        assert_eq!(counts(StorageMedia::Ssd, StackfsConfig::Base), [27, 5, 6, 7]);
+        assert_eq!(counts(StorageMedia::Ssd, StackfsConfig::Opt), [29, 4, 7, 5]);
     }
 
     #[test]
     fn every_row_has_published_requests() {
-        for row in Row::all() {
-            for media in [Media::Hdd, Media::Ssd] {
-                for stackfs in [Stackfs::Base, Stackfs::Opt] {
+        for row in PublishedRow::all() {
+            for media in [StorageMedia::Hdd, StorageMedia::Ssd] {
+                for stackfs in [StackfsConfig::Base, StackfsConfig::Opt] {
                     let requests = row.published_requests(media, stackfs);
                     assert!(
                         requests.iter().any(|r| r.op == "LOOKUP"),
@@ -397,11 +403,12 @@ mod tests {
             }
         }
         let writes = |stackfs| {
-            let requests = Row::get(21).unwrap().published_requests(Media::Ssd, stackfs);
+            let requests =
+                PublishedRow::get(21).unwrap().published_requests(StorageMedia::Ssd, stackfs);
             requests.iter().find(|r| r.op == "WRITE").unwrap().pending
         };
-        assert_eq!(writes(Stackfs::Base), 15_728_640);
-        assert!(writes(Stackfs::Opt) < 15_728_640 / 25);
+        assert_eq!(writes(StackfsConfig::Base), 15_728_640);
+        assert!(writes(StackfsConfig::Opt) < 15_728_640 / 25);
     }
 
     #[test]
@@ -414,8 +421,8 @@ mod tests {
 
     #[test]
     fn published_work_agrees_with_published_writes() {
-        let row = Row::get(21).unwrap();
-        assert_eq!(row.published_operations(Media::Ssd), 15_728_640);
-        assert_eq!(Row::get(24).unwrap().published_operations(Media::Hdd), 61_440);
+        let row = PublishedRow::get(21).unwrap();
+        assert_eq!(row.published_operations(StorageMedia::Ssd), 15_728_640);
+        assert_eq!(PublishedRow::get(24).unwrap().published_operations(StorageMedia::Hdd), 61_440);
     }
 }

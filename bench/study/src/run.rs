@@ -5,17 +5,17 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use anyhow::{Result, bail, ensure};
 use defuse_measure::limits;
 
-use crate::cell::Bench;
-use crate::cgroup::Hierarchies;
-use crate::check::{self, Work};
-use crate::device::Device;
-use crate::interrupt::Interrupt;
+use crate::cell::StudyContext;
+use crate::cgroup::CgroupHierarchies;
+use crate::check::{self, StudyDirectory};
+use crate::device::StudyDevice;
+use crate::interrupt::InterruptFlag;
 use crate::kernel::KernelStages;
-use crate::options::{Config, DeviceChoice, Options};
-use crate::results::{Cell, DeviceFacts, Machine, NOT_OPTIMISED, Results, SCHEMA};
-use crate::rows::Row;
-use crate::sizes::{self, Estimate, Sizes};
-use crate::throttle::{self, Limits};
+use crate::options::{DeviceChoice, StudyConfig, StudyOptions};
+use crate::results::{DeviceFacts, MachineFacts, NOT_OPTIMISED, SCHEMA, StudyCell, StudyResults};
+use crate::rows::PublishedRow;
+use crate::sizes::{self, RowSizes, StudyEstimate};
+use crate::throttle::{self, ThrottleLimits};
 
 /// Runs the study and writes the results into its directory, cell by cell. `tell` receives lines of
 /// progress.
@@ -26,9 +26,9 @@ use crate::throttle::{self, Limits};
 ///
 /// Fails if a requirement is missing, before the start, or if the directory cannot be written. A
 /// failed cell is a result, and the study continues.
-pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
-    let hierarchies = Hierarchies::detect();
-    let estimate = Estimate::of(options);
+pub fn run(options: &StudyOptions, tell: &mut dyn FnMut(&str)) -> Result<StudyResults> {
+    let hierarchies = CgroupHierarchies::detect();
+    let estimate = StudyEstimate::of(options);
     check::before_start(options, &estimate, &hierarchies)?;
     let kernel = KernelStages::probe(options.kernel_stages);
     let mut results = beginning(options, &hierarchies, &kernel)?;
@@ -36,23 +36,29 @@ pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
         tell(&format!("removed the remains of an earlier study: {}", path.display()));
     }
     introduce(options, &estimate, &results, tell);
-    let interrupt = Interrupt::catch()?;
+    let interrupt = InterruptFlag::catch()?;
     // The paper's profiles hold a descriptor for each inode that the kernel knows.
     limits::raise_file_limit();
-    let work = Work::create(&options.work)?;
-    let device = Device::create(work.path(), estimate.image_bytes, estimate.inodes)?;
-    let bench =
-        Bench { options, device, work: work.path().to_owned(), hierarchies, kernel, interrupt };
+    let work = StudyDirectory::create(&options.work)?;
+    let device = StudyDevice::create(work.path(), estimate.image_bytes, estimate.inodes)?;
+    let bench = StudyContext {
+        options,
+        device,
+        work: work.path().to_owned(),
+        hierarchies,
+        kernel,
+        interrupt,
+    };
     all_cells(bench, &mut results, tell)?;
     Ok(results)
 }
 
 /// Empty results, or those to continue with.
 fn beginning(
-    options: &Options,
-    hierarchies: &Hierarchies,
+    options: &StudyOptions,
+    hierarchies: &CgroupHierarchies,
     kernel: &KernelStages,
-) -> Result<Results> {
+) -> Result<StudyResults> {
     let fresh = fresh(options, hierarchies, kernel);
     if !options.resume {
         ensure!(
@@ -62,7 +68,7 @@ fn beginning(
         );
         return Ok(fresh);
     }
-    let mut old = Results::read(&options.out)?;
+    let mut old = StudyResults::read(&options.out)?;
     for (what, same) in [
         ("--scale", old.scale == fresh.scale),
         ("--seed", old.seed == fresh.seed),
@@ -94,22 +100,28 @@ fn beginning(
     Ok(old)
 }
 
-fn fresh(options: &Options, hierarchies: &Hierarchies, kernel: &KernelStages) -> Results {
+fn fresh(
+    options: &StudyOptions,
+    hierarchies: &CgroupHierarchies,
+    kernel: &KernelStages,
+) -> StudyResults {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let emulated = match options.device {
         DeviceChoice::Emulated(media) => Some(media),
         DeviceChoice::None => None,
     };
     let memory = match hierarchies.memory_version() {
-        _ if options.scale == crate::options::Scale::Tiny => "not limited at scale tiny".into(),
+        _ if options.scale == crate::options::StudyScale::Tiny => {
+            "not limited at scale tiny".into()
+        }
         Some(version) => format!("limited by {version}, 4 GB for 60 GB of data"),
         None => "memory not limited: no memory control group can be created here".into(),
     };
-    Results {
+    StudyResults {
         schema: SCHEMA.into(),
         program: version(),
         started_unix_ms: u64::try_from(now.as_millis()).unwrap_or(0),
-        machine: Machine::this(),
+        machine: MachineFacts::this(),
         scale: options.scale,
         seed: options.seed,
         runs: options.runs,
@@ -119,7 +131,7 @@ fn fresh(options: &Options, hierarchies: &Hierarchies, kernel: &KernelStages) ->
             description: emulated
                 .map_or_else(|| "loop device, not throttled".into(), throttle::describe),
             emulated,
-            limits: emulated.map(Limits::of),
+            limits: emulated.map(ThrottleLimits::of),
             image_on: check::file_system_of(&options.work),
         },
         memory,
@@ -130,9 +142,9 @@ fn fresh(options: &Options, hierarchies: &Hierarchies, kernel: &KernelStages) ->
 }
 
 fn introduce(
-    options: &Options,
-    estimate: &Estimate,
-    results: &Results,
+    options: &StudyOptions,
+    estimate: &StudyEstimate,
+    results: &StudyResults,
     tell: &mut dyn FnMut(&str),
 ) {
     let cells = options.rows.len() * options.configs.len() * options.runs as usize;
@@ -155,7 +167,7 @@ fn introduce(
 
 /// Run by run, row by row, and configuration by configuration, so that compared cells are close in
 /// time. The first configuration of a row changes with the run, so that the order favours none.
-fn plan(options: &Options) -> Vec<(u32, u8, &Config)> {
+fn plan(options: &StudyOptions) -> Vec<(u32, u8, &StudyConfig)> {
     let mut cells = Vec::new();
     for run in 1..=options.runs {
         for &row in &options.rows {
@@ -169,14 +181,14 @@ fn plan(options: &Options) -> Vec<(u32, u8, &Config)> {
 }
 
 fn all_cells(
-    mut bench: Bench<'_>,
-    results: &mut Results,
+    mut bench: StudyContext<'_>,
+    results: &mut StudyResults,
     tell: &mut dyn FnMut(&str),
 ) -> Result<()> {
     let options = bench.options;
     let mut cells = plan(options);
     cells.retain(|(run, row, config)| !results.has(*row, &config.name, *run));
-    let expected = |row: u8| sizes::seconds(row, &Sizes::of(row, options), options);
+    let expected = |row: u8| sizes::seconds(row, &RowSizes::of(row, options), options);
     let mut left: f64 = cells.iter().map(|(_, row, _)| expected(*row)).sum();
     let (begun, all) = (Instant::now(), left);
     results.interrupted = false;
@@ -198,7 +210,13 @@ fn all_cells(
             Ok(measured) => (Some(measured), None),
             Err(error) => (None, Some(format!("{error:#}"))),
         };
-        results.put(Cell { row: *row, config: config.name.clone(), run: *run, measured, error });
+        results.put(StudyCell {
+            row: *row,
+            config: config.name.clone(),
+            run: *run,
+            measured,
+            error,
+        });
         results.write(&options.out)?;
     }
     results.write(&options.out)
@@ -213,11 +231,11 @@ fn progress(
     place: usize,
     all: usize,
     row: u8,
-    config: &Config,
-    outcome: &Result<crate::results::Measured>,
+    config: &StudyConfig,
+    outcome: &Result<crate::results::CellMeasurement>,
     remaining: f64,
 ) -> String {
-    let name = Row::get(row).map_or("", |row| row.name.as_str());
+    let name = PublishedRow::get(row).map_or("", |row| row.name.as_str());
     let told = match outcome {
         Ok(measured) => {
             format!("{:>10.0} ops/s in {:.2} s", measured.ops_per_s(), measured.seconds)
@@ -243,16 +261,16 @@ fn duration(seconds: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Scale;
-    use crate::rows::Media;
+    use crate::options::StudyScale;
+    use crate::rows::StorageMedia;
 
-    fn options(out: &std::path::Path) -> Options {
-        Options {
+    fn options(out: &std::path::Path) -> StudyOptions {
+        StudyOptions {
             rows: vec![1, 37],
-            scale: Scale::Tiny,
-            configs: ["native", "base"].map(|name| Config::named(name).unwrap()).to_vec(),
+            scale: StudyScale::Tiny,
+            configs: ["native", "base"].map(|name| StudyConfig::named(name).unwrap()).to_vec(),
             runs: 2,
-            device: DeviceChoice::Emulated(Media::Ssd),
+            device: DeviceChoice::Emulated(StorageMedia::Ssd),
             out: out.to_owned(),
             work: out.to_owned(),
             seed: 1,
@@ -286,8 +304,8 @@ mod tests {
     fn results_are_not_overwritten_and_only_the_same_study_is_continued() {
         let dir = tempfile::tempdir().unwrap();
         let mut options = options(dir.path());
-        let (hierarchies, kernel) = (Hierarchies::default(), KernelStages::probe(false));
-        let begin = |options: &Options| beginning(options, &hierarchies, &kernel);
+        let (hierarchies, kernel) = (CgroupHierarchies::default(), KernelStages::probe(false));
+        let begin = |options: &StudyOptions| beginning(options, &hierarchies, &kernel);
         begin(&options).unwrap().write(dir.path()).unwrap();
         assert!(begin(&options).unwrap_err().to_string().contains("--resume"));
         options.resume = true;
@@ -296,7 +314,7 @@ mod tests {
         options.seed = 9;
         assert!(begin(&options).unwrap_err().to_string().contains("--seed"));
         options.seed = 1;
-        options.configs[1] = Config::custom("base=-o writeback").unwrap();
+        options.configs[1] = StudyConfig::custom("base=-o writeback").unwrap();
         assert!(begin(&options).unwrap_err().to_string().contains("another name"));
     }
 }

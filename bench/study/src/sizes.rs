@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use crate::engine::{Job, Phase};
-use crate::options::{Config, DeviceChoice, Options, Scale};
-use crate::rows::{Family, Media, Row};
+use crate::engine::{EngineJob, RowPhase};
+use crate::options::{DeviceChoice, StudyConfig, StudyOptions, StudyScale};
+use crate::rows::{PublishedRow, StorageMedia, WorkloadFamily};
 
 const MIB: u64 = 1 << 20;
 /// The paper's data and memory (section 4).
@@ -24,7 +24,7 @@ const AROUND_SECONDS: f64 = 2.0;
 
 /// The sizes of one row.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sizes {
+pub struct RowSizes {
     /// Factor of all sizes and counts.
     pub factor: f64,
     /// Factor of the number of accesses of the random rows.
@@ -35,28 +35,31 @@ pub struct Sizes {
     pub memory_limit_bytes: u64,
 }
 
-impl Sizes {
+impl RowSizes {
     /// The sizes of row `number`.
     ///
     /// Scale `small` reduces each row to four seconds on the paper's machine. The published
     /// durations differ, from 2 to 55 minutes. Rows of random accesses do fewer accesses to a file
     /// as large as that of the sequential rows, so that it remains large compared with the memory.
-    pub fn of(number: u8, options: &Options) -> Sizes {
+    pub fn of(number: u8, options: &StudyOptions) -> RowSizes {
         let media = media(options);
         let access_factor = match options.scale {
-            Scale::Tiny => TINY,
-            Scale::Small => (SMALL_SECONDS / published_seconds(number, media)).min(1.0),
-            Scale::Paper => 1.0,
+            StudyScale::Tiny => TINY,
+            StudyScale::Small => (SMALL_SECONDS / published_seconds(number, media)).min(1.0),
+            StudyScale::Paper => 1.0,
         };
-        let random = matches!(Family::of(number), Family::RandomReads | Family::RandomWrites);
+        let random = matches!(
+            WorkloadFamily::of(number),
+            WorkloadFamily::RandomReads | WorkloadFamily::RandomWrites
+        );
         let factor = match options.scale {
-            Scale::Small if random => SMALL_FILE,
+            StudyScale::Small if random => SMALL_FILE,
             _ => access_factor,
         };
         let most = most_created(number, options);
         let (factor, access_factor) = (factor.min(most), access_factor.min(most));
         let share = (PAPER_MEMORY as f64 * factor) as u64;
-        Sizes {
+        RowSizes {
             factor,
             access_factor,
             caches_bytes: (share + PROCESSES) & !4095,
@@ -65,8 +68,8 @@ impl Sizes {
     }
 
     /// The job of the engine.
-    pub fn job(&self, row: u8, dir: &Path, phase: Phase, options: &Options) -> Job {
-        Job {
+    pub fn job(&self, row: u8, dir: &Path, phase: RowPhase, options: &StudyOptions) -> EngineJob {
+        EngineJob {
             row,
             media: media(options),
             factor: self.factor,
@@ -80,9 +83,9 @@ impl Sizes {
 
 /// The largest factor at which a daemon can hold all files of a row open. All configurations create
 /// the same number.
-fn most_created(number: u8, options: &Options) -> f64 {
-    let creates = Family::of(number) == Family::Creates;
-    if !creates || !options.configs.iter().any(Config::holds_inodes_open) {
+fn most_created(number: u8, options: &StudyOptions) -> f64 {
+    let creates = WorkloadFamily::of(number) == WorkloadFamily::Creates;
+    if !creates || !options.configs.iter().any(StudyConfig::holds_inodes_open) {
         return f64::INFINITY;
     }
     // The rest is for other descriptors of a daemon, and for directories.
@@ -90,17 +93,17 @@ fn most_created(number: u8, options: &Options) -> f64 {
 }
 
 /// The published native duration of a row.
-fn published_seconds(number: u8, media: Media) -> f64 {
-    Row::get(number).map_or(1.0, |row| {
+fn published_seconds(number: u8, media: StorageMedia) -> f64 {
+    PublishedRow::get(number).map_or(1.0, |row| {
         row.published_operations(media) as f64 / row.published(media).native_ops_per_s
     })
 }
 
 /// The device whose amounts of work are used.
-fn media(options: &Options) -> Media {
+fn media(options: &StudyOptions) -> StorageMedia {
     match options.device {
         DeviceChoice::Emulated(media) => media,
-        DeviceChoice::None => Media::Ssd,
+        DeviceChoice::None => StorageMedia::Ssd,
     }
 }
 
@@ -119,7 +122,7 @@ fn buffers(number: u8) -> u64 {
 
 /// The estimated requirements of a study.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Estimate {
+pub struct StudyEstimate {
     /// Approximate duration in seconds.
     pub seconds: f64,
     /// Size of the image, most of which will be used.
@@ -128,10 +131,10 @@ pub struct Estimate {
     pub inodes: u64,
 }
 
-impl Estimate {
+impl StudyEstimate {
     /// The estimate for all cells.
-    pub fn of(options: &Options) -> Estimate {
-        let sizes = || options.rows.iter().map(|&row| (row, Sizes::of(row, options)));
+    pub fn of(options: &StudyOptions) -> StudyEstimate {
+        let sizes = || options.rows.iter().map(|&row| (row, RowSizes::of(row, options)));
         let files = sizes().map(|(row, sizes)| files(row, sizes.factor)).max().unwrap_or(0);
         let data = sizes().map(|(row, sizes)| data(row, sizes.factor)).max().unwrap_or(0);
         let inodes = 16_384 + files + files / 4;
@@ -139,12 +142,12 @@ impl Estimate {
         let image_bytes = (data + data / 4 + inodes * 512 + 512 * MIB).next_multiple_of(MIB);
         let cells = f64::from(options.runs) * options.configs.len() as f64;
         let seconds = sizes().map(|(row, sizes)| cells * seconds(row, &sizes, options)).sum();
-        Estimate { seconds, image_bytes, inodes }
+        StudyEstimate { seconds, image_bytes, inodes }
     }
 }
 
 /// Duration of one cell in seconds.
-pub fn seconds(row: u8, sizes: &Sizes, options: &Options) -> f64 {
+pub fn seconds(row: u8, sizes: &RowSizes, options: &StudyOptions) -> f64 {
     let published = published_seconds(row, media(options));
     // Half of the configurations are slower than native, some rows by a factor of five.
     AROUND_SECONDS + sizes.access_factor * published * 1.6 + data(row, sizes.factor) as f64 / 400e6
@@ -165,10 +168,10 @@ fn files(row: u8, factor: f64) -> u64 {
 
 /// Size of the data of a row in bytes.
 fn data(row: u8, factor: f64) -> u64 {
-    let one = match Family::of(row) {
-        Family::Creates | Family::SmallFileReads | Family::Deletes => 4_096,
-        Family::Servers if row == 43 => 160 << 10,
-        Family::Servers => 32 << 10,
+    let one = match WorkloadFamily::of(row) {
+        WorkloadFamily::Creates | WorkloadFamily::SmallFileReads | WorkloadFamily::Deletes => 4_096,
+        WorkloadFamily::Servers if row == 43 => 160 << 10,
+        WorkloadFamily::Servers => 32 << 10,
         _ => return ((PAPER_DATA as f64 * factor) as u64).max(64 * MIB),
     };
     files(row, factor) * one.max(4_096)
@@ -178,13 +181,15 @@ fn data(row: u8, factor: f64) -> u64 {
 mod tests {
     use super::*;
 
-    fn options(scale: Scale) -> Options {
-        Options {
+    fn options(scale: StudyScale) -> StudyOptions {
+        StudyOptions {
             rows: (1..=45).collect(),
             scale,
-            configs: ["native", "base", "opt"].map(|name| Config::named(name).unwrap()).to_vec(),
+            configs: ["native", "base", "opt"]
+                .map(|name| StudyConfig::named(name).unwrap())
+                .to_vec(),
             runs: 1,
-            device: DeviceChoice::Emulated(Media::Ssd),
+            device: DeviceChoice::Emulated(StorageMedia::Ssd),
             out: "/tmp".into(),
             work: "/tmp".into(),
             seed: 1,
@@ -197,10 +202,10 @@ mod tests {
 
     #[test]
     fn memory_keeps_the_proportion_of_the_paper() {
-        let paper = Sizes::of(1, &options(Scale::Paper));
+        let paper = RowSizes::of(1, &options(StudyScale::Paper));
         assert_eq!(paper.factor, 1.0);
         assert!(paper.memory_limit_bytes - PAPER_MEMORY < PAPER_MEMORY / 100);
-        let small = Sizes::of(1, &options(Scale::Small));
+        let small = RowSizes::of(1, &options(StudyScale::Small));
         let share = (small.caches_bytes - PROCESSES) as f64;
         let data = PAPER_DATA as f64 * small.factor;
         assert!((share / data * 15.0 - 1.0).abs() < 0.01);
@@ -208,30 +213,30 @@ mod tests {
 
     #[test]
     fn no_more_files_are_created_than_can_be_open() {
-        let mut options = options(Scale::Small);
-        let all = Sizes::of(37, &options);
+        let mut options = options(StudyScale::Small);
+        let all = RowSizes::of(37, &options);
         assert!(files(37, all.factor) > 20_000);
         options.open_files = 20_000;
-        let fewer = Sizes::of(37, &options);
+        let fewer = RowSizes::of(37, &options);
         assert!((15_000..=16_000).contains(&files(37, fewer.factor)), "{fewer:?}");
         assert_eq!(
-            Sizes::of(1, &options).factor,
-            Sizes::of(1, &self::options(Scale::Small)).factor
+            RowSizes::of(1, &options).factor,
+            RowSizes::of(1, &self::options(StudyScale::Small)).factor
         );
-        options.configs = vec![Config::native(), Config::named("default").unwrap()];
-        assert_eq!(Sizes::of(37, &options), all);
+        options.configs = vec![StudyConfig::native(), StudyConfig::named("default").unwrap()];
+        assert_eq!(RowSizes::of(37, &options), all);
     }
 
     #[test]
     fn all_rows_for_three_configurations_fit_into_half_an_hour() {
-        let estimate = Estimate::of(&options(Scale::Small));
+        let estimate = StudyEstimate::of(&options(StudyScale::Small));
         assert!((600.0..1800.0).contains(&estimate.seconds), "{} s", estimate.seconds);
         assert!(estimate.image_bytes < 4 << 30, "{} MiB", estimate.image_bytes / MIB);
     }
 
     #[test]
     fn the_estimate_of_the_published_size_matches() {
-        let estimate = Estimate::of(&options(Scale::Paper));
+        let estimate = StudyEstimate::of(&options(StudyScale::Paper));
         assert!(estimate.image_bytes > 60 << 30);
         assert!(estimate.inodes > 4_000_000);
     }

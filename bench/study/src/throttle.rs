@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::rows::Media;
+use crate::rows::StorageMedia;
 
 const MIB: u64 = 1 << 20;
 
 /// The limits of a device; 0 for none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Limits {
+pub struct ThrottleLimits {
     /// Bytes read per second.
     pub read_bps: u64,
     /// Bytes written per second.
@@ -28,7 +28,7 @@ pub struct Limits {
     pub write_iops: u64,
 }
 
-impl Limits {
+impl ThrottleLimits {
     /// The throughput of the paper's device with native Ext4 (table 3).
     ///
     /// SSD: 120 MiB/s of sequential reads (rows 1 to 4), 129 MiB/s of sequential writes (rows 21 to
@@ -38,15 +38,15 @@ impl Limits {
     /// 17) would limit sequential reads, in requests of 128 KiB, to 30 to 70 MiB/s. The limit is
     /// therefore the number of requests that full bandwidth needs at 128 KiB, and small random
     /// requests get a thirtieth of the bandwidth.
-    pub fn of(media: Media) -> Limits {
+    pub fn of(media: StorageMedia) -> ThrottleLimits {
         match media {
-            Media::Ssd => Limits {
+            StorageMedia::Ssd => ThrottleLimits {
                 read_bps: 120 * MIB,
                 write_bps: 129 * MIB,
                 read_iops: 25_000,
                 write_iops: 16_200,
             },
-            Media::Hdd => Limits {
+            StorageMedia::Hdd => ThrottleLimits {
                 read_bps: 150 * MIB,
                 write_bps: 144 * MIB,
                 read_iops: 1_200,
@@ -66,8 +66,8 @@ impl Limits {
 }
 
 /// The description of a throttled device.
-pub fn describe(media: Media) -> String {
-    let limits = Limits::of(media);
+pub fn describe(media: StorageMedia) -> String {
+    let limits = ThrottleLimits::of(media);
     format!(
         "emulated {} (loop device throttled to {} / {} MiB/s and {} / {} requests/s, read / write)",
         media.name().to_uppercase(),
@@ -80,14 +80,18 @@ pub fn describe(media: Media) -> String {
 
 /// Limits that apply until this value is dropped.
 #[derive(Debug)]
-pub struct Throttle {
+pub struct DeviceThrottle {
     undo: Vec<(PathBuf, String)>,
 }
 
-impl Throttle {
+impl DeviceThrottle {
     /// Uses the files of a version 1 group.
-    pub(crate) fn v1(folder: &Path, device: &str, limits: &Limits) -> Result<Throttle> {
-        let mut throttle = Throttle { undo: Vec::new() };
+    pub(crate) fn v1(
+        folder: &Path,
+        device: &str,
+        limits: &ThrottleLimits,
+    ) -> Result<DeviceThrottle> {
+        let mut throttle = DeviceThrottle { undo: Vec::new() };
         for (file, _, limit) in limits.fields() {
             if limit > 0 {
                 let file = folder.join(file);
@@ -98,7 +102,11 @@ impl Throttle {
     }
 
     /// Uses `io.max` of a version 2 group.
-    pub(crate) fn v2(folder: &Path, device: &str, limits: &Limits) -> Result<Throttle> {
+    pub(crate) fn v2(
+        folder: &Path,
+        device: &str,
+        limits: &ThrottleLimits,
+    ) -> Result<DeviceThrottle> {
         let (mut on, mut off) = (device.to_owned(), device.to_owned());
         for (_, key, limit) in limits.fields() {
             if limit > 0 {
@@ -106,7 +114,7 @@ impl Throttle {
                 off.push_str(&format!(" {key}=max"));
             }
         }
-        let mut throttle = Throttle { undo: Vec::new() };
+        let mut throttle = DeviceThrottle { undo: Vec::new() };
         throttle.set(&folder.join("io.max"), &on, off)?;
         Ok(throttle)
     }
@@ -118,7 +126,7 @@ impl Throttle {
     }
 }
 
-impl Drop for Throttle {
+impl Drop for DeviceThrottle {
     fn drop(&mut self) {
         for (file, off) in &self.undo {
             // The group may have been removed, and with it the limit.
@@ -134,8 +142,8 @@ mod tests {
     #[test]
     fn version_1_writes_one_file_per_limit_and_removes_them() {
         let root = tempfile::tempdir().unwrap();
-        let limits = Limits { read_iops: 0, ..Limits::of(Media::Ssd) };
-        let throttle = Throttle::v1(root.path(), "7:3", &limits).unwrap();
+        let limits = ThrottleLimits { read_iops: 0, ..ThrottleLimits::of(StorageMedia::Ssd) };
+        let throttle = DeviceThrottle::v1(root.path(), "7:3", &limits).unwrap();
         let read = |name: &str| fs::read_to_string(root.path().join(name)).unwrap_or_default();
         assert_eq!(read("blkio.throttle.read_bps_device"), "7:3 125829120");
         assert_eq!(read("blkio.throttle.read_iops_device"), "");
@@ -145,12 +153,12 @@ mod tests {
 
     #[test]
     fn an_emulated_device_is_described_as_such() {
-        assert!(describe(Media::Hdd).starts_with("emulated HDD"));
+        assert!(describe(StorageMedia::Hdd).starts_with("emulated HDD"));
     }
 
     #[test]
     fn full_bandwidth_fits_into_the_requests_of_a_disk() {
-        let limits = Limits::of(Media::Hdd);
+        let limits = ThrottleLimits::of(StorageMedia::Hdd);
         assert!(limits.read_iops * (128 << 10) >= limits.read_bps);
         assert!(limits.write_iops * (128 << 10) >= limits.write_bps);
     }

@@ -2,25 +2,29 @@
 
 mod browser;
 
-use browser::{Least, draws_everything_within_360_pixels};
-use defuse_measure::switches::Switches;
-use defuse_study::direct::goals::{self, Outcome};
-use defuse_study::direct::results::{Case, Cell, Lower, Results, SCHEMA, Start, Table, Target};
-use defuse_study::direct::worker::Op;
-use defuse_study::direct::{Scale, html, table};
-use defuse_study::results::Machine;
+use browser::{ReportMinimum, draws_everything_within_360_pixels};
+use defuse_measure::switches::ContextSwitches;
+use defuse_study::direct::goals::{self, GoalOutcome};
+use defuse_study::direct::results::{
+    DirectCase, DirectCell, DirectResults, DirectStudyTarget, DirectTable, LowerFileSystem, SCHEMA,
+    StartTimes,
+};
+use defuse_study::direct::worker::WorkerOp;
+use defuse_study::direct::{DirectScale, html, table};
+use defuse_study::results::MachineFacts;
 
 /// Results in which a call takes 10 us on the mount, 1 us natively and `direct_ns` with direct, for
 /// any size.
-fn results(direct_ns: u64) -> Results {
+fn results(direct_ns: u64) -> DirectResults {
     let names = ["native", "mount", "libfuse", "direct", "served", "memory", "client", "dummy"];
-    let target = |name: &str| Target { name: name.into(), how: "a <way> & \"quotes\"".into() };
-    let mut results = Results {
+    let target =
+        |name: &str| DirectStudyTarget { name: name.into(), how: "a <way> & \"quotes\"".into() };
+    let mut results = DirectResults {
         schema: SCHEMA.into(),
         program: "0".into(),
         optimised: true,
         started_unix_ms: 1_700_000_000_000,
-        machine: Machine {
+        machine: MachineFacts {
             kernel: "6.18".into(),
             cpu: "<processor>".into(),
             cpus: 2,
@@ -46,42 +50,50 @@ fn results(direct_ns: u64) -> Results {
             };
             results.cells.push(cell(case, target, round, ns + u64::from(round)));
         }
-        results.starts.push(Start { round, plain_ns: 1_000_000, run_ns: 4_000_000 });
+        results.starts.push(StartTimes { round, plain_ns: 1_000_000, run_ns: 4_000_000 });
     }
     results
 }
 
-fn cases() -> Vec<(Case, &'static str)> {
+fn cases() -> Vec<(DirectCase, &'static str)> {
     let mut cases = Vec::new();
     let mut add = |table, lower, op, blocks: &[u64], targets: &[&'static str]| {
         for &block in blocks {
-            cases.extend(targets.iter().map(|target| (Case { table, lower, op, block }, *target)));
+            cases.extend(
+                targets.iter().map(|target| (DirectCase { table, lower, op, block }, *target)),
+            );
         }
     };
-    let scale = Scale::full();
+    let scale = DirectScale::full();
     let all = ["native", "mount", "libfuse", "direct", "served"];
-    add(Table::Writes, Lower::Tmpfs, Op::Write, &scale.write_blocks, &all);
-    for op in [Op::Write, Op::Rewrite, Op::Read] {
-        add(Table::Sequential, Lower::Tmpfs, op, &scale.blocks, &all);
+    add(DirectTable::Writes, LowerFileSystem::Tmpfs, WorkerOp::Write, &scale.write_blocks, &all);
+    for op in [WorkerOp::Write, WorkerOp::Rewrite, WorkerOp::Read] {
+        add(DirectTable::Sequential, LowerFileSystem::Tmpfs, op, &scale.blocks, &all);
         add(
-            Table::Sequential,
-            Lower::Ext4,
+            DirectTable::Sequential,
+            LowerFileSystem::Ext4,
             op,
             &scale.blocks,
             &["native", "mount", "direct", "served"],
         );
     }
-    for op in [Op::Rewrite, Op::Read] {
-        add(Table::Memory, Lower::Tmpfs, op, &[4096], &["native", "memory"]);
-        add(Table::Share, Lower::Tmpfs, op, &scale.share_blocks, &["client", "dummy"]);
+    for op in [WorkerOp::Rewrite, WorkerOp::Read] {
+        add(DirectTable::Memory, LowerFileSystem::Tmpfs, op, &[4096], &["native", "memory"]);
+        add(
+            DirectTable::Share,
+            LowerFileSystem::Tmpfs,
+            op,
+            &scale.share_blocks,
+            &["client", "dummy"],
+        );
     }
     cases
 }
 
-fn cell(case: Case, target: &str, round: u32, ns: u64) -> Cell {
+fn cell(case: DirectCase, target: &str, round: u32, ns: u64) -> DirectCell {
     let voluntary = if ["mount", "libfuse"].contains(&target) { 1000 } else { 0 };
-    let switches = Switches { voluntary, involuntary: 1 };
-    Cell {
+    let switches = ContextSwitches { voluntary, involuntary: 1 };
+    DirectCell {
         case,
         target: target.into(),
         round,
@@ -95,7 +107,7 @@ fn cell(case: Case, target: &str, round: u32, ns: u64) -> Cell {
     }
 }
 
-fn outcome(results: &Results, what: &str) -> Outcome {
+fn outcome(results: &DirectResults, what: &str) -> GoalOutcome {
     let goals = goals::all(results);
     goals
         .iter()
@@ -112,15 +124,15 @@ fn goals_are_met_by_fast_and_missed_by_slow_results() {
         "4K read, direct against native",
         "4K rewrite of memory:",
     ] {
-        assert_eq!(outcome(&fast, what), Outcome::Met, "{what}");
-        assert_eq!(outcome(&slow, what), Outcome::Missed, "{what}");
+        assert_eq!(outcome(&fast, what), GoalOutcome::Met, "{what}");
+        assert_eq!(outcome(&slow, what), GoalOutcome::Missed, "{what}");
     }
     for what in ["voluntary", "the client's share of a 4K read", "a start within a run"] {
-        assert_eq!(outcome(&slow, what), Outcome::Met, "{what}");
+        assert_eq!(outcome(&slow, what), GoalOutcome::Met, "{what}");
     }
     let mut waiting = results(300);
     waiting.cells.iter_mut().for_each(|cell| cell.server.voluntary = 1);
-    assert_eq!(outcome(&waiting, "voluntary"), Outcome::Missed);
+    assert_eq!(outcome(&waiting, "voluntary"), GoalOutcome::Missed);
 }
 
 #[test]
@@ -128,7 +140,12 @@ fn ratios_are_taken_within_rounds() {
     let mut results = results(500);
     // A round in which everything took four times as long does not change ratios.
     results.cells.iter_mut().filter(|cell| cell.round == 2).for_each(|cell| cell.ns *= 4);
-    let case = Case { table: Table::Memory, lower: Lower::Tmpfs, op: Op::Read, block: 4096 };
+    let case = DirectCase {
+        table: DirectTable::Memory,
+        lower: LowerFileSystem::Tmpfs,
+        op: WorkerOp::Read,
+        block: 4096,
+    };
     let speed = results.speed(case, "memory", "native").unwrap();
     assert!((1.9..2.1).contains(&speed.low) && (1.9..2.1).contains(&speed.high), "{speed:?}");
 }
@@ -166,6 +183,6 @@ fn the_report_is_one_file_with_a_text_for_every_plot() {
 
 #[test]
 fn a_browser_draws_every_plot_within_360_pixels_without_errors() {
-    let least = Least { plots: 6 + 20 + 4 + 16 + 2, bars: 27 * 9 + 2 * 42, sections: 7 };
+    let least = ReportMinimum { plots: 6 + 20 + 4 + 16 + 2, bars: 27 * 9 + 2 * 42, sections: 7 };
     draws_everything_within_360_pixels(&html(&results(300)), &least);
 }

@@ -2,46 +2,46 @@
 
 mod browser;
 
-use browser::{Least, draws_everything_within_360_pixels};
+use browser::{ReportMinimum, draws_everything_within_360_pixels};
 use defuse_probe::{Op, OpStats, Recorder, Snapshot, Stage};
-use defuse_study::options::{Config, Scale};
+use defuse_study::options::{StudyConfig, StudyScale};
 use defuse_study::report;
 use defuse_study::results::*;
-use defuse_study::rows::{Media, Row};
+use defuse_study::rows::{PublishedRow, StorageMedia};
 
 /// Invented results of all rows. All figures differ, so that a mix-up is detected.
-fn results() -> Results {
-    let configs = ["native", "base", "opt"].map(|name| Config::named(name).unwrap()).to_vec();
+fn results() -> StudyResults {
+    let configs = ["native", "base", "opt"].map(|name| StudyConfig::named(name).unwrap()).to_vec();
     let mut cells = Vec::new();
-    for row in Row::all() {
+    for row in PublishedRow::all() {
         for (place, config) in configs.iter().enumerate() {
             for run in 1..=2 {
                 let measured = Some(measured(row.number, place as u64, run));
                 let config = config.name.clone();
-                cells.push(Cell { row: row.number, config, run, measured, error: None });
+                cells.push(StudyCell { row: row.number, config, run, measured, error: None });
             }
         }
     }
     let error = Some("a reason with <angles> & \"quotes\"".to_owned());
-    cells.push(Cell { row: 45, config: "opt".into(), run: 3, measured: None, error });
-    Results {
+    cells.push(StudyCell { row: 45, config: "opt".into(), run: 3, measured: None, error });
+    StudyResults {
         schema: SCHEMA.into(),
         program: "0".into(),
         started_unix_ms: 1_700_000_000_000,
-        machine: Machine {
+        machine: MachineFacts {
             kernel: "6.18".into(),
             cpu: "<processor>".into(),
             cpus: 2,
             memory_bytes: 1 << 34,
         },
-        scale: Scale::Small,
+        scale: StudyScale::Small,
         seed: 1,
         runs: 2,
-        rows: Row::all().iter().map(|row| row.number).collect(),
+        rows: PublishedRow::all().iter().map(|row| row.number).collect(),
         configs,
         device: DeviceFacts {
             description: "emulated SSD".into(),
-            emulated: Some(Media::Ssd),
+            emulated: Some(StorageMedia::Ssd),
             limits: None,
             image_on: "ext4".into(),
         },
@@ -52,7 +52,7 @@ fn results() -> Results {
     }
 }
 
-fn measured(row: u8, config: u64, run: u32) -> Measured {
+fn measured(row: u8, config: u64, run: u32) -> CellMeasurement {
     let operations = 10_000 + u64::from(row);
     let slower = 1.0 + config as f64 * f64::from(row) / 30.0;
     let recorder = Recorder::new();
@@ -71,7 +71,7 @@ fn measured(row: u8, config: u64, run: u32) -> Measured {
     let stages = [Stage::Background, Stage::Pending, Stage::Processing, Stage::Total];
     let kernel =
         Snapshot { ops: stages.into_iter().flat_map(kernel_of).collect(), ..snapshot.clone() };
-    let flowop = Flowop {
+    let flowop = FlowopFigures {
         name: "read".into(),
         kind: "read".into(),
         count: operations,
@@ -81,7 +81,7 @@ fn measured(row: u8, config: u64, run: u32) -> Measured {
         p99_ns: 90_000,
         max_ns: 5_000_000,
     };
-    Measured {
+    CellMeasurement {
         seconds: slower + f64::from(run) / 100.0,
         operations,
         flowops: vec![flowop],
@@ -92,14 +92,14 @@ fn measured(row: u8, config: u64, run: u32) -> Measured {
         },
         daemon: (config > 0).then(|| snapshot.clone()),
         kernel: (config > 0).then_some(kernel),
-        ..Measured::default()
+        ..CellMeasurement::default()
     }
 }
 
 #[test]
 fn the_report_is_one_file_with_every_row_and_a_text_for_every_plot() {
     let html = report::html(&results());
-    for row in Row::all() {
+    for row in PublishedRow::all() {
         assert!(html.contains(&row.name), "{}", row.name);
     }
     for outside in ["http://", "https://", "src=", "@import", "url("] {
@@ -135,14 +135,15 @@ fn the_table_has_the_classes_and_the_published_counts() {
 #[test]
 fn runs_that_overlap_with_native_ones_are_called_noise() {
     let mut results = results();
-    let of = |results: &Results, row: u8, config: &str, run: u32| {
-        let found = |cell: &&Cell| (cell.row, cell.run) == (row, run) && cell.config == config;
+    let of = |results: &StudyResults, row: u8, config: &str, run: u32| {
+        let found = |cell: &&StudyCell| (cell.row, cell.run) == (row, run) && cell.config == config;
         results.cells.iter().find(found).unwrap().measured.clone()
     };
     // Row 1 with base is as fast as native, run by run; row 30 is slower in every run.
     for run in 1..=2 {
         let native = of(&results, 1, "native", run);
-        let cell = |cell: &&mut Cell| (cell.row, cell.run) == (1, run) && cell.config == "base";
+        let cell =
+            |cell: &&mut StudyCell| (cell.row, cell.run) == (1, run) && cell.config == "base";
         results.cells.iter_mut().find(cell).unwrap().measured = native;
     }
     let table = report::table(&results);
@@ -151,7 +152,7 @@ fn runs_that_overlap_with_native_ones_are_called_noise() {
     assert!(!line("rnd-wr-32KB-1th-1f").contains('?'), "{}", line("rnd-wr-32KB-1th-1f"));
     assert!(table.contains("2 runs: median"));
     assert!(!table.contains("throughput is meaningless"));
-    results.scale = Scale::Tiny;
+    results.scale = StudyScale::Tiny;
     results.program += NOT_OPTIMISED;
     let table = report::table(&results);
     assert!(table.contains("without optimisation: throughput is meaningless"), "{table}");
@@ -166,15 +167,15 @@ fn results_survive_a_round_trip_and_another_schema_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let results = results();
     results.write(dir.path()).unwrap();
-    assert_eq!(Results::read(dir.path()).unwrap(), results);
-    let other = Results { schema: "defuse-study/999".into(), ..results };
+    assert_eq!(StudyResults::read(dir.path()).unwrap(), results);
+    let other = StudyResults { schema: "defuse-study/999".into(), ..results };
     other.write(dir.path()).unwrap();
-    let error = Results::read(dir.path()).unwrap_err().to_string();
+    let error = StudyResults::read(dir.path()).unwrap_err().to_string();
     assert!(error.contains("defuse-study/999") && error.contains(SCHEMA), "{error}");
 }
 
 #[test]
 fn a_browser_draws_every_plot_within_360_pixels_without_errors() {
-    let least = Least { plots: 45 * 6 + 1, bars: 2 * 45 * 6, sections: 8 };
+    let least = ReportMinimum { plots: 45 * 6 + 1, bars: 2 * 45 * 6, sections: 8 };
     draws_everything_within_360_pixels(&report::html(&results()), &least);
 }

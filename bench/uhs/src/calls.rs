@@ -12,12 +12,12 @@ use defuse_fs::{
     OpenFlags, ReadArgs, ReadBuf, SliceSink, SliceSource, WriteArgs, WriteBuf,
 };
 use defuse_measure::cpu;
-use defuse_measure::server::Server;
+use defuse_measure::server::ServerProcess;
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
 
 use crate::mounted::with_mount;
-use crate::results::{Better, Results};
-use crate::targets::Stage;
+use crate::results::{FigureDirection, UhsBenchResults};
+use crate::targets::TargetStage;
 
 /// Calls of each kind in a turn, and turns: the figure is that of the best turn, since others use the processors, too.
 const CALLS: u32 = 2000;
@@ -29,16 +29,16 @@ const LONG: Duration = Duration::from_millis(400);
 
 /// One round.
 pub(crate) fn measure(
-    stage: &mut Stage,
+    stage: &mut TargetStage,
     program: &Path,
     dir: &Path,
-    results: &mut Results,
+    results: &mut UhsBenchResults,
 ) -> Result<()> {
     let socket = dir.join("calls");
-    let server = Server::start(program, "memory:".as_ref(), &socket)?;
-    let by = |lanes| -> Result<Client> {
+    let server = ServerProcess::start(program, "memory:".as_ref(), &socket)?;
+    let by = |lanes| -> Result<CallClient> {
         let options = RemoteOptions { lanes, ..RemoteOptions::default() };
-        Client::new(Remote::connect(&socket, options)?)
+        CallClient::new(Remote::connect(&socket, options)?)
     };
     let (shared, messages) = (by(LaneUse::Required)?, by(LaneUse::Never)?);
     with_mount(stage, program, "memory", |at| {
@@ -46,7 +46,7 @@ pub(crate) fn measure(
         fs::write(&mounted, [7; BLOCK])?;
         let mounted = OpenOptions::new().read(true).write(true).open(mounted)?;
         let (names, mut room) = (Cell::new(0), [0; BLOCK]);
-        let by_mount: [Call<'_>; 3] = [
+        let by_mount: [TimedCall<'_>; 3] = [
             Box::new(|| Ok(mounted.read_exact_at(&mut room, 0)?)),
             Box::new(|| {
                 let found = fs::symlink_metadata(at.join(missing(&names)));
@@ -71,8 +71,8 @@ pub(crate) fn measure(
         let rows = ["read of a cached 4 KiB", "look for a new name", "write of 4 KiB"];
         for ((target, calls), best) in targets.iter_mut().zip(best) {
             for ((row, call), ns) in rows.into_iter().zip(calls).zip(best) {
-                results.add((row, "ns", Better::Less, 0.0), target, ns);
-                results.add((row, "ns of CPU", Better::Less, 0.0), target, cpu_of(call)?);
+                results.add((row, "ns", FigureDirection::Less, 0.0), target, ns);
+                results.add((row, "ns of CPU", FigureDirection::Less, 0.0), target, cpu_of(call)?);
             }
         }
         Ok(())
@@ -88,28 +88,28 @@ fn missing(names: &Cell<u64>) -> String {
     format!("missing {}", names.get())
 }
 
-type Call<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
+type TimedCall<'a> = Box<dyn FnMut() -> Result<()> + 'a>;
 
 /// The time of a call, in nanoseconds.
-fn time_of(call: &mut Call<'_>) -> Result<f64> {
+fn time_of(call: &mut TimedCall<'_>) -> Result<f64> {
     let begun = Instant::now();
     (0..CALLS).try_for_each(|_| call())?;
     Ok(begun.elapsed().as_nanos() as f64 / f64::from(CALLS))
 }
 
 /// The processor time of the whole machine for a call, in nanoseconds. It is known in steps of 10 ms.
-fn cpu_of(call: &mut Call<'_>) -> Result<f64> {
-    let (before, begun, mut count) = (cpu::Sample::take(None), Instant::now(), 0);
+fn cpu_of(call: &mut TimedCall<'_>) -> Result<f64> {
+    let (before, begun, mut count) = (cpu::CpuSample::take(None), Instant::now(), 0);
     while begun.elapsed() < LONG {
         (0..CALLS).try_for_each(|_| call())?;
         count += CALLS;
     }
-    let used = before.until(&cpu::Sample::take(None));
+    let used = before.until(&cpu::CpuSample::take(None));
     Ok(used.system_ns as f64 / f64::from(count))
 }
 
 /// A client with an open file.
-struct Client {
+struct CallClient {
     fs: Remote,
     file: File,
 }
@@ -118,20 +118,20 @@ fn cx() -> Cx<'static> {
     Cx::new(Caller { uid: 0, gid: 0, pid: 1 })
 }
 
-impl Client {
-    fn new(fs: Remote) -> Result<Client> {
+impl CallClient {
+    fn new(fs: Remote) -> Result<CallClient> {
         let text = format!("file {:016x}", fastrand::u64(..));
         let name = Name::new(text.as_bytes()).ok().context("a name")?;
         let node = NewNode::new(FileKind::Regular, 0o644, cx().caller);
         let flags = OpenFlags(OpenFlags::RDWR | OpenFlags::CREAT);
         let args = OpenArgs { flags, kill_suidgid: false };
         let (entry, opened) = fs.create(&cx(), Ino::ROOT, name, &node, args)?;
-        let client = Client { fs, file: File { ino: entry.ino, fh: opened.fh } };
+        let client = CallClient { fs, file: File { ino: entry.ino, fh: opened.fh } };
         client.write()?;
         Ok(client)
     }
 
-    fn calls<'a>(&'a self, names: &'a Cell<u64>) -> [Call<'a>; 3] {
+    fn calls<'a>(&'a self, names: &'a Cell<u64>) -> [TimedCall<'a>; 3] {
         let look = || self.look(names);
         [Box::new(|| self.read()), Box::new(look), Box::new(|| self.write())]
     }

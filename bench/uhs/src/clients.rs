@@ -9,14 +9,14 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use defuse_measure::command::own_program;
-use defuse_measure::server::Server;
+use defuse_measure::server::ServerProcess;
 use defuse_measure::{caches, command, cpu};
 use serde_json::Value;
 
 use crate::mounted::with_mount;
-use crate::results::{Better, Results};
-use crate::targets::{Stage, Target, sectors};
-use crate::{Options, Scale, calls};
+use crate::results::{FigureDirection, UhsBenchResults};
+use crate::targets::{TargetStage, UhsBenchTarget, sectors};
+use crate::{UhsBenchOptions, UhsBenchScale, calls};
 
 /// Processes that share the work, in turns.
 const READERS: [usize; 4] = [1, 2, 4, 8];
@@ -29,61 +29,61 @@ const TOGETHER: usize = 4;
 
 /// A way for several processes to one file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum ClientAccess {
     Shared,
     Socket,
     KernelMount,
     /// In the process itself, which must be the only one.
     Inside,
-    Kernel(Target),
+    Kernel(UhsBenchTarget),
 }
 
-impl Way {
-    const ALL: [Way; 6] = [
-        Way::Shared,
-        Way::Socket,
-        Way::KernelMount,
-        Way::Inside,
-        Way::Kernel(Target::Ext4),
-        Way::Kernel(Target::Xfs),
+impl ClientAccess {
+    const ALL: [ClientAccess; 6] = [
+        ClientAccess::Shared,
+        ClientAccess::Socket,
+        ClientAccess::KernelMount,
+        ClientAccess::Inside,
+        ClientAccess::Kernel(UhsBenchTarget::Ext4),
+        ClientAccess::Kernel(UhsBenchTarget::Xfs),
     ];
 
     fn name(self) -> &'static str {
         match self {
-            Way::Shared => "shared",
-            Way::Socket => "socket",
-            Way::KernelMount => "kernel mount",
-            Way::Inside => "in the process",
-            Way::Kernel(target) => target.name(),
+            ClientAccess::Shared => "shared",
+            ClientAccess::Socket => "socket",
+            ClientAccess::KernelMount => "kernel mount",
+            ClientAccess::Inside => "in the process",
+            ClientAccess::Kernel(target) => target.name(),
         }
     }
 }
 
 /// The arguments by which a workload finds its files.
 #[derive(Clone, Debug)]
-enum Place {
+enum WorkloadFiles {
     /// The source, in the process of the workload.
     Source(String),
     Directory(PathBuf),
 }
 
 /// Texts of workloads, and what runs them.
-struct Runner<'a> {
+struct WorkloadRunner<'a> {
     program: &'a Path,
     dir: &'a Path,
 }
 
 /// The work of several processes in all.
 #[derive(Default)]
-struct Done {
+struct TotalRate {
     operations_per_second: f64,
     cpu_us: f64,
 }
 
-impl Runner<'_> {
+impl WorkloadRunner<'_> {
     /// Runs a process for each text at the same time.
-    fn run(&self, place: &Place, texts: &[String]) -> Result<Done> {
-        let before = cpu::Sample::take(None);
+    fn run(&self, place: &WorkloadFiles, texts: &[String]) -> Result<TotalRate> {
+        let before = cpu::CpuSample::take(None);
         let mut running = Vec::new();
         for (number, text) in texts.iter().enumerate() {
             let file = self.dir.join(format!("{number}.f"));
@@ -91,13 +91,15 @@ impl Runner<'_> {
             let mut command = Command::new(own_program()?);
             command.args(["workload", "--json", "--quiet"]).arg(&file);
             match place {
-                Place::Source(source) => command.args(["--dir", "/work", "--direct", source]),
-                Place::Directory(dir) => command.arg("--dir").arg(dir),
+                WorkloadFiles::Source(source) => {
+                    command.args(["--dir", "/work", "--direct", source])
+                }
+                WorkloadFiles::Directory(dir) => command.arg("--dir").arg(dir),
             };
             let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
             running.push(child.spawn().context("cannot start defuse workload")?);
         }
-        let (mut done, mut operations) = (Done::default(), 0.0);
+        let (mut done, mut operations) = (TotalRate::default(), 0.0);
         for child in running {
             let output = child.wait_with_output()?;
             let said = String::from_utf8_lossy(&output.stderr);
@@ -109,28 +111,32 @@ impl Runner<'_> {
             done.operations_per_second += figure("operations_per_second")?;
             operations += figure("operations")?;
         }
-        let used = before.until(&cpu::Sample::take(None));
+        let used = before.until(&cpu::CpuSample::take(None));
         done.cpu_us = used.system_ns as f64 / 1e3 / operations.max(1.0);
         Ok(done)
     }
 }
 
 /// One round.
-pub(crate) fn measure(stage: &mut Stage, options: &Options, results: &mut Results) -> Result<()> {
+pub(crate) fn measure(
+    stage: &mut TargetStage,
+    options: &UhsBenchOptions,
+    results: &mut UhsBenchResults,
+) -> Result<()> {
     let Some(program) = options.program.clone() else { return Ok(()) };
     let dir = stage.scratch()?;
-    let runner = Runner { program: &program, dir: &dir };
+    let runner = WorkloadRunner { program: &program, dir: &dir };
     calls::measure(stage, &program, &dir, results)?;
-    for way in Way::ALL {
+    for way in ClientAccess::ALL {
         with(stage, way, &runner, &mut |place| {
             many_readers(&runner, place, way, options, results)
         })?;
     }
     once(stage, &runner, options, results)?;
     for &name in options.scale.personalities {
-        for way in Way::ALL {
+        for way in ClientAccess::ALL {
             for processes in [1, 4] {
-                if way == Way::Inside && processes > 1 {
+                if way == ClientAccess::Inside && processes > 1 {
                     continue;
                 }
                 with(stage, way, &runner, &mut |place| {
@@ -139,11 +145,15 @@ pub(crate) fn measure(stage: &mut Stage, options: &Options, results: &mut Result
                     let done = runner.run(place, &texts.collect::<Result<Vec<_>>>()?)?;
                     let row = format!("{name}, processes: {processes}");
                     results.add(
-                        (&row, "1/s", Better::More, 0.0),
+                        (&row, "1/s", FigureDirection::More, 0.0),
                         way.name(),
                         done.operations_per_second,
                     );
-                    results.add((&row, "us of CPU", Better::Less, 0.0), way.name(), done.cpu_us);
+                    results.add(
+                        (&row, "us of CPU", FigureDirection::Less, 0.0),
+                        way.name(),
+                        done.cpu_us,
+                    );
                     Ok(())
                 })?;
             }
@@ -154,23 +164,23 @@ pub(crate) fn measure(stage: &mut Stage, options: &Options, results: &mut Result
 
 /// Calls `work` with the place of a new file system.
 fn with(
-    stage: &mut Stage,
-    way: Way,
-    runner: &Runner<'_>,
-    work: &mut dyn FnMut(&Place) -> Result<()>,
+    stage: &mut TargetStage,
+    way: ClientAccess,
+    runner: &WorkloadRunner<'_>,
+    work: &mut dyn FnMut(&WorkloadFiles) -> Result<()>,
 ) -> Result<()> {
     match way {
-        Way::Kernel(target) => {
-            stage.with(target, |stage, _| work(&Place::Directory(stage.mountpoint().to_owned())))
-        }
-        Way::KernelMount => {
-            with_mount(stage, runner.program, "uhs", |at| work(&Place::Directory(at.to_owned())))
-        }
-        Way::Inside => {
+        ClientAccess::Kernel(target) => stage.with(target, |stage, _| {
+            work(&WorkloadFiles::Directory(stage.mountpoint().to_owned()))
+        }),
+        ClientAccess::KernelMount => with_mount(stage, runner.program, "uhs", |at| {
+            work(&WorkloadFiles::Directory(at.to_owned()))
+        }),
+        ClientAccess::Inside => {
             make(stage, runner.program)?;
-            work(&Place::Source(format!("uhs:{}", stage.node()?.display())))
+            work(&WorkloadFiles::Source(format!("uhs:{}", stage.node()?.display())))
         }
-        Way::Shared | Way::Socket => {
+        ClientAccess::Shared | ClientAccess::Socket => {
             make(stage, runner.program)?;
             serve(stage, way, runner, work)
         }
@@ -178,7 +188,7 @@ fn with(
 }
 
 /// An empty uhs on the device.
-fn make(stage: &Stage, program: &Path) -> Result<()> {
+fn make(stage: &TargetStage, program: &Path) -> Result<()> {
     stage.device()?.wait_until_free()?;
     let node = stage.node()?.as_os_str();
     let mkfs = ["mkfs".as_ref(), "uhs".as_ref(), node, "--force".as_ref()];
@@ -187,31 +197,32 @@ fn make(stage: &Stage, program: &Path) -> Result<()> {
 
 /// Serves the uhs that is on the device.
 fn serve(
-    stage: &Stage,
-    way: Way,
-    runner: &Runner<'_>,
-    work: &mut dyn FnMut(&Place) -> Result<()>,
+    stage: &TargetStage,
+    way: ClientAccess,
+    runner: &WorkloadRunner<'_>,
+    work: &mut dyn FnMut(&WorkloadFiles) -> Result<()>,
 ) -> Result<()> {
     let socket = runner.dir.join("socket");
     let source = format!("uhs:{}", stage.node()?.display());
-    let _server = Server::start(runner.program, source.as_ref(), &socket)?;
-    let kind = if way == Way::Shared { "shared" } else { "socket" };
-    work(&Place::Source(format!("{kind}:{}", socket.display())))
+    let _server = ServerProcess::start(runner.program, source.as_ref(), &socket)?;
+    let kind = if way == ClientAccess::Shared { "shared" } else { "socket" };
+    work(&WorkloadFiles::Source(format!("{kind}:{}", socket.display())))
 }
 
 /// Reads of 4 KiB of cached pages by more and more processes, each of a file of its own. All files together have the same size,
 /// so that the caches of the processors hold as much of them; then each has the same size, so that they hold less.
 fn many_readers(
-    runner: &Runner<'_>,
-    place: &Place,
-    way: Way,
-    options: &Options,
-    results: &mut Results,
+    runner: &WorkloadRunner<'_>,
+    place: &WorkloadFiles,
+    way: ClientAccess,
+    options: &UhsBenchOptions,
+    results: &mut UhsBenchResults,
 ) -> Result<()> {
     let seconds = options.scale.seconds.min(3);
     // As a test, the smallest and the largest number.
     let some = READERS.iter().filter(|processes| seconds > 1 || [1, 8].contains(*processes));
-    let some: Vec<usize> = some.copied().filter(|&it| way != Way::Inside || it == 1).collect();
+    let some: Vec<usize> =
+        some.copied().filter(|&it| way != ClientAccess::Inside || it == 1).collect();
     for (kind, share) in [("", true), (" of 8 MiB each", false)] {
         let mut alone = None;
         for &processes in &some {
@@ -224,11 +235,11 @@ fn many_readers(
             let done = runner.run(place, &texts.collect::<Vec<_>>())?;
             let rate = done.operations_per_second;
             let row = format!("4K reads of own cached files{kind}, processes: {processes}");
-            results.add((&row, "1/s", Better::More, 0.0), way.name(), rate);
-            results.add((&row, "us of CPU", Better::Less, 0.0), way.name(), done.cpu_us);
+            results.add((&row, "1/s", FigureDirection::More, 0.0), way.name(), rate);
+            results.add((&row, "us of CPU", FigureDirection::Less, 0.0), way.name(), done.cpu_us);
             let alone = *alone.get_or_insert(rate);
             let row = format!("the same{kind} against one process, processes: {processes}");
-            results.add((&row, "times", Better::More, 0.0), way.name(), rate / alone);
+            results.add((&row, "times", FigureDirection::More, 0.0), way.name(), rate / alone);
         }
     }
     Ok(())
@@ -236,10 +247,10 @@ fn many_readers(
 
 /// Several processes read one file that nobody has in memory. Bytes that the device has read, of those of the file.
 fn once(
-    stage: &mut Stage,
-    runner: &Runner<'_>,
-    options: &Options,
-    results: &mut Results,
+    stage: &mut TargetStage,
+    runner: &WorkloadRunner<'_>,
+    options: &UhsBenchOptions,
+    results: &mut UhsBenchResults,
 ) -> Result<()> {
     let bytes = options.scale.data_bytes.clamp(1 << 20, 64 << 20);
     let make_it = workload("common", (bytes, "prealloc"), &whole(bytes, ""), "");
@@ -250,26 +261,27 @@ fn once(
     let mut add = |target: &str, (read, took, cpu): (u64, f64, f64)| {
         let row = format!("one file read by {TOGETHER} processes");
         let times = read as f64 / bytes as f64;
-        results.add((&row, "times read", Better::Less, 0.0), target, times);
+        results.add((&row, "times read", FigureDirection::Less, 0.0), target, times);
         let rate = (bytes * TOGETHER as u64) as f64 / took / 1e6;
-        results.add((&row, "MB/s", Better::More, 0.0), target, rate);
-        results.add((&row, "us of CPU for 64 KiB", Better::Less, 0.0), target, cpu);
+        results.add((&row, "MB/s", FigureDirection::More, 0.0), target, rate);
+        results.add((&row, "us of CPU for 64 KiB", FigureDirection::Less, 0.0), target, cpu);
     };
-    let timed = |stage: &Stage, place: &Place, direct: &str| -> Result<(u64, f64, f64)> {
-        let (before, begun) = (sectors(stage.device()?, 2)?, Instant::now());
-        let done = runner.run(place, &read_it(direct))?;
-        let took = begun.elapsed().as_secs_f64();
-        Ok((sectors(stage.device()?, 2)? - before, took, done.cpu_us))
-    };
+    let timed =
+        |stage: &TargetStage, place: &WorkloadFiles, direct: &str| -> Result<(u64, f64, f64)> {
+            let (before, begun) = (sectors(stage.device()?, 2)?, Instant::now());
+            let done = runner.run(place, &read_it(direct))?;
+            let took = begun.elapsed().as_secs_f64();
+            Ok((sectors(stage.device()?, 2)? - before, took, done.cpu_us))
+        };
     make(stage, runner.program)?;
     let written = std::slice::from_ref(&make_it);
-    serve(stage, Way::Shared, runner, &mut |place| runner.run(place, written).map(drop))?;
-    serve(stage, Way::Shared, runner, &mut |place| {
+    serve(stage, ClientAccess::Shared, runner, &mut |place| runner.run(place, written).map(drop))?;
+    serve(stage, ClientAccess::Shared, runner, &mut |place| {
         add("shared", timed(stage, place, "")?);
         Ok(())
     })?;
-    stage.with(Target::Ext4, |stage, _| {
-        let place = Place::Directory(stage.mountpoint().to_owned());
+    stage.with(UhsBenchTarget::Ext4, |stage, _| {
+        let place = WorkloadFiles::Directory(stage.mountpoint().to_owned());
         runner.run(&place, written)?;
         for (name, direct) in [("ext4, page cache", ""), ("ext4, O_DIRECT", ",directio")] {
             drop_pages(stage.mountpoint())?;
@@ -313,7 +325,7 @@ fn workload(file: &str, (bytes, attributes): (u64, &str), flow: &str, run: &str)
 }
 
 /// A personality as process `at` of several: its threads and files are a part of those of one.
-fn personality(name: &str, at: usize, processes: usize, scale: &Scale) -> Result<String> {
+fn personality(name: &str, at: usize, processes: usize, scale: &UhsBenchScale) -> Result<String> {
     let builtin = defuse_wml::builtin(name).with_context(|| format!("no workload {name}"))?;
     let mut text = String::new();
     for line in builtin.text.lines() {
@@ -350,8 +362,8 @@ mod tests {
     fn every_personality_is_a_workload_of_each_of_several_processes() {
         for name in crate::personalities::ALL {
             for (at, processes) in [(0, 1), (3, 4)] {
-                let text = personality(name, at, processes, &Scale::quick()).unwrap();
-                let plan = defuse_wml::load(&text, "one.f", &defuse_wml::Options::default());
+                let text = personality(name, at, processes, &UhsBenchScale::quick()).unwrap();
+                let plan = defuse_wml::load(&text, "one.f", &defuse_wml::LoadOptions::default());
                 let plan = plan.unwrap_or_else(|mistake| panic!("{name}: {mistake}"));
                 let own = format!("p{at}-");
                 assert!(plan.filesets.iter().all(|set| set.name.starts_with(&own)), "{name}");

@@ -5,18 +5,22 @@ use std::time::Instant;
 use anyhow::Result;
 use defuse_block::{Access, File};
 
-use crate::Scale;
-use crate::files::{Files, Operation, flights};
-use crate::results::{Better, RAW, Results};
-use crate::targets::{Stage, Target};
+use crate::UhsBenchScale;
+use crate::files::{FileOperation, TimedFiles, flights};
+use crate::results::{FigureDirection, RAW, UhsBenchResults};
+use crate::targets::{TargetStage, UhsBenchTarget};
 
 /// Bytes of a sequential operation.
 const LARGE: usize = 64 << 10;
 
 /// One round of all targets.
-pub(crate) fn measure(stage: &mut Stage, scale: &Scale, results: &mut Results) -> Result<()> {
+pub(crate) fn measure(
+    stage: &mut TargetStage,
+    scale: &UhsBenchScale,
+    results: &mut UhsBenchResults,
+) -> Result<()> {
     raw(stage, scale, results)?;
-    for target in Target::ALL {
+    for target in UhsBenchTarget::ALL {
         stage.with(target, |_, files| phases(files, ("", target.name()), scale, results))?;
     }
     Ok(())
@@ -30,15 +34,19 @@ fn rate(bytes: u64, work: impl FnOnce() -> Result<()>) -> Result<f64> {
 
 /// The phases of one target. `prefix` comes before the names of the rows.
 pub(crate) fn phases(
-    files: &dyn Files,
+    files: &dyn TimedFiles,
     (prefix, target): (&str, &str),
-    scale: &Scale,
-    results: &mut Results,
+    scale: &UhsBenchScale,
+    results: &mut UhsBenchResults,
 ) -> Result<()> {
     let mut file = files.open("/file")?;
     let bytes = scale.data_bytes;
     let mut add = |(name, goal): (&str, f64), figure| {
-        results.add((&format!("{prefix}{name}"), "MB/s", Better::More, goal), target, figure);
+        results.add(
+            (&format!("{prefix}{name}"), "MB/s", FigureDirection::More, goal),
+            target,
+            figure,
+        );
     };
     // The second time memory for pages has been used before.
     for name in ["64K sequential write, synced", "64K sequential write again, synced"] {
@@ -83,12 +91,14 @@ fn random(bytes: u64, all: u64, mut act: impl FnMut(u64, &mut [u8]) -> Result<()
 }
 
 /// Operations of a file past the cache, in order: the name of the row and its goal, the bytes, and the operations.
-fn direct(bytes: u64) -> Vec<((&'static str, f64), u64, Vec<Operation>)> {
+fn direct(bytes: u64) -> Vec<((&'static str, f64), u64, Vec<FileOperation>)> {
     let (small, large) = (bytes / 16 / 4096, bytes / LARGE as u64);
     let mut random = fastrand::Rng::with_seed(9);
     let blocks = LARGE as u32 / 4096;
     let in_order = |writes| {
-        (0..large).map(|at| (writes, at * u64::from(blocks), blocks)).collect::<Vec<Operation>>()
+        (0..large)
+            .map(|at| (writes, at * u64::from(blocks), blocks))
+            .collect::<Vec<FileOperation>>()
     };
     let mut at_random =
         |writes| (0..small).map(|_| (writes, random.u64(..bytes / 4096), 1)).collect();
@@ -102,11 +112,12 @@ fn direct(bytes: u64) -> Vec<((&'static str, f64), u64, Vec<Operation>)> {
 }
 
 /// The device without a file system.
-fn raw(stage: &Stage, scale: &Scale, results: &mut Results) -> Result<()> {
+fn raw(stage: &TargetStage, scale: &UhsBenchScale, results: &mut UhsBenchResults) -> Result<()> {
     let device = File::open(stage.node()?, Access::ReadWrite)?;
     for ((name, goal), bytes, operations) in direct(scale.data_bytes) {
-        let figure = rate(bytes, || flights::of_device(&device, flights::Memory::Any, operations))?;
-        results.add((name, "MB/s", Better::More, goal), RAW, figure);
+        let figure =
+            rate(bytes, || flights::of_device(&device, flights::DeviceMemory::Any, operations))?;
+        results.add((name, "MB/s", FigureDirection::More, goal), RAW, figure);
     }
     Ok(())
 }

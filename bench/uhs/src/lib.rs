@@ -30,12 +30,12 @@ use anyhow::{Context, Result};
 use defuse_measure::cpu;
 use std::time::Instant;
 
-use results::{Results, Row};
-use targets::Stage;
+use results::{FigureRow, UhsBenchResults};
+use targets::TargetStage;
 
 /// The amount of work.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Scale {
+pub struct UhsBenchScale {
     /// Files of the phases on names.
     pub files: usize,
     /// Directories that they are in, where it is not one.
@@ -54,10 +54,10 @@ pub struct Scale {
     pub threads: Option<u32>,
 }
 
-impl Scale {
+impl UhsBenchScale {
     /// A million files.
-    pub fn full() -> Scale {
-        Scale {
+    pub fn full() -> UhsBenchScale {
+        UhsBenchScale {
             files: 1_000_000,
             directories: 1000,
             synced: 4000,
@@ -70,8 +70,8 @@ impl Scale {
     }
 
     /// A hundred thousand files: a minute.
-    pub fn quick() -> Scale {
-        Scale {
+    pub fn quick() -> UhsBenchScale {
+        UhsBenchScale {
             files: 100_000,
             directories: 100,
             synced: 1000,
@@ -84,8 +84,8 @@ impl Scale {
     }
 
     /// Everything once and small, as a test.
-    pub fn tiny() -> Scale {
-        Scale {
+    pub fn tiny() -> UhsBenchScale {
+        UhsBenchScale {
             files: 300,
             directories: 10,
             synced: 20,
@@ -102,11 +102,11 @@ impl Scale {
     /// # Errors
     ///
     /// A sentence with the names that exist.
-    pub fn named(name: &str) -> std::result::Result<Scale, String> {
+    pub fn named(name: &str) -> std::result::Result<UhsBenchScale, String> {
         match name {
-            "full" => Ok(Scale::full()),
-            "quick" => Ok(Scale::quick()),
-            "tiny" => Ok(Scale::tiny()),
+            "full" => Ok(UhsBenchScale::full()),
+            "quick" => Ok(UhsBenchScale::quick()),
+            "tiny" => Ok(UhsBenchScale::tiny()),
             _ => Err(format!("there is no scale {name:?}: write full, quick or tiny")),
         }
     }
@@ -114,7 +114,7 @@ impl Scale {
 
 /// A part of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum UhsBenchPart {
     /// Operations on names.
     Names,
     /// Files that are written and synced.
@@ -141,27 +141,27 @@ pub enum Part {
     QueuesOnQemu,
 }
 
-impl Part {
+impl UhsBenchPart {
     /// All parts, with their names on the command line.
-    pub const ALL: [(&'static str, Part); 12] = [
-        ("names", Part::Names),
-        ("sync", Part::Sync),
-        ("data", Part::Data),
-        ("space", Part::Space),
-        ("mounts", Part::Mounts),
-        ("mounted", Part::Mounted),
-        ("personalities", Part::Personalities),
-        ("clients", Part::Clients),
-        ("queues", Part::Queues),
-        ("queues-on-driver", Part::QueuesOnDriver),
-        ("queues-on-device", Part::QueuesOnDevice),
-        ("queues-on-qemu", Part::QueuesOnQemu),
+    pub const ALL: [(&'static str, UhsBenchPart); 12] = [
+        ("names", UhsBenchPart::Names),
+        ("sync", UhsBenchPart::Sync),
+        ("data", UhsBenchPart::Data),
+        ("space", UhsBenchPart::Space),
+        ("mounts", UhsBenchPart::Mounts),
+        ("mounted", UhsBenchPart::Mounted),
+        ("personalities", UhsBenchPart::Personalities),
+        ("clients", UhsBenchPart::Clients),
+        ("queues", UhsBenchPart::Queues),
+        ("queues-on-driver", UhsBenchPart::QueuesOnDriver),
+        ("queues-on-device", UhsBenchPart::QueuesOnDevice),
+        ("queues-on-qemu", UhsBenchPart::QueuesOnQemu),
     ];
 
     /// The parts that need no program but those of file systems.
-    pub fn usual() -> Vec<Part> {
-        let all = Part::ALL.into_iter().map(|(_, part)| part);
-        all.filter(|part| *part != Part::QueuesOnQemu).collect()
+    pub fn usual() -> Vec<UhsBenchPart> {
+        let all = UhsBenchPart::ALL.into_iter().map(|(_, part)| part);
+        all.filter(|part| *part != UhsBenchPart::QueuesOnQemu).collect()
     }
 
     /// The part of this name.
@@ -169,9 +169,9 @@ impl Part {
     /// # Errors
     ///
     /// A sentence with the names that exist.
-    pub fn named(name: &str) -> std::result::Result<Part, String> {
-        let found = Part::ALL.iter().find(|(known, _)| *known == name);
-        let names = Part::ALL.map(|(name, _)| name).join(", ");
+    pub fn named(name: &str) -> std::result::Result<UhsBenchPart, String> {
+        let found = UhsBenchPart::ALL.iter().find(|(known, _)| *known == name);
+        let names = UhsBenchPart::ALL.map(|(name, _)| name).join(", ");
         found
             .map(|(_, part)| *part)
             .ok_or(format!("there is no part {name:?}: write one of {names}"))
@@ -180,11 +180,11 @@ impl Part {
 
 /// Options of the measurement.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct UhsBenchOptions {
     /// The amount of work.
-    pub scale: Scale,
+    pub scale: UhsBenchScale,
     /// The parts to measure.
-    pub parts: Vec<Part>,
+    pub parts: Vec<UhsBenchPart>,
     /// Rounds.
     pub rounds: u32,
     /// Directory for images and mounts.
@@ -199,40 +199,54 @@ pub struct Options {
 ///
 /// Where a device or a file system cannot be made (not root, no room, no program), or an operation fails.
 pub fn run(
-    options: &Options,
+    options: &UhsBenchOptions,
     say: &mut dyn FnMut(String),
-    finished: &mut dyn FnMut(&[Row]),
-) -> Result<Results> {
-    let mut results = Results::default();
+    finished: &mut dyn FnMut(&[FigureRow]),
+) -> Result<UhsBenchResults> {
+    let mut results = UhsBenchResults::default();
     for part in &options.parts {
         let before = results.rows.len();
         match part {
-            Part::Queues => queues::measure(&options.scale, &mut results, say)?,
-            Part::QueuesOnDriver => {
+            UhsBenchPart::Queues => queues::measure(&options.scale, &mut results, say)?,
+            UhsBenchPart::QueuesOnDriver => {
                 queues::measure_on_driver(&options.scale, &mut results, say)?;
             }
-            Part::QueuesOnQemu => {
+            UhsBenchPart::QueuesOnQemu => {
                 queues::measure_on_qemu(&options.scale, options.rounds, &mut results, say)?;
             }
             part => {
-                let mut stage = Stage::new(options).context("the devices cannot be made")?;
+                let mut stage = TargetStage::new(options).context("the devices cannot be made")?;
                 for round in 1..=options.rounds {
-                    let name =
-                        Part::ALL.iter().find(|(_, known)| known == part).map_or("", |p| p.0);
+                    let name = UhsBenchPart::ALL
+                        .iter()
+                        .find(|(_, known)| known == part)
+                        .map_or("", |p| p.0);
                     say(format!("{name}: round {round} of {}", options.rounds));
                     match part {
-                        Part::Names => names::measure(&mut stage, &options.scale, &mut results)?,
-                        Part::Sync => sync::measure(&mut stage, &options.scale, &mut results)?,
-                        Part::Data => data::measure(&mut stage, &options.scale, &mut results)?,
-                        Part::Mounts => mounts::measure(&mut stage, &options.scale, &mut results)?,
-                        Part::Mounted => mounted::measure(&mut stage, options, &mut results)?,
-                        Part::QueuesOnDevice => {
+                        UhsBenchPart::Names => {
+                            names::measure(&mut stage, &options.scale, &mut results)?
+                        }
+                        UhsBenchPart::Sync => {
+                            sync::measure(&mut stage, &options.scale, &mut results)?
+                        }
+                        UhsBenchPart::Data => {
+                            data::measure(&mut stage, &options.scale, &mut results)?
+                        }
+                        UhsBenchPart::Mounts => {
+                            mounts::measure(&mut stage, &options.scale, &mut results)?
+                        }
+                        UhsBenchPart::Mounted => {
+                            mounted::measure(&mut stage, options, &mut results)?
+                        }
+                        UhsBenchPart::QueuesOnDevice => {
                             queues::measure_on_device(&mut stage, &options.scale, &mut results)?;
                         }
-                        Part::Personalities => {
+                        UhsBenchPart::Personalities => {
                             personalities::measure(&mut stage, options, &mut results)?;
                         }
-                        Part::Clients => clients::measure(&mut stage, options, &mut results)?,
+                        UhsBenchPart::Clients => {
+                            clients::measure(&mut stage, options, &mut results)?
+                        }
                         _ => space::measure(&mut stage, &options.scale, &mut results)?,
                     }
                 }
@@ -244,16 +258,16 @@ pub fn run(
 }
 
 /// Time and CPU of some work.
-struct Timed {
+struct WorkTime {
     seconds: f64,
     /// CPU seconds of the whole machine, in steps of 10 ms.
     cpu: f64,
 }
 
-fn timed(work: impl FnOnce() -> Result<()>) -> Result<Timed> {
-    let (before, begun) = (cpu::Sample::take(None), Instant::now());
+fn timed(work: impl FnOnce() -> Result<()>) -> Result<WorkTime> {
+    let (before, begun) = (cpu::CpuSample::take(None), Instant::now());
     work()?;
     let seconds = begun.elapsed().as_secs_f64();
-    let used = before.until(&cpu::Sample::take(None));
-    Ok(Timed { seconds, cpu: used.system_ns as f64 / 1e9 })
+    let used = before.until(&cpu::CpuSample::take(None));
+    Ok(WorkTime { seconds, cpu: used.system_ns as f64 / 1e9 })
 }

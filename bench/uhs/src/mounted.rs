@@ -6,16 +6,20 @@ use std::path::Path;
 use anyhow::Result;
 use defuse_measure::{command, mount};
 
-use crate::files::{Files, Kernel, Name};
-use crate::results::{Better, Results};
-use crate::targets::Stage;
-use crate::{Options, timed};
+use crate::files::{KernelFiles, PreparedPath, TimedFiles};
+use crate::results::{FigureDirection, UhsBenchResults};
+use crate::targets::TargetStage;
+use crate::{UhsBenchOptions, timed};
 
 /// Files at most.
 const MOST_FILES: usize = 100_000;
 
 /// One round.
-pub(crate) fn measure(stage: &mut Stage, options: &Options, results: &mut Results) -> Result<()> {
+pub(crate) fn measure(
+    stage: &mut TargetStage,
+    options: &UhsBenchOptions,
+    results: &mut UhsBenchResults,
+) -> Result<()> {
     let Some(program) = &options.program else { return Ok(()) };
     let count = options.scale.files.min(MOST_FILES);
     for target in ["uhs", "memory"] {
@@ -26,7 +30,7 @@ pub(crate) fn measure(stage: &mut Stage, options: &Options, results: &mut Result
 
 /// Calls `work` with the mountpoint of a new file system: `uhs` on the device of the stage, or `memory`.
 pub(crate) fn with_mount(
-    stage: &Stage,
+    stage: &TargetStage,
     program: &Path,
     target: &str,
     work: impl FnOnce(&Path) -> Result<()>,
@@ -42,16 +46,16 @@ pub(crate) fn with_mount(
     mount::with_mount(program, &source, at, || work(at))
 }
 
-fn phases(at: &Path, count: usize, target: &str, results: &mut Results) -> Result<()> {
-    let files = Kernel::new(at)?;
+fn phases(at: &Path, count: usize, target: &str, results: &mut UhsBenchResults) -> Result<()> {
+    let files = KernelFiles::new(at)?;
     files.mkdir(&files.name("/d")?)?;
     let names = (0..count).map(|file| files.name(&format!("/d/file{file:06}")));
-    let names = names.collect::<Result<Vec<Name>>>()?;
-    let mut phase = |name: &str, act: &dyn Fn(&Name) -> Result<()>| -> Result<()> {
+    let names = names.collect::<Result<Vec<PreparedPath>>>()?;
+    let mut phase = |name: &str, act: &dyn Fn(&PreparedPath) -> Result<()>| -> Result<()> {
         let took = timed(|| names.iter().try_for_each(act))?;
         let name = format!("kernel mount: {name}");
         let figure = count as f64 / took.seconds;
-        results.add((&name, "1/s", Better::More, 0.9), target, figure);
+        results.add((&name, "1/s", FigureDirection::More, 0.9), target, figure);
         Ok(())
     };
     phase("create", &|name| files.create(name))?;

@@ -6,13 +6,13 @@ use std::time::Instant;
 use anyhow::{Result, ensure};
 use defuse_block::{Access, Device, File};
 use defuse_measure::command;
-use defuse_measure::loop_device::LoopDevice;
+use defuse_measure::loop_device::ImageLoopDevice;
 use defuse_uhs::Uhs;
 
-use crate::Scale;
+use crate::UhsBenchScale;
 use crate::files::flights;
-use crate::results::{Better, Results};
-use crate::targets::{BLOCK, Stage, Target, sectors};
+use crate::results::{FigureDirection, UhsBenchResults};
+use crate::targets::{BLOCK, TargetStage, UhsBenchTarget, sectors};
 
 /// Blocks of a read: 1 MiB.
 const READ: u64 = 256;
@@ -21,9 +21,13 @@ const READ: u64 = 256;
 const MOST_FILES: usize = 500_000;
 
 /// One round.
-pub(crate) fn measure(stage: &mut Stage, scale: &Scale, results: &mut Results) -> Result<()> {
+pub(crate) fn measure(
+    stage: &mut TargetStage,
+    scale: &UhsBenchScale,
+    results: &mut UhsBenchResults,
+) -> Result<()> {
     let files = scale.files.min(MOST_FILES);
-    let copy = stage.with(Target::Uhs, |stage, target| {
+    let copy = stage.with(UhsBenchTarget::Uhs, |stage, target| {
         (0..scale.directories)
             .try_for_each(|dir| target.mkdir(&target.name(&format!("/d{dir:04}"))?))?;
         for file in 0..files {
@@ -38,9 +42,9 @@ pub(crate) fn measure(stage: &mut Stage, scale: &Scale, results: &mut Results) -
         command::output("cp", &[&["--sparse=always".as_ref()], &paths[..]].concat())?;
         Ok(copy)
     })?;
-    let crashed = LoopDevice::attach(&copy, BLOCK)?;
+    let crashed = ImageLoopDevice::attach(&copy, BLOCK)?;
     let mut add = |name: &str, unit: &'static str, figure: f64| {
-        results.add((name, unit, Better::Less, 0.0), "uhs", figure);
+        results.add((name, unit, FigureDirection::Less, 0.0), "uhs", figure);
     };
     let slots = reading(&crashed, files as u64)?;
     add("reading as many slots as there are files", "s", slots);
@@ -54,7 +58,7 @@ pub(crate) fn measure(stage: &mut Stage, scale: &Scale, results: &mut Results) -
     Ok(())
 }
 
-fn mounting(device: &LoopDevice) -> Result<f64> {
+fn mounting(device: &ImageLoopDevice) -> Result<f64> {
     let file = Arc::new(File::open(device.node(), Access::ReadWrite)?);
     let begun = Instant::now();
     let (uhs, problems) = Uhs::open(file, Default::default(), fastrand::Rng::new())?;
@@ -64,13 +68,13 @@ fn mounting(device: &LoopDevice) -> Result<f64> {
     Ok(seconds)
 }
 
-fn reading(device: &LoopDevice, blocks: u64) -> Result<f64> {
+fn reading(device: &ImageLoopDevice, blocks: u64) -> Result<f64> {
     let file = File::open(device.node(), Access::Read)?;
     let blocks = blocks.min(file.facts().blocks);
     let begun = Instant::now();
     let reads = (0..blocks).step_by(READ as usize);
     let length = |block| READ.min(blocks - block) as u32;
     let reads = reads.map(|block| (false, block, length(block))).collect();
-    flights::of_device(&file, flights::Memory::Registered, reads)?;
+    flights::of_device(&file, flights::DeviceMemory::Registered, reads)?;
     Ok(begun.elapsed().as_secs_f64())
 }

@@ -4,28 +4,28 @@ use std::thread;
 
 use anyhow::Result;
 
-use crate::files::{Files, Name};
-use crate::results::{Better, Results};
-use crate::targets::{Stage, Target};
-use crate::{Scale, Timed, timed};
+use crate::files::{PreparedPath, TimedFiles};
+use crate::results::{FigureDirection, UhsBenchResults};
+use crate::targets::{TargetStage, UhsBenchTarget};
+use crate::{UhsBenchScale, WorkTime, timed};
 
 /// How often two threads look at their files, so that the start of threads does not count.
 const STAT_PASSES: usize = 8;
 
 /// The files of a phase.
-struct Set {
+struct PhaseFiles {
     files: usize,
     directories: usize,
 }
 
-impl Set {
+impl PhaseFiles {
     /// The names of files in this order, each with `end`.
     fn names(
         &self,
-        files: &dyn Files,
+        files: &dyn TimedFiles,
         order: impl Iterator<Item = usize>,
         end: &str,
-    ) -> Result<Vec<Name>> {
+    ) -> Result<Vec<PreparedPath>> {
         let path = |file: usize| {
             let (dir, number) = (file % self.directories, file / self.directories);
             format!("/d{dir:04}/file{number:07}{end}")
@@ -34,12 +34,12 @@ impl Set {
     }
 
     /// All files in their order.
-    fn all(&self, files: &dyn Files, end: &str) -> Result<Vec<Name>> {
+    fn all(&self, files: &dyn TimedFiles, end: &str) -> Result<Vec<PreparedPath>> {
         self.names(files, 0..self.files, end)
     }
 
     /// All files in an order by chance.
-    fn shuffled(&self, files: &dyn Files) -> Result<Vec<Name>> {
+    fn shuffled(&self, files: &dyn TimedFiles) -> Result<Vec<PreparedPath>> {
         let mut order: Vec<usize> = (0..self.files).collect();
         fastrand::Rng::with_seed(7).shuffle(&mut order);
         self.names(files, order.into_iter(), "")
@@ -47,34 +47,47 @@ impl Set {
 }
 
 /// One round of all targets.
-pub(crate) fn measure(stage: &mut Stage, scale: &Scale, results: &mut Results) -> Result<()> {
+pub(crate) fn measure(
+    stage: &mut TargetStage,
+    scale: &UhsBenchScale,
+    results: &mut UhsBenchResults,
+) -> Result<()> {
     for directories in [scale.directories, 1] {
-        let set = Set { files: scale.files, directories };
-        for target in Target::ALL {
+        let set = PhaseFiles { files: scale.files, directories };
+        for target in UhsBenchTarget::ALL {
             stage.with(target, |_, files| phases(files, target, &set, results))?;
         }
     }
-    for target in Target::ALL {
+    for target in UhsBenchTarget::ALL {
         stage.with(target, |_, files| two_threads(files, target, scale, results))?;
         stage.with(target, |stage, files| directory(stage, files, target, scale, results))?;
     }
     Ok(())
 }
 
-fn phases(files: &dyn Files, target: Target, set: &Set, results: &mut Results) -> Result<()> {
+fn phases(
+    files: &dyn TimedFiles,
+    target: UhsBenchTarget,
+    set: &PhaseFiles,
+    results: &mut UhsBenchResults,
+) -> Result<()> {
     for dir in 0..set.directories {
         files.mkdir(&files.name(&format!("/d{dir:04}"))?)?;
     }
     files.sync()?;
     let mut phase = |what: &str, goal: f64, work: &dyn Fn() -> Result<()>| -> Result<()> {
-        let Timed { seconds, cpu } = timed(|| {
+        let WorkTime { seconds, cpu } = timed(|| {
             work()?;
             files.sync()
         })?;
         let place = if set.directories == 1 { "one directory" } else { "many directories" };
         let (name, count) = (format!("{what}, {place}"), set.files as f64);
-        results.add((&name, "us of CPU", Better::Less, goal), target.name(), cpu * 1e6 / count);
-        results.add((&name, "1/s", Better::More, goal), target.name(), count / seconds);
+        results.add(
+            (&name, "us of CPU", FigureDirection::Less, goal),
+            target.name(),
+            cpu * 1e6 / count,
+        );
+        results.add((&name, "1/s", FigureDirection::More, goal), target.name(), count / seconds);
         Ok(())
     };
     let names = set.all(files, "")?;
@@ -95,16 +108,18 @@ fn phases(files: &dyn Files, target: Target, set: &Set, results: &mut Results) -
 
 /// Two threads, each in directories of its own, against one thread.
 fn two_threads(
-    files: &dyn Files,
-    target: Target,
-    scale: &Scale,
-    results: &mut Results,
+    files: &dyn TimedFiles,
+    target: UhsBenchTarget,
+    scale: &UhsBenchScale,
+    results: &mut UhsBenchResults,
 ) -> Result<()> {
     let of_thread = scale.files / 4;
-    let run = |names: &[Vec<Name>], passes: usize, act: &(dyn Fn(&Name) -> Result<()> + Sync)| {
+    let run = |names: &[Vec<PreparedPath>],
+               passes: usize,
+               act: &(dyn Fn(&PreparedPath) -> Result<()> + Sync)| {
         timed(|| {
             thread::scope(|scope| {
-                let work = |names: &'_ [Name]| {
+                let work = |names: &'_ [PreparedPath]| {
                     (0..passes).try_for_each(|_| names.iter().try_for_each(act))
                 };
                 let running: Vec<_> =
@@ -121,7 +136,9 @@ fn two_threads(
         files.sync()?;
         let of_directory = |thread| {
             let path = |file| format!("{}/file{file:07}", directory(thread));
-            (0..of_thread).map(|file| files.name(&path(file))).collect::<Result<Vec<Name>>>()
+            (0..of_thread)
+                .map(|file| files.name(&path(file)))
+                .collect::<Result<Vec<PreparedPath>>>()
         };
         let names = (0..threads).map(of_directory).collect::<Result<Vec<_>>>()?;
         let created = run(&names, 1, &|name| files.create(name))?;
@@ -130,21 +147,29 @@ fn two_threads(
     }
     let [(cpu_one, rate_one), (cpu_two, rate_two)] = one_and_two[..] else { return Ok(()) };
     let of_two = cpu_two / cpu_one.max(0.01);
-    results.add(("create, CPU of two threads", "to one", Better::Less, 0.0), target.name(), of_two);
+    results.add(
+        ("create, CPU of two threads", "to one", FigureDirection::Less, 0.0),
+        target.name(),
+        of_two,
+    );
     let of_two = rate_two / rate_one;
-    results.add(("stat, rate of two threads", "to one", Better::More, 0.0), target.name(), of_two);
+    results.add(
+        ("stat, rate of two threads", "to one", FigureDirection::More, 0.0),
+        target.name(),
+        of_two,
+    );
     Ok(())
 }
 
 /// The rename of a directory with many files below it, against that of an empty one.
 fn directory(
-    stage: &Stage,
-    files: &dyn Files,
-    target: Target,
-    scale: &Scale,
-    results: &mut Results,
+    stage: &TargetStage,
+    files: &dyn TimedFiles,
+    target: UhsBenchTarget,
+    scale: &UhsBenchScale,
+    results: &mut UhsBenchResults,
 ) -> Result<()> {
-    let set = Set { files: scale.files, directories: 1 };
+    let set = PhaseFiles { files: scale.files, directories: 1 };
     files.mkdir(&files.name("/d0000")?)?;
     set.all(files, "")?.iter().try_for_each(|name| files.create(name))?;
     files.mkdir(&files.name("/empty")?)?;
@@ -157,8 +182,8 @@ fn directory(
             files.sync()
         })?;
         let blocks = (stage.written()? - before) as f64 / 4096.0;
-        results.add((name, "us", Better::Less, 0.0), target.name(), took.seconds * 1e6);
-        results.add((name, "blocks", Better::Less, 0.0), target.name(), blocks);
+        results.add((name, "us", FigureDirection::Less, 0.0), target.name(), took.seconds * 1e6);
+        results.add((name, "blocks", FigureDirection::Less, 0.0), target.name(), blocks);
         Ok(())
     };
     rename("/empty", "/empty.new", "rename of an empty directory, synced")?;

@@ -14,10 +14,10 @@ use defuse_block::{
     Separation,
 };
 
-use crate::files::Files;
-use crate::results::{Better, Results};
-use crate::targets::Stage;
-use crate::{Scale, data, sync, timed};
+use crate::files::TimedFiles;
+use crate::results::{FigureDirection, UhsBenchResults};
+use crate::targets::TargetStage;
+use crate::{UhsBenchScale, data, sync, timed};
 
 pub(crate) use on_driver::measure as measure_on_driver;
 pub(crate) use on_qemu::measure as measure_on_qemu;
@@ -30,7 +30,7 @@ const BLOCKS: u64 = 1 << 20;
 
 /// Operations of one kind.
 #[derive(Clone, Copy, Debug)]
-struct Stream {
+struct OperationStream {
     class: Class,
     /// Blocks of 4 KiB.
     blocks: u64,
@@ -39,9 +39,9 @@ struct Stream {
 }
 
 /// A workload of the paper.
-struct Workload {
+struct QueueWorkload {
     name: String,
-    streams: Vec<Stream>,
+    streams: Vec<OperationStream>,
     /// The classes of each queue where they are divided.
     divided: Vec<Classes>,
 }
@@ -52,14 +52,14 @@ const DEPTHS: [u32; 4] = [16, 32, 128, 256];
 /// Measures all workloads at all depths on the device of `stage`, where time is that of the machine. The target `one queue` has no
 /// separation: a single queue of the same depth in all.
 pub(crate) fn measure_on_device(
-    stage: &mut Stage,
-    scale: &Scale,
-    results: &mut Results,
+    stage: &mut TargetStage,
+    scale: &UhsBenchScale,
+    results: &mut UhsBenchResults,
 ) -> Result<()> {
     for workload in workloads(scale.queued) {
         for depth in DEPTHS {
             let name = format!("loop device, {}, depth {depth}", workload.name);
-            let mut add = |target: &str, ran: &Ran| ran.add(&name, target, results);
+            let mut add = |target: &str, ran: &WorkloadRates| ran.add(&name, target, results);
             let device = Arc::new(File::open(stage.node()?, Access::ReadWrite)?);
             let queue = device.queue(depth * QUEUES as u32)?;
             let clock = device.clock();
@@ -74,21 +74,26 @@ pub(crate) fn measure_on_device(
 }
 
 /// uhs with queues of its own for each thread, and with shared ones.
-fn measure_uhs(stage: &mut Stage, scale: &Scale, results: &mut Results) -> Result<()> {
+fn measure_uhs(
+    stage: &mut TargetStage,
+    scale: &UhsBenchScale,
+    results: &mut UhsBenchResults,
+) -> Result<()> {
     let modes = [None, Some(Mode::Off), Some(Mode::Static), Some(Mode::Learned)];
     for (target, separation) in ["own queues", "off", "static", "learned"].into_iter().zip(modes) {
         let options = defuse_uhs::Options { separation, ..Default::default() };
         stage
             .with_uhs(options, |_, files| data::phases(files, ("uhs: ", target), scale, results))?;
         for threads in [1, 16] {
-            let work =
-                |_: &Stage, files: &dyn Files| timed(|| sync::all(files, threads, scale.synced));
+            let work = |_: &TargetStage, files: &dyn TimedFiles| {
+                timed(|| sync::all(files, threads, scale.synced))
+            };
             let took = stage.with_uhs(options, work)?;
             let name = format!("uhs: create, write 1 KiB, fsync; {threads} threads");
             let count = scale.synced as f64;
-            results.add((&name, "1/s", Better::More, 0.0), target, count / took.seconds);
+            results.add((&name, "1/s", FigureDirection::More, 0.0), target, count / took.seconds);
             let cpu = took.cpu * 1e6 / count;
-            results.add((&name, "us of CPU", Better::Less, 0.0), target, cpu);
+            results.add((&name, "us of CPU", FigureDirection::Less, 0.0), target, cpu);
         }
     }
     Ok(())
@@ -96,8 +101,8 @@ fn measure_uhs(stage: &mut Stage, scale: &Scale, results: &mut Results) -> Resul
 
 /// Measures all workloads at all depths on the model.
 pub(crate) fn measure(
-    scale: &Scale,
-    results: &mut Results,
+    scale: &UhsBenchScale,
+    results: &mut UhsBenchResults,
     say: &mut dyn FnMut(String),
 ) -> Result<()> {
     for workload in workloads(scale.queued) {
@@ -124,11 +129,11 @@ fn policies(divided: &[Classes], depth: u32) -> Vec<(&'static str, Separation)> 
     ]
 }
 
-fn workloads(count: u64) -> Vec<Workload> {
+fn workloads(count: u64) -> Vec<QueueWorkload> {
     use Class::{Behind, LargeRead, LargeWrite, Reclaim, SmallRead, SmallWrite};
     let stream = |class, count| {
         let large = matches!(class, LargeRead | LargeWrite);
-        Stream { class, blocks: if large { 16 } else { 1 }, sequential: large, count }
+        OperationStream { class, blocks: if large { 16 } else { 1 }, sequential: large, count }
     };
     let of = |classes: &[Class]| vec![Classes::of(classes); QUEUES / 2];
     // The last two do not occur here.
@@ -137,10 +142,10 @@ fn workloads(count: u64) -> Vec<Workload> {
     let large = of(&[LargeRead, LargeWrite, Behind, Reclaim]);
     let sizes = [of(&[SmallRead, SmallWrite]), large].concat();
     let all = [&[SmallRead][..], &[LargeRead], &[SmallWrite], &[LargeWrite, Behind, Reclaim]];
-    let random = |stream: Stream| Stream { sequential: false, ..stream };
+    let random = |stream: OperationStream| OperationStream { sequential: false, ..stream };
     let workload = |name: &str, streams, divided: &[Classes]| {
         let (name, divided) = (name.to_owned(), divided.to_vec());
-        Workload { name, streams, divided }
+        QueueWorkload { name, streams, divided }
     };
     vec![
         workload(
@@ -176,26 +181,26 @@ fn workloads(count: u64) -> Vec<Workload> {
     ]
 }
 
-struct Ran {
+struct WorkloadRates {
     /// Bytes a second until all streams have ended.
     rate: f64,
     /// Mean latency of small reads.
     small_reads: Option<Duration>,
 }
 
-impl Ran {
-    fn add(&self, name: &str, target: &str, results: &mut Results) {
-        results.add((name, "MB/s", Better::More, 0.0), target, self.rate / 1e6);
+impl WorkloadRates {
+    fn add(&self, name: &str, target: &str, results: &mut UhsBenchResults) {
+        results.add((name, "MB/s", FigureDirection::More, 0.0), target, self.rate / 1e6);
         if let Some(latency) = self.small_reads {
             let micros = latency.as_secs_f64() * 1e6;
-            results.add((name, "us a read", Better::Less, 0.0), target, micros);
+            results.add((name, "us a read", FigureDirection::Less, 0.0), target, micros);
         }
     }
 }
 
 /// The progress of a stream.
-struct Progress {
-    stream: Stream,
+struct StreamProgress {
+    stream: OperationStream,
     pushed: u64,
     in_flight: usize,
     latency: Duration,
@@ -206,8 +211,8 @@ fn run_separated(
     device: Arc<dyn Device>,
     separation: &Separation,
     memory: Option<&Arc<Region>>,
-    streams: &[Stream],
-) -> Result<Ran> {
+    streams: &[OperationStream],
+) -> Result<WorkloadRates> {
     let clock = device.clock();
     let device = Separated::new(device, separation)?;
     let queue = device.queue(separation.depth * separation.queues.len() as u32)?;
@@ -221,8 +226,8 @@ fn run(
     clock: &Arc<dyn Clock>,
     mut queue: Box<dyn Queue>,
     memory: Option<&Arc<Region>>,
-    streams: &[Stream],
-) -> Result<Ran> {
+    streams: &[OperationStream],
+) -> Result<WorkloadRates> {
     let window = queue.depth() / streams.len();
     let region = match memory {
         Some(memory) => Arc::clone(memory),
@@ -230,10 +235,11 @@ fn run(
     };
     let blocks = device.facts().blocks.min(BLOCKS);
     let mut random = fastrand::Rng::with_seed(11);
-    let mut all: Vec<Progress> = streams.iter().map(|stream| Progress::new(*stream)).collect();
+    let mut all: Vec<StreamProgress> =
+        streams.iter().map(|stream| StreamProgress::new(*stream)).collect();
     let mut begun: Vec<Duration> = Vec::new();
     let (start, mut done) = (clock.now(), Vec::new());
-    while all.iter().any(Progress::goes_on) {
+    while all.iter().any(StreamProgress::goes_on) {
         for (number, one) in all.iter_mut().enumerate() {
             while one.pushed < one.stream.count && one.in_flight < window {
                 let memory = region.take(one.stream.blocks as u32).context("no frame is free")?;
@@ -254,15 +260,15 @@ fn run(
     }
     let bytes: u64 = streams.iter().map(|stream| stream.count * stream.blocks * 4096).sum();
     let small = all.iter().find(|one| one.stream.class == Class::SmallRead);
-    Ok(Ran {
+    Ok(WorkloadRates {
         rate: bytes as f64 / (clock.now() - start).as_secs_f64(),
         small_reads: small.map(|one| one.latency / one.stream.count.max(1) as u32),
     })
 }
 
-impl Progress {
-    fn new(stream: Stream) -> Self {
-        Progress { stream, pushed: 0, in_flight: 0, latency: Duration::ZERO, next_block: 0 }
+impl StreamProgress {
+    fn new(stream: OperationStream) -> Self {
+        StreamProgress { stream, pushed: 0, in_flight: 0, latency: Duration::ZERO, next_block: 0 }
     }
 
     fn goes_on(&self) -> bool {
@@ -272,7 +278,7 @@ impl Progress {
     fn next(&mut self, memory: Segments, device: u64, random: &mut fastrand::Rng) -> OpKind {
         self.pushed += 1;
         self.in_flight += 1;
-        let Stream { class, blocks, sequential, .. } = self.stream;
+        let OperationStream { class, blocks, sequential, .. } = self.stream;
         // Streams use different parts of the device, so that none waits for the blocks of another.
         let (part, parts) = (class as u64, 4);
         let places = device / parts / blocks;

@@ -6,21 +6,21 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 /// The figures of one target in one row, one for each round.
-pub type Figures = Vec<f64>;
+pub type RoundFigures = Vec<f64>;
 
 /// The device without a file system, as a target.
 pub const RAW: &str = "raw";
 
 /// Everything that was measured: by row, by target.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Results {
+pub struct UhsBenchResults {
     /// The rows in order.
-    pub rows: Vec<Row>,
+    pub rows: Vec<FigureRow>,
 }
 
 /// The direction of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Better {
+pub enum FigureDirection {
     /// Rates.
     More,
     /// Times and sizes.
@@ -29,31 +29,31 @@ pub enum Better {
 
 /// A figure of several targets.
 #[derive(Clone, Debug, Serialize)]
-pub struct Row {
+pub struct FigureRow {
     /// The name, such as `create, 1000 directories`.
     pub name: String,
     /// The unit.
     pub unit: &'static str,
     /// The direction.
-    pub better: Better,
-    /// The [ratio](Row::ratio) that is wanted; 0 for no goal.
+    pub better: FigureDirection,
+    /// The [ratio](FigureRow::ratio) that is wanted; 0 for no goal.
     pub goal: f64,
     /// The figures by target.
-    pub figures: BTreeMap<String, Figures>,
+    pub figures: BTreeMap<String, RoundFigures>,
 }
 
-impl Results {
+impl UhsBenchResults {
     /// Adds a figure of `target`.
     pub fn add(
         &mut self,
-        (name, unit, better, goal): (&str, &'static str, Better, f64),
+        (name, unit, better, goal): (&str, &'static str, FigureDirection, f64),
         target: &str,
         figure: f64,
     ) {
         let at = self.rows.iter().position(|row| row.name == name && row.unit == unit);
         let at = at.unwrap_or_else(|| {
             let (name, figures) = (name.to_owned(), BTreeMap::new());
-            self.rows.push(Row { name, unit, better, goal, figures });
+            self.rows.push(FigureRow { name, unit, better, goal, figures });
             self.rows.len() - 1
         });
         self.rows[at].figures.entry(target.to_owned()).or_default().push(figure);
@@ -61,7 +61,7 @@ impl Results {
 }
 
 /// The table of some rows, for people.
-pub fn table(rows: &[Row]) -> String {
+pub fn table(rows: &[FigureRow]) -> String {
     let mut text = String::new();
     for row in rows {
         let figures = row.figures.iter();
@@ -82,7 +82,7 @@ pub fn table(rows: &[Row]) -> String {
     text
 }
 
-impl Row {
+impl FigureRow {
     /// The median over the rounds of uhs against the device in the same round, or the best of the others where that was not measured:
     /// above 1 where uhs is better. `None` without both.
     pub fn ratio(&self) -> Option<f64> {
@@ -95,8 +95,8 @@ impl Row {
             let others = self.figures.iter().filter(|(target, _)| is_measure(target));
             let others = others.filter_map(|(_, figures)| figures.get(round).copied());
             match self.better {
-                Better::More => others.reduce(f64::max).map(|best| ours / best),
-                Better::Less => others.reduce(f64::min).map(|best| best / ours),
+                FigureDirection::More => others.reduce(f64::max).map(|best| ours / best),
+                FigureDirection::Less => others.reduce(f64::min).map(|best| best / ours),
             }
         };
         let ratios: Option<Vec<f64>> = ours.iter().enumerate().map(of_round).collect();
@@ -130,8 +130,8 @@ mod tests {
 
     #[test]
     fn a_ratio_is_that_to_the_best_of_the_others_in_the_same_round() {
-        let mut results = Results::default();
-        let row = ("create", "us", Better::Less, 2.0);
+        let mut results = UhsBenchResults::default();
+        let row = ("create", "us", FigureDirection::Less, 2.0);
         for (target, figures) in
             [("uhs", [1.0, 2.0, 1.0]), ("ext4", [8.0, 6.0, 9.0]), ("xfs", [4.0, 8.0, 3.0])]
         {
@@ -144,8 +144,8 @@ mod tests {
 
     #[test]
     fn rates_are_better_when_they_are_more() {
-        let mut results = Results::default();
-        let row = ("read", "MB/s", Better::More, 0.9);
+        let mut results = UhsBenchResults::default();
+        let row = ("read", "MB/s", FigureDirection::More, 0.9);
         for (target, figure) in [("uhs", 80.0), (RAW, 100.0), ("ext4", 200.0)] {
             results.add(row, target, figure);
         }

@@ -2,14 +2,18 @@
 
 use anyhow::Result;
 
-use crate::Scale;
-use crate::files::Files;
-use crate::results::{Better, Results};
-use crate::targets::{Stage, Target};
+use crate::UhsBenchScale;
+use crate::files::TimedFiles;
+use crate::results::{FigureDirection, UhsBenchResults};
+use crate::targets::{TargetStage, UhsBenchTarget};
 
 /// One round of all targets.
-pub(crate) fn measure(stage: &mut Stage, scale: &Scale, results: &mut Results) -> Result<()> {
-    for target in Target::ALL {
+pub(crate) fn measure(
+    stage: &mut TargetStage,
+    scale: &UhsBenchScale,
+    results: &mut UhsBenchResults,
+) -> Result<()> {
+    for target in UhsBenchTarget::ALL {
         stage.with(target, |stage, files| small(stage, files, target, scale, results))?;
         stage.with(target, |_, files| large(files, target, scale, results))?;
     }
@@ -18,11 +22,11 @@ pub(crate) fn measure(stage: &mut Stage, scale: &Scale, results: &mut Results) -
 
 /// Fresh files of 1 KiB.
 fn small(
-    stage: &Stage,
-    files: &dyn Files,
-    target: Target,
-    scale: &Scale,
-    results: &mut Results,
+    stage: &TargetStage,
+    files: &dyn TimedFiles,
+    target: UhsBenchTarget,
+    scale: &UhsBenchScale,
+    results: &mut UhsBenchResults,
 ) -> Result<()> {
     let count = scale.files.min(250_000);
     let (used, written) = (files.used()?, stage.written()?);
@@ -33,15 +37,20 @@ fn small(
     files.sync()?;
     let bytes = |blocks: u64| (blocks * 4096) as f64 / count as f64;
     let name = "fresh file of 1 KiB";
-    let row = (name, "bytes used", Better::Less, 0.0);
+    let row = (name, "bytes used", FigureDirection::Less, 0.0);
     results.add(row, target.name(), bytes(files.used()?.saturating_sub(used)));
     let written = (stage.written()? - written) as f64 / count as f64;
-    results.add((name, "bytes written", Better::Less, 0.0), target.name(), written);
+    results.add((name, "bytes written", FigureDirection::Less, 0.0), target.name(), written);
     Ok(())
 }
 
 /// Files with a mean of 256 KiB.
-fn large(files: &dyn Files, target: Target, scale: &Scale, results: &mut Results) -> Result<()> {
+fn large(
+    files: &dyn TimedFiles,
+    target: UhsBenchTarget,
+    scale: &UhsBenchScale,
+    results: &mut UhsBenchResults,
+) -> Result<()> {
     let (used, mut total, mut number) = (files.used()?, 0, 0);
     let mut random = fastrand::Rng::with_seed(3);
     while total < scale.data_bytes {
@@ -56,7 +65,7 @@ fn large(files: &dyn Files, target: Target, scale: &Scale, results: &mut Results
     }
     files.sync()?;
     let used = files.used()?.saturating_sub(used) * 4096;
-    let row = ("files with a mean of 256 KiB", "used/bytes", Better::Less, 0.0);
+    let row = ("files with a mean of 256 KiB", "used/bytes", FigureDirection::Less, 0.0);
     results.add(row, target.name(), used as f64 / total as f64);
     Ok(())
 }

@@ -4,14 +4,18 @@ use std::thread;
 
 use anyhow::Result;
 
-use crate::files::Files;
-use crate::results::{Better, Results};
-use crate::targets::{Stage, Target};
-use crate::{Scale, timed};
+use crate::files::TimedFiles;
+use crate::results::{FigureDirection, UhsBenchResults};
+use crate::targets::{TargetStage, UhsBenchTarget};
+use crate::{UhsBenchScale, timed};
 
 /// One round of all targets.
-pub(crate) fn measure(stage: &mut Stage, scale: &Scale, results: &mut Results) -> Result<()> {
-    for target in Target::ALL {
+pub(crate) fn measure(
+    stage: &mut TargetStage,
+    scale: &UhsBenchScale,
+    results: &mut UhsBenchResults,
+) -> Result<()> {
+    for target in UhsBenchTarget::ALL {
         for threads in [1, 16] {
             stage.with(target, |stage, files| {
                 let before = stage.written()?;
@@ -19,13 +23,17 @@ pub(crate) fn measure(stage: &mut Stage, scale: &Scale, results: &mut Results) -
                 let written = (stage.written()? - before) as f64 / scale.synced as f64;
                 let name = format!("create, write 1 KiB, fsync; {threads} threads");
                 let (count, target) = (scale.synced as f64, target.name());
-                results.add((&name, "1/s", Better::More, 2.0), target, count / took.seconds);
                 results.add(
-                    (&name, "us of CPU", Better::Less, 0.0),
+                    (&name, "1/s", FigureDirection::More, 2.0),
+                    target,
+                    count / took.seconds,
+                );
+                results.add(
+                    (&name, "us of CPU", FigureDirection::Less, 0.0),
                     target,
                     took.cpu * 1e6 / count,
                 );
-                results.add((&name, "bytes", Better::Less, 1.0), target, written);
+                results.add((&name, "bytes", FigureDirection::Less, 1.0), target, written);
                 Ok(())
             })?;
         }
@@ -34,7 +42,7 @@ pub(crate) fn measure(stage: &mut Stage, scale: &Scale, results: &mut Results) -
 }
 
 /// Makes, writes and syncs files, each by one of the threads.
-pub(crate) fn all(files: &dyn Files, threads: usize, count: usize) -> Result<()> {
+pub(crate) fn all(files: &dyn TimedFiles, threads: usize, count: usize) -> Result<()> {
     thread::scope(|scope| {
         let work = |thread: usize| {
             move || {

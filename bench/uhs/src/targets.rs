@@ -9,19 +9,19 @@ use anyhow::{Context, Result};
 use defuse_block::{Access, File};
 use defuse_direct::{Client, MountArgs};
 use defuse_measure::command;
-use defuse_measure::loop_device::LoopDevice;
+use defuse_measure::loop_device::ImageLoopDevice;
 use defuse_uhs::Uhs;
 use rustix::mount::{MountFlags, UnmountFlags};
 
-use crate::Options;
-use crate::files::{Files, Inside, Kernel, NAME};
+use crate::UhsBenchOptions;
+use crate::files::{InProcessFiles, KernelFiles, NAME, TimedFiles};
 
 /// Bytes of a block and of a sector.
 pub(crate) const BLOCK: u32 = 4096;
 
 /// The kinds of file systems.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum UhsBenchTarget {
     /// mkfs.ext4(8).
     Ext4,
     /// mkfs.xfs(8).
@@ -30,43 +30,44 @@ pub(crate) enum Target {
     Uhs,
 }
 
-impl Target {
-    pub(crate) const ALL: [Target; 3] = [Target::Ext4, Target::Xfs, Target::Uhs];
+impl UhsBenchTarget {
+    pub(crate) const ALL: [UhsBenchTarget; 3] =
+        [UhsBenchTarget::Ext4, UhsBenchTarget::Xfs, UhsBenchTarget::Uhs];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Target::Ext4 => "ext4",
-            Target::Xfs => "xfs",
-            Target::Uhs => "uhs",
+            UhsBenchTarget::Ext4 => "ext4",
+            UhsBenchTarget::Xfs => "xfs",
+            UhsBenchTarget::Uhs => "uhs",
         }
     }
 }
 
 /// Memory for images, and a device in it.
-pub(crate) struct Stage {
-    device: Option<LoopDevice>,
+pub(crate) struct TargetStage {
+    device: Option<ImageLoopDevice>,
     mountpoint: PathBuf,
     ram: PathBuf,
-    work: Work,
+    work: ImageDirectory,
 }
 
 /// A directory that goes with its value.
-struct Work(PathBuf);
+struct ImageDirectory(PathBuf);
 
-impl Drop for Work {
+impl Drop for ImageDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-impl Stage {
-    pub(crate) fn new(options: &Options) -> Result<Stage> {
+impl TargetStage {
+    pub(crate) fn new(options: &UhsBenchOptions) -> Result<TargetStage> {
         let name = format!("defuse-bench-uhs-{}-{:016x}", std::process::id(), fastrand::u64(..));
         let work = options.work.join(name);
         // Nobody else may put anything below: this process is root.
         let made = fs::DirBuilder::new().mode(0o700).create(&work);
         made.with_context(|| format!("cannot make {}", work.display()))?;
-        let work = Work(work);
+        let work = ImageDirectory(work);
         let (ram, mountpoint) = (work.0.join("ram"), work.0.join("mnt"));
         fs::create_dir(&ram)?;
         fs::create_dir(&mountpoint)?;
@@ -79,14 +80,14 @@ impl Stage {
         let size = std::ffi::CString::new(format!("size={}", 2 * bytes))?;
         rustix::mount::mount("tmpfs", &ram, "tmpfs", flags, size.as_c_str())
             .context("cannot mount a tmpfs: be root")?;
-        let mut stage = Stage { device: None, mountpoint, ram, work };
+        let mut stage = TargetStage { device: None, mountpoint, ram, work };
         let image = stage.ram.join("image");
-        stage.device = Some(LoopDevice::create(&image, bytes, BLOCK)?);
+        stage.device = Some(ImageLoopDevice::create(&image, bytes, BLOCK)?);
         fill(&image, bytes)?;
         Ok(stage)
     }
 
-    pub(crate) fn device(&self) -> Result<&LoopDevice> {
+    pub(crate) fn device(&self) -> Result<&ImageLoopDevice> {
         self.device.as_ref().context("the device is gone")
     }
 
@@ -115,22 +116,22 @@ impl Stage {
     /// Makes an empty file system of a kind, and calls `work` with it mounted.
     pub(crate) fn with<T>(
         &mut self,
-        target: Target,
-        work: impl FnOnce(&Stage, &dyn Files) -> Result<T>,
+        target: UhsBenchTarget,
+        work: impl FnOnce(&TargetStage, &dyn TimedFiles) -> Result<T>,
     ) -> Result<T> {
         self.device()?.wait_until_free()?;
         let node = self.node()?.to_owned();
         let node = node.to_string_lossy();
         match target {
-            Target::Ext4 => {
+            UhsBenchTarget::Ext4 => {
                 let options = "lazy_itable_init=0,lazy_journal_init=0,nodiscard";
                 let files = ["-q", "-F", "-b", "4096", "-i", "8192", "-E", options, &node];
                 command::output("mkfs.ext4", &files)?;
             }
-            Target::Xfs => {
+            UhsBenchTarget::Xfs => {
                 command::output("mkfs.xfs", &["-q", "-f", "-K", &node])?;
             }
-            Target::Uhs => return self.with_uhs(with_much_memory(), work),
+            UhsBenchTarget::Uhs => return self.with_uhs(with_much_memory(), work),
         }
         rustix::mount::mount(
             self.node()?,
@@ -140,7 +141,7 @@ impl Stage {
             None::<&std::ffi::CStr>,
         )
         .with_context(|| format!("cannot mount {}", target.name()))?;
-        let done = work(self, &Kernel::new(&self.mountpoint)?);
+        let done = work(self, &KernelFiles::new(&self.mountpoint)?);
         rustix::mount::unmount(&self.mountpoint, UnmountFlags::empty())?;
         done
     }
@@ -149,7 +150,7 @@ impl Stage {
     pub(crate) fn with_uhs<T>(
         &mut self,
         options: defuse_uhs::Options,
-        work: impl FnOnce(&Stage, &dyn Files) -> Result<T>,
+        work: impl FnOnce(&TargetStage, &dyn TimedFiles) -> Result<T>,
     ) -> Result<T> {
         let mut random = fastrand::Rng::new();
         {
@@ -163,7 +164,7 @@ impl Stage {
         anyhow::ensure!(problems.is_empty(), "the new file system is damaged: {problems:?}");
         let client = Arc::new(Client::new(Default::default()));
         client.mount(NAME, Arc::new(uhs), &MountArgs::default())?;
-        let done = work(self, &Inside::new(Arc::clone(&client))?);
+        let done = work(self, &InProcessFiles::new(Arc::clone(&client))?);
         client.unmount(NAME, false)?;
         done
     }
@@ -194,13 +195,13 @@ fn fill(image: &Path, bytes: u64) -> Result<()> {
 }
 
 /// Bytes in a field of sectors of a device (Documentation/block/stat.rst of the kernel).
-pub(crate) fn sectors(device: &LoopDevice, field: usize) -> Result<u64> {
+pub(crate) fn sectors(device: &ImageLoopDevice, field: usize) -> Result<u64> {
     let text = fs::read_to_string(format!("/sys/block/{}/stat", device.name()))?;
     let sectors = text.split_whitespace().nth(field).context("stat has a field of sectors")?;
     Ok(sectors.parse::<u64>()? * 512)
 }
 
-impl Drop for Stage {
+impl Drop for TargetStage {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(&self.mountpoint, UnmountFlags::DETACH);
         drop(self.device.take());

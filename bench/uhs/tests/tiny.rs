@@ -1,7 +1,7 @@
 //! Everything once, small.
 
-use defuse_bench_uhs::results::{Row, table};
-use defuse_bench_uhs::{Options, Part, Scale, run};
+use defuse_bench_uhs::results::{FigureRow, table};
+use defuse_bench_uhs::{UhsBenchOptions, UhsBenchPart, UhsBenchScale, run};
 
 #[test]
 fn every_part_runs_and_gives_figures_for_all_targets() {
@@ -10,16 +10,16 @@ fn every_part_runs_and_gives_figures_for_all_targets() {
         return;
     }
     let work = tempfile::tempdir().unwrap();
-    let options = Options {
-        scale: Scale::tiny(),
-        parts: Part::usual(),
+    let options = UhsBenchOptions {
+        scale: UhsBenchScale::tiny(),
+        parts: UhsBenchPart::usual(),
         rounds: 1,
         work: work.path().to_owned(),
         program: None,
     };
     let mut finished = Vec::new();
     let results =
-        run(&options, &mut |_| (), &mut |rows: &[Row]| finished.push(rows.len())).unwrap();
+        run(&options, &mut |_| (), &mut |rows: &[FigureRow]| finished.push(rows.len())).unwrap();
     // Each part tells its rows when it is done.
     assert_eq!(finished.len(), options.parts.len());
     assert_eq!(finished.iter().sum::<usize>(), results.rows.len());
@@ -28,7 +28,7 @@ fn every_part_runs_and_gives_figures_for_all_targets() {
         let targets: Vec<&str> = row.figures.keys().map(String::as_str).collect();
         assert_eq!(targets, ["ext4", "uhs", "xfs"], "{name}");
     }
-    let finite = |row: &Row| row.figures.values().flatten().all(|figure| figure.is_finite());
+    let finite = |row: &FigureRow| row.figures.values().flatten().all(|figure| figure.is_finite());
     assert!(results.rows.iter().all(finite), "{}", table(&results.rows));
     for (start, targets) in [
         ("table 6", 4),
@@ -44,9 +44,9 @@ fn every_part_runs_and_gives_figures_for_all_targets() {
 
 #[test]
 fn the_separation_of_queues_is_measured_on_a_throttled_drive_of_qemu() {
-    let options = Options {
-        scale: Scale::tiny(),
-        parts: vec![Part::QueuesOnQemu],
+    let options = UhsBenchOptions {
+        scale: UhsBenchScale::tiny(),
+        parts: vec![UhsBenchPart::QueuesOnQemu],
         rounds: 1,
         work: std::env::temp_dir(),
         program: None,
@@ -70,9 +70,9 @@ fn the_separation_of_queues_is_measured_on_a_throttled_drive_of_qemu() {
 #[test]
 fn the_separation_of_queues_is_the_same_every_time() {
     let measured = || {
-        let options = Options {
-            scale: Scale::tiny(),
-            parts: vec![Part::Queues, Part::QueuesOnDriver],
+        let options = UhsBenchOptions {
+            scale: UhsBenchScale::tiny(),
+            parts: vec![UhsBenchPart::Queues, UhsBenchPart::QueuesOnDriver],
             rounds: 1,
             work: std::env::temp_dir(),
             program: None,

@@ -1,4 +1,4 @@
-//! Workloads on a file system in this process, without the kernel: the [`Driver`] that calls the in-process
+//! Workloads on a file system in this process, without the kernel: the [`WorkloadDriver`] that calls the in-process
 //! client ([`defuse_direct`]).
 //!
 //! It mounts nothing: the caller mounts file systems in the [`Client`], and names them in the paths of the
@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use defuse_direct::{At, Client, Description, How, Stop, Task};
 use defuse_fs::{FileKind, OpenFlags};
-use defuse_wml::plan::OpenFlags as Flags;
-use defuse_wml::{Access, Driver, Room};
+use defuse_wml::plan::FlowopOpenFlags as Flags;
+use defuse_wml::{OpenAccess, SpaceFigures, WorkloadDriver};
 use rustix::fs::{Advice, OFlags, fadvise};
 
 /// `whence` of lseek(2).
@@ -22,19 +22,19 @@ const FROM_START: u32 = 0;
 const FROM_END: u32 = 2;
 
 /// A driver that calls the file systems that a client has mounted in this process.
-pub struct Direct {
+pub struct DirectDriver {
     client: Arc<Client>,
     task: Arc<Task>,
 }
 
-impl Direct {
+impl DirectDriver {
     /// A driver for the mounts of `client`, with the rights of this process.
     ///
     /// # Errors
     ///
     /// Fails if the credentials of this process cannot be read.
-    pub fn new(client: Arc<Client>) -> defuse_fs::Result<Direct> {
-        Ok(Direct { client, task: Arc::new(Task::of_this_process()?) })
+    pub fn new(client: Arc<Client>) -> defuse_fs::Result<DirectDriver> {
+        Ok(DirectDriver { client, task: Arc::new(Task::of_this_process()?) })
     }
 }
 
@@ -46,12 +46,12 @@ fn failed(stop: Stop) -> io::Error {
 }
 
 /// An open file.
-pub struct File {
+pub struct DirectFile {
     file: Arc<Description>,
     task: Arc<Task>,
 }
 
-impl Drop for File {
+impl Drop for DirectFile {
     fn drop(&mut self) {
         // As with close(2), whose errors the engine ignores, too.
         let _ = self.file.close(&self.task);
@@ -62,10 +62,10 @@ fn bytes(path: &Path) -> &[u8] {
     path.as_os_str().as_bytes()
 }
 
-impl Driver for Direct {
-    type File = File;
+impl WorkloadDriver for DirectDriver {
+    type File = DirectFile;
 
-    fn open(&self, path: &Path, access: Access, flags: Flags) -> io::Result<File> {
+    fn open(&self, path: &Path, access: OpenAccess, flags: Flags) -> io::Result<DirectFile> {
         let mut how = match (access.read, access.write) {
             (true, true) => OFlags::RDWR,
             (false, true) => OFlags::WRONLY,
@@ -80,51 +80,51 @@ impl Driver for Direct {
         if let Some(backing) = file.backing().filter(|_| flags.no_readahead) {
             fadvise(backing, 0, None, Advice::Random)?;
         }
-        Ok(File { file, task: Arc::clone(&self.task) })
+        Ok(DirectFile { file, task: Arc::clone(&self.task) })
     }
 
     #[inline]
-    fn read(&self, file: &mut File, data: &mut [u8]) -> io::Result<usize> {
+    fn read(&self, file: &mut DirectFile, data: &mut [u8]) -> io::Result<usize> {
         self.client.read(&self.task, &file.file, data).map_err(failed)
     }
 
     #[inline]
-    fn read_at(&self, file: &mut File, data: &mut [u8], offset: u64) -> io::Result<usize> {
+    fn read_at(&self, file: &mut DirectFile, data: &mut [u8], offset: u64) -> io::Result<usize> {
         self.client.pread(&self.task, &file.file, data, offset).map_err(failed)
     }
 
     #[inline]
-    fn write(&self, file: &mut File, data: &[u8]) -> io::Result<usize> {
+    fn write(&self, file: &mut DirectFile, data: &[u8]) -> io::Result<usize> {
         self.client.write(&self.task, &file.file, data).map_err(failed)
     }
 
     #[inline]
-    fn write_at(&self, file: &mut File, data: &[u8], offset: u64) -> io::Result<usize> {
+    fn write_at(&self, file: &mut DirectFile, data: &[u8], offset: u64) -> io::Result<usize> {
         self.client.pwrite(&self.task, &file.file, data, offset).map_err(failed)
     }
 
-    fn rewind(&self, file: &mut File) -> io::Result<()> {
+    fn rewind(&self, file: &mut DirectFile) -> io::Result<()> {
         self.client.lseek(&self.task, &file.file, 0, FROM_START).map(drop).map_err(failed)
     }
 
-    fn seek_end(&self, file: &mut File) -> io::Result<()> {
+    fn seek_end(&self, file: &mut DirectFile) -> io::Result<()> {
         self.client.lseek(&self.task, &file.file, 0, FROM_END).map(drop).map_err(failed)
     }
 
-    fn fsync(&self, file: &mut File) -> io::Result<()> {
+    fn fsync(&self, file: &mut DirectFile) -> io::Result<()> {
         self.client.fsync(&self.task, &file.file, false).map_err(failed)
     }
 
-    fn size_of(&self, file: &mut File) -> io::Result<u64> {
+    fn size_of(&self, file: &mut DirectFile) -> io::Result<u64> {
         self.client.fstat(&self.task, &file.file).map(|stat| stat.attr.size).map_err(failed)
     }
 
-    fn truncate(&self, file: &mut File, size: u64) -> io::Result<()> {
+    fn truncate(&self, file: &mut DirectFile, size: u64) -> io::Result<()> {
         let size = i64::try_from(size).map_err(|_| defuse_fs::Errno::EFBIG)?;
         self.client.ftruncate(&self.task, &file.file, size).map_err(failed)
     }
 
-    fn forget_pages(&self, file: &mut File) {
+    fn forget_pages(&self, file: &mut DirectFile) {
         // Without a file of the kernel there is no page cache to drop.
         if let Some(backing) = file.file.backing() {
             let _ = fadvise(backing, 0, None, Advice::DontNeed);
@@ -148,10 +148,11 @@ impl Driver for Direct {
         self.client.rmdir(&self.task, At::Cwd, bytes(path)).map_err(failed)
     }
 
-    fn room(&self, path: &Path) -> io::Result<Option<Room>> {
+    fn room(&self, path: &Path) -> io::Result<Option<SpaceFigures>> {
         let found = self.client.statfs(&self.task, At::Cwd, bytes(path)).map_err(failed)?;
         let bytes = |blocks: u64| blocks.saturating_mul(u64::from(found.frsize));
-        let room = Room { total: bytes(found.blocks), available: bytes(found.blocks_available) };
+        let room =
+            SpaceFigures { total: bytes(found.blocks), available: bytes(found.blocks_available) };
         Ok((room.total > 0).then_some(room))
     }
 

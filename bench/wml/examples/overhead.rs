@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Instant;
 
-use defuse_wml::{Options, Settings, SystemCalls, execute, load};
+use defuse_wml::{LoadOptions, RunSettings, SystemCallDriver, execute, load};
 
 const SIZE: u64 = 16 << 20;
 const IO: usize = 4096;
@@ -50,8 +50,8 @@ fn engine(dir: &str, kind: &str) -> Result<f64, Box<dyn Error>> {
          }} }}
          run"
     );
-    let plan = load(&text, "overhead.f", &Options::default())?;
-    let reports = execute(&plan, &SystemCalls, Settings::default(), &())?;
+    let plan = load(&text, "overhead.f", &LoadOptions::default())?;
+    let reports = execute(&plan, &SystemCallDriver, RunSettings::default(), &())?;
     let operations = reports[0].flowop("io").map_or(1, |flowop| flowop.operations);
     Ok(reports[0].seconds * 1e9 / operations as f64)
 }

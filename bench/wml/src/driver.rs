@@ -7,11 +7,11 @@ use std::path::Path;
 use rustix::fs::{self, AtFlags, CWD, Mode, OFlags, SeekFrom};
 use rustix::io::retry_on_intr;
 
-use crate::plan::OpenFlags;
+use crate::plan::FlowopOpenFlags;
 
 /// Access mode of open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Access {
+pub struct OpenAccess {
     /// Open for reading.
     pub read: bool,
     /// Open for writing.
@@ -22,7 +22,7 @@ pub struct Access {
 
 /// Capacity of a file system, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct SpaceFigures {
     /// Total size.
     pub total: u64,
     /// Available space.
@@ -33,12 +33,17 @@ pub struct Room {
 ///
 /// Each method is one system call (or its equivalent without the kernel), except where it says
 /// otherwise. All threads of a run call it concurrently. Errors are those of the call.
-pub trait Driver: Sync {
+pub trait WorkloadDriver: Sync {
     /// An open file with its own position. Dropping it closes it.
     type File: Send;
 
     /// open(2), with mode 0666 before the umask.
-    fn open(&self, path: &Path, access: Access, flags: OpenFlags) -> io::Result<Self::File>;
+    fn open(
+        &self,
+        path: &Path,
+        access: OpenAccess,
+        flags: FlowopOpenFlags,
+    ) -> io::Result<Self::File>;
     /// read(2) at the file position, which advances. 0 means the end of the file.
     fn read(&self, file: &mut Self::File, data: &mut [u8]) -> io::Result<usize>;
     /// pread(2).
@@ -68,7 +73,7 @@ pub trait Driver: Sync {
     /// rmdir(2).
     fn rmdir(&self, path: &Path) -> io::Result<()>;
     /// statvfs(2); `None` if unknown.
-    fn room(&self, path: &Path) -> io::Result<Option<Room>> {
+    fn room(&self, path: &Path) -> io::Result<Option<SpaceFigures>> {
         let _ = path;
         Ok(None)
     }
@@ -79,12 +84,12 @@ pub trait Driver: Sync {
 
 /// The driver that makes system calls.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct SystemCalls;
+pub struct SystemCallDriver;
 
-impl Driver for SystemCalls {
+impl WorkloadDriver for SystemCallDriver {
     type File = OwnedFd;
 
-    fn open(&self, path: &Path, access: Access, flags: OpenFlags) -> io::Result<OwnedFd> {
+    fn open(&self, path: &Path, access: OpenAccess, flags: FlowopOpenFlags) -> io::Result<OwnedFd> {
         let mut how = match (access.read, access.write) {
             (true, true) => OFlags::RDWR,
             (false, true) => OFlags::WRONLY,
@@ -165,10 +170,10 @@ impl Driver for SystemCalls {
         Ok(fs::rmdir(path)?)
     }
 
-    fn room(&self, path: &Path) -> io::Result<Option<Room>> {
+    fn room(&self, path: &Path) -> io::Result<Option<SpaceFigures>> {
         let found = fs::statvfs(path)?;
         let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
-        let room = Room { total: bytes(found.f_blocks), available: bytes(found.f_bavail) };
+        let room = SpaceFigures { total: bytes(found.f_blocks), available: bytes(found.f_bavail) };
         // Some file systems, such as network file systems, do not report it.
         Ok((room.total > 0).then_some(room))
     }

@@ -6,14 +6,14 @@
 //! personalities of UHSFS. docs/workloads.md explains the language and the differences to
 //! Filebench.
 //!
-//! It knows no frontend and no backend. A workload accesses files through a [`Driver`].
-//! [`SystemCalls`] is the driver that uses the kernel; the program has another one for a file
+//! It knows no frontend and no backend. A workload accesses files through a [`WorkloadDriver`].
+//! [`SystemCallDriver`] is the driver that uses the kernel; the program has another one for a file
 //! system in its own process.
 //!
 //! ```no_run
-//! let plan = defuse_wml::load("run 1", "my.f", &defuse_wml::Options::default())?;
-//! let settings = defuse_wml::Settings::default();
-//! let reports = defuse_wml::execute(&plan, &defuse_wml::SystemCalls, settings, &())?;
+//! let plan = defuse_wml::load("run 1", "my.f", &defuse_wml::LoadOptions::default())?;
+//! let settings = defuse_wml::RunSettings::default();
+//! let reports = defuse_wml::execute(&plan, &defuse_wml::SystemCallDriver, settings, &())?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
@@ -29,12 +29,12 @@ mod report;
 mod rows;
 mod statistics;
 
-pub use driver::{Access, Driver, Room, SystemCalls};
-pub use engine::{Failure, Observer, Settings, execute};
-pub use lang::{Diagnostic, Position};
-pub use plan::{MemoryShare, Options, Plan, load};
-pub use random::{Amount, RandomVariable};
+pub use driver::{OpenAccess, SpaceFigures, SystemCallDriver, WorkloadDriver};
+pub use engine::{RunFailure, RunObserver, RunSettings, execute};
+pub use lang::{LanguageDiagnostic, SourcePosition};
+pub use plan::{LoadOptions, MemoryShare, WorkloadPlan, load};
+pub use random::{RandomAmount, RandomVariable};
 pub use report::{FlowopReport, RunReport};
-pub use rows::{Builtin, Device, ROWS, Row, builtin, builtins};
+pub use rows::{BuiltinWorkload, ROWS, RowDevice, WorkloadRow, builtin, builtins};
 
-pub use statistics::Histogram;
+pub use statistics::FlowopHistogram;

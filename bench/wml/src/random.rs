@@ -4,17 +4,17 @@ use rand::Rng;
 use rand_distr::{Distribution, Exp, Gamma, LogNormal, Normal, Triangular, Uniform, Weibull};
 
 /// The generator of all random numbers. The same seed gives the same numbers on every machine.
-pub type Generator = rand_xoshiro::Xoshiro256PlusPlus;
+pub type RandomGenerator = rand_xoshiro::Xoshiro256PlusPlus;
 
 /// The generator of stream `stream` of a run with `seed`.
-pub fn generator(seed: u64, stream: u64) -> Generator {
+pub fn generator(seed: u64, stream: u64) -> RandomGenerator {
     use rand::SeedableRng;
-    Generator::seed_from_u64(seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    RandomGenerator::seed_from_u64(seed ^ stream.wrapping_mul(0x9e37_79b9_7f4a_7c15))
 }
 
 /// The distribution of a random variable.
 #[derive(Clone, Debug)]
-pub enum Shape {
+pub enum RandomDistribution {
     /// Uniform, from the lower to the upper bound.
     Uniform(f64, Uniform<f64>),
     /// Gamma, shifted by an offset.
@@ -37,7 +37,7 @@ pub enum Shape {
 #[derive(Clone, Debug)]
 pub struct RandomVariable {
     /// The distribution of its values.
-    pub shape: Shape,
+    pub shape: RandomDistribution,
     /// Smaller values become this.
     pub min: Option<f64>,
     /// Larger values become this.
@@ -50,21 +50,21 @@ pub struct RandomVariable {
 
 impl RandomVariable {
     /// A variable of `shape`, without bounds.
-    pub fn new(shape: Shape) -> Self {
+    pub fn new(shape: RandomDistribution) -> Self {
         RandomVariable { shape, min: None, max: None, round: 0.0, factor: 1.0 }
     }
 
     /// The next value.
-    pub fn sample(&self, random: &mut Generator) -> f64 {
+    pub fn sample(&self, random: &mut RandomGenerator) -> f64 {
         let raw = match &self.shape {
-            Shape::Uniform(_, spread) => spread.sample(random),
-            Shape::Gamma(offset, _, spread) => offset + spread.sample(random),
-            Shape::Normal(_, spread) => spread.sample(random),
-            Shape::LogNormal(_, spread) => spread.sample(random),
-            Shape::Exponential(_, spread) => spread.sample(random),
-            Shape::Triangular(_, spread) => spread.sample(random),
-            Shape::Weibull(_, spread) => spread.sample(random),
-            Shape::Table(rows) => {
+            RandomDistribution::Uniform(_, spread) => spread.sample(random),
+            RandomDistribution::Gamma(offset, _, spread) => offset + spread.sample(random),
+            RandomDistribution::Normal(_, spread) => spread.sample(random),
+            RandomDistribution::LogNormal(_, spread) => spread.sample(random),
+            RandomDistribution::Exponential(_, spread) => spread.sample(random),
+            RandomDistribution::Triangular(_, spread) => spread.sample(random),
+            RandomDistribution::Weibull(_, spread) => spread.sample(random),
+            RandomDistribution::Table(rows) => {
                 let share: f64 = random.random();
                 let row = rows.iter().find(|row| share < row.0).or(rows.last());
                 let (_, low, high) = row.copied().unwrap_or((1.0, 0.0, 0.0));
@@ -83,14 +83,14 @@ impl RandomVariable {
     /// The mean of the distribution, without bounds and rounding.
     pub fn mean(&self) -> f64 {
         let mean = match &self.shape {
-            Shape::Uniform(mean, _)
-            | Shape::Normal(mean, _)
-            | Shape::LogNormal(mean, _)
-            | Shape::Exponential(mean, _)
-            | Shape::Triangular(mean, _)
-            | Shape::Weibull(mean, _) => *mean,
-            Shape::Gamma(offset, mean, _) => offset + mean,
-            Shape::Table(rows) => {
+            RandomDistribution::Uniform(mean, _)
+            | RandomDistribution::Normal(mean, _)
+            | RandomDistribution::LogNormal(mean, _)
+            | RandomDistribution::Exponential(mean, _)
+            | RandomDistribution::Triangular(mean, _)
+            | RandomDistribution::Weibull(mean, _) => *mean,
+            RandomDistribution::Gamma(offset, mean, _) => offset + mean,
+            RandomDistribution::Table(rows) => {
                 let mut before = 0.0;
                 let mut sum = 0.0;
                 for (until, low, high) in rows {
@@ -106,37 +106,37 @@ impl RandomVariable {
 
 /// A fixed or random number.
 #[derive(Clone, Debug)]
-pub enum Amount {
+pub enum RandomAmount {
     /// A fixed number.
     Fixed(u64),
     /// A new value for each use.
     Random(std::sync::Arc<RandomVariable>),
 }
 
-impl Amount {
+impl RandomAmount {
     /// The fixed number, or the next random one.
     #[inline]
-    pub fn get(&self, random: &mut Generator) -> u64 {
+    pub fn get(&self, random: &mut RandomGenerator) -> u64 {
         match self {
-            Amount::Fixed(number) => *number,
+            RandomAmount::Fixed(number) => *number,
             // Negative values and NaN become 0.
-            Amount::Random(variable) => variable.sample(random) as u64,
+            RandomAmount::Random(variable) => variable.sample(random) as u64,
         }
     }
 
     /// The fixed number, or the mean.
     pub fn mean(&self) -> f64 {
         match self {
-            Amount::Fixed(number) => *number as f64,
-            Amount::Random(variable) => variable.mean(),
+            RandomAmount::Fixed(number) => *number as f64,
+            RandomAmount::Random(variable) => variable.mean(),
         }
     }
 
     /// The number, if it is fixed.
     pub fn fixed(&self) -> Option<u64> {
         match self {
-            Amount::Fixed(number) => Some(*number),
-            Amount::Random(_) => None,
+            RandomAmount::Fixed(number) => Some(*number),
+            RandomAmount::Random(_) => None,
         }
     }
 }
@@ -162,7 +162,7 @@ mod tests {
     fn a_gamma_distribution_has_the_mean_and_the_shape_it_is_given() {
         let (shape, mean) = (1.5, 16_384.0);
         let gamma = Gamma::new(shape, mean / shape).unwrap();
-        let found = moments(&RandomVariable::new(Shape::Gamma(0.0, mean, gamma)));
+        let found = moments(&RandomVariable::new(RandomDistribution::Gamma(0.0, mean, gamma)));
         assert!(near(found.0, mean), "{found:?}");
         assert!(near(found.1, mean * mean / shape), "{found:?}");
     }
@@ -170,7 +170,7 @@ mod tests {
     #[test]
     fn a_table_gives_each_row_its_share() {
         let rows = vec![(0.8, 0.0, 10.0), (1.0, 100.0, 100.0)];
-        let variable = RandomVariable::new(Shape::Table(rows));
+        let variable = RandomVariable::new(RandomDistribution::Table(rows));
         let mut random = generator(1, 0);
         let large = (0..100_000).filter(|_| variable.sample(&mut random) > 50.0).count();
         assert!(near(large as f64, 20_000.0), "{large}");
@@ -179,8 +179,10 @@ mod tests {
 
     #[test]
     fn bounds_and_rounding_hold() {
-        let mut variable =
-            RandomVariable::new(Shape::Uniform(50.0, Uniform::new(0.0, 100.0).unwrap()));
+        let mut variable = RandomVariable::new(RandomDistribution::Uniform(
+            50.0,
+            Uniform::new(0.0, 100.0).unwrap(),
+        ));
         (variable.min, variable.max, variable.round) = (Some(20.0), Some(80.0), 16.0);
         let mut random = generator(1, 0);
         for _ in 0..1000 {

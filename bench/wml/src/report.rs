@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::plan::{Plan, RunPlan, Scaling, StatisticsRow};
-use crate::statistics::Histogram;
+use crate::plan::{PlanScaling, StatisticsRow, WorkloadPlan, WorkloadRunPlan};
+use crate::statistics::FlowopHistogram;
 
 /// One flowop, over all threads.
 #[derive(Clone, Debug, Serialize)]
@@ -40,7 +40,7 @@ pub struct FlowopReport {
 }
 
 impl FlowopReport {
-    fn new(row: &StatisticsRow, measured: &Histogram, seconds: f64, histogram: bool) -> Self {
+    fn new(row: &StatisticsRow, measured: &FlowopHistogram, seconds: f64, histogram: bool) -> Self {
         let rate = |amount: u64| if seconds > 0.0 { amount as f64 / seconds } else { 0.0 };
         FlowopReport {
             name: row.name.clone(),
@@ -61,7 +61,7 @@ impl FlowopReport {
 }
 
 /// Totals of a run.
-pub(crate) struct Totals {
+pub(crate) struct RunTotals {
     pub cpu_ns: u64,
     pub threads: u64,
 }
@@ -78,7 +78,7 @@ pub struct RunReport {
     /// The seed of all random numbers.
     pub seed: u64,
     /// The changes by scaling.
-    pub scaling: Scaling,
+    pub scaling: PlanScaling,
     /// Average size of all files together when all exist, in bytes.
     pub data_bytes: u64,
     /// All I/O flowops together.
@@ -95,13 +95,13 @@ pub struct RunReport {
 
 impl RunReport {
     pub(crate) fn new(
-        plan: &Plan,
-        run: &RunPlan,
-        rows: &[Histogram],
+        plan: &WorkloadPlan,
+        run: &WorkloadRunPlan,
+        rows: &[FlowopHistogram],
         seconds: f64,
-        totals: &Totals,
+        totals: &RunTotals,
     ) -> Self {
-        let mut io = Histogram::default();
+        let mut io = FlowopHistogram::default();
         let (mut reads, mut writes) = (0, 0);
         let mut flowops = Vec::new();
         for (row, measured) in plan.rows.iter().zip(rows) {

@@ -3,7 +3,7 @@
 
 /// A built-in workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Builtin {
+pub struct BuiltinWorkload {
     /// Its name, which is that of its file without `.f`.
     pub name: &'static str,
     /// A short description.
@@ -15,7 +15,7 @@ pub struct Builtin {
 macro_rules! builtins {
     ($($name:literal: $about:literal,)*) => {
         /// All built-in workloads.
-        const BUILTINS: &[Builtin] = &[$(Builtin {
+        const BUILTINS: &[BuiltinWorkload] = &[$(BuiltinWorkload {
             name: $name,
             about: $about,
             text: include_str!(concat!("../workloads/", $name, ".f")),
@@ -41,18 +41,18 @@ builtins! {
 }
 
 /// All built-in workloads.
-pub fn builtins() -> &'static [Builtin] {
+pub fn builtins() -> &'static [BuiltinWorkload] {
     BUILTINS
 }
 
 /// The workload called `name`.
-pub fn builtin(name: &str) -> Option<&'static Builtin> {
+pub fn builtin(name: &str) -> Option<&'static BuiltinWorkload> {
     BUILTINS.iter().find(|builtin| builtin.name == name)
 }
 
 /// The device of a row, on which its amount of work depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Device {
+pub enum RowDevice {
     /// A disk.
     Hdd,
     /// A solid state drive.
@@ -61,7 +61,7 @@ pub enum Device {
 
 /// One row of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct WorkloadRow {
     /// Its number, 1 to 45.
     pub number: u32,
     /// Its name in the table.
@@ -77,20 +77,20 @@ pub struct Row {
     pub ssd: &'static [&'static str],
 }
 
-impl Row {
+impl WorkloadRow {
     /// The row with that number.
-    pub fn numbered(number: u32) -> Option<&'static Row> {
+    pub fn numbered(number: u32) -> Option<&'static WorkloadRow> {
         ROWS.iter().find(|row| row.number == number)
     }
 
     /// The row with that name.
-    pub fn named(name: &str) -> Option<&'static Row> {
+    pub fn named(name: &str) -> Option<&'static WorkloadRow> {
         ROWS.iter().find(|row| row.name == name)
     }
 
     /// All variables on a device, as `NAME=VALUE`.
-    pub fn variables_on(&self, device: Device) -> Vec<String> {
-        let more = if device == Device::Hdd { self.hdd } else { self.ssd };
+    pub fn variables_on(&self, device: RowDevice) -> Vec<String> {
+        let more = if device == RowDevice::Hdd { self.hdd } else { self.ssd };
         self.variables.iter().chain(more).map(|text| (*text).to_owned()).collect()
     }
 }
@@ -99,7 +99,7 @@ macro_rules! rows {
     ($($number:literal $name:literal $workload:literal
         [$($all:literal)*] hdd [$($hdd:literal)*] ssd [$($ssd:literal)*];)*) => {
         /// The 45 rows, in the order of the table.
-        pub const ROWS: &[Row] = &[$(Row {
+        pub const ROWS: &[WorkloadRow] = &[$(WorkloadRow {
             number: $number,
             name: $name,
             workload: $workload,

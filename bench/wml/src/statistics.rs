@@ -32,7 +32,7 @@ fn bounds(bucket: usize) -> (u64, u64) {
 }
 
 /// The measurements of one thread for one flowop.
-pub(crate) struct Cell {
+pub(crate) struct FlowopCell {
     count: AtomicU64,
     bytes: AtomicU64,
     sum_ns: AtomicU64,
@@ -47,9 +47,9 @@ fn add(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(amount), Relaxed);
 }
 
-impl Cell {
+impl FlowopCell {
     pub fn new() -> Self {
-        Cell {
+        FlowopCell {
             count: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             sum_ns: AtomicU64::new(0),
@@ -82,7 +82,7 @@ impl Cell {
     }
 
     /// Adds the measurements to `sum`.
-    pub fn add_to(&self, sum: &mut Histogram) {
+    pub fn add_to(&self, sum: &mut FlowopHistogram) {
         sum.count += self.count();
         sum.bytes += self.bytes();
         sum.sum_ns += self.sum_ns.load(Relaxed);
@@ -96,7 +96,7 @@ impl Cell {
 
 /// Latencies of many operations, with 32 buckets per power of two.
 #[derive(Clone, Debug)]
-pub struct Histogram {
+pub struct FlowopHistogram {
     /// Number of operations.
     pub count: u64,
     /// Bytes of data transferred.
@@ -108,16 +108,16 @@ pub struct Histogram {
     buckets: Vec<u64>,
 }
 
-impl Default for Histogram {
+impl Default for FlowopHistogram {
     fn default() -> Self {
         let buckets = vec![0; BUCKETS];
-        Histogram { count: 0, bytes: 0, sum_ns: 0, min_ns: u64::MAX, max_ns: 0, buckets }
+        FlowopHistogram { count: 0, bytes: 0, sum_ns: 0, min_ns: u64::MAX, max_ns: 0, buckets }
     }
 }
 
-impl Histogram {
+impl FlowopHistogram {
     /// Adds another histogram.
-    pub fn merge(&mut self, other: &Histogram) {
+    pub fn merge(&mut self, other: &FlowopHistogram) {
         self.count += other.count;
         self.bytes += other.bytes;
         self.sum_ns += other.sum_ns;
@@ -129,12 +129,12 @@ impl Histogram {
     }
 
     /// The operations after `earlier`. Minimum and maximum are then bounds of buckets.
-    pub fn since(&self, earlier: &Histogram) -> Histogram {
-        let mut span = Histogram {
+    pub fn since(&self, earlier: &FlowopHistogram) -> FlowopHistogram {
+        let mut span = FlowopHistogram {
             count: self.count.saturating_sub(earlier.count),
             bytes: self.bytes.saturating_sub(earlier.bytes),
             sum_ns: self.sum_ns.saturating_sub(earlier.sum_ns),
-            ..Histogram::default()
+            ..FlowopHistogram::default()
         };
         let pairs = self.buckets.iter().zip(&earlier.buckets);
         for (out, (now, then)) in span.buckets.iter_mut().zip(pairs) {
@@ -212,7 +212,7 @@ mod tests {
 
     #[test]
     fn percentiles_are_right_to_three_per_cent() {
-        let (cell, mut sum) = (Cell::new(), Histogram::default());
+        let (cell, mut sum) = (FlowopCell::new(), FlowopHistogram::default());
         for ns in 1..=100_000 {
             cell.record(ns, 2);
         }
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn a_span_contains_only_later_operations() {
         let (cell, mut before, mut after) =
-            (Cell::new(), Histogram::default(), Histogram::default());
+            (FlowopCell::new(), FlowopHistogram::default(), FlowopHistogram::default());
         cell.record(10, 1);
         cell.add_to(&mut before);
         cell.record(1000, 4);

@@ -2,7 +2,7 @@
 
 mod common;
 
-use defuse_wml::{Options, load};
+use defuse_wml::{LoadOptions, load};
 use proptest::prelude::*;
 
 /// A complete workload, of which each test changes one part.
@@ -22,7 +22,7 @@ run 1
 ";
 
 fn mistake(text: &str) -> String {
-    match load(text, "w.f", &Options::default()) {
+    match load(text, "w.f", &LoadOptions::default()) {
         Ok(_) => panic!("this was accepted:\n{text}"),
         Err(mistake) => mistake.to_string(),
     }
@@ -30,7 +30,7 @@ fn mistake(text: &str) -> String {
 
 #[test]
 fn each_error_has_its_position_and_the_expected_text() {
-    assert!(load(GOOD, "w.f", &Options::default()).is_ok());
+    assert!(load(GOOD, "w.f", &LoadOptions::default()).is_ok());
     for (old, new, place, words) in [
         ("run 1", "rum 1", "w.f:13:1", "did you mean run?"),
         ("set $n=10", "set n=10", "w.f:2:5", "$variable"),
@@ -139,7 +139,7 @@ fn nothing_is_created_when_a_later_line_is_wrong() {
 #[test]
 fn variables_of_the_command_line_must_be_set_in_the_file() {
     let with = |text: &str| {
-        let options = Options { variables: vec![text.to_owned()], ..Options::default() };
+        let options = LoadOptions { variables: vec![text.to_owned()], ..LoadOptions::default() };
         load(GOOD, "w.f", &options)
     };
     assert_eq!(with("n=3").unwrap().filesets[0].entries, 3);
@@ -152,7 +152,7 @@ fn variables_of_the_command_line_must_be_set_in_the_file() {
 #[test]
 fn an_invalid_scale_is_refused() {
     for scale in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-        let options = Options { scale, ..Options::default() };
+        let options = LoadOptions { scale, ..LoadOptions::default() };
         assert!(load(GOOD, "w.f", &options).is_err(), "{scale}");
     }
 }
@@ -170,7 +170,7 @@ fn composite_flowops_that_never_end_are_refused() {
 proptest! {
     #[test]
     fn no_text_makes_the_parser_panic(text in ".{0,200}") {
-        let _ = load(&text, "w.f", &Options::default());
+        let _ = load(&text, "w.f", &LoadOptions::default());
     }
 
     #[test]
@@ -181,6 +181,6 @@ proptest! {
     ) {
         let end = (at + length).min(GOOD.len());
         let text = format!("{}{new}{}", &GOOD[..at], &GOOD[end..]);
-        let _ = load(&text, "w.f", &Options::default());
+        let _ = load(&text, "w.f", &LoadOptions::default());
     }
 }

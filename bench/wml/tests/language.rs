@@ -8,11 +8,14 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use common::{files, one_thread, run, try_run};
-use defuse_wml::plan::OpenFlags;
-use defuse_wml::{Access, Driver, Options, Plan, RunReport, Settings, SystemCalls, execute, load};
+use defuse_wml::plan::FlowopOpenFlags;
+use defuse_wml::{
+    LoadOptions, OpenAccess, RunReport, RunSettings, SystemCallDriver, WorkloadDriver,
+    WorkloadPlan, execute, load,
+};
 
-fn plan(text: &str) -> Plan {
-    load(text, "test.f", &Options::default()).unwrap_or_else(|wrong| panic!("{wrong}"))
+fn plan(text: &str) -> WorkloadPlan {
+    load(text, "test.f", &LoadOptions::default()).unwrap_or_else(|wrong| panic!("{wrong}"))
 }
 
 fn operations(report: &RunReport, name: &str) -> u64 {
@@ -28,7 +31,7 @@ fn set_evaluates_an_operation_on_two_numbers() {
             "set $n=20\nset $m=30\nset $all = {expression}\n\
              define fileset name=s,path=/tmp,entries=1,filesize=$all"
         );
-        match load(&text, "test.f", &Options::default()) {
+        match load(&text, "test.f", &LoadOptions::default()) {
             Ok(plan) => assert_eq!(plan.data_bytes(), value, "{expression}"),
             // A size cannot be negative; the position is that of the attribute, not of the sum.
             Err(wrong) => assert!(value == 0 && wrong.to_string().contains("-10"), "{wrong}"),
@@ -47,17 +50,19 @@ fn a_file_for_the_prompt_runs_if_a_duration_is_given() {
         debug 1\n";
     assert!(!plan(text).runs());
     let with = |text: &str, run_seconds| {
-        let options = Options { run_seconds, ..Options::default() };
+        let options = LoadOptions { run_seconds, ..LoadOptions::default() };
         load(text, "test.f", &options).unwrap_or_else(|wrong| panic!("{wrong}"))
     };
     assert!(with(text, Some(1)).runs());
     let dir = tempfile::tempdir().unwrap();
     let text = text.replace("/nowhere", &dir.path().display().to_string());
-    let reports = execute(&with(&text, Some(1)), &SystemCalls, Settings::default(), &()).unwrap();
+    let reports =
+        execute(&with(&text, Some(1)), &SystemCallDriver, RunSettings::default(), &()).unwrap();
     assert!(reports.len() == 1 && operations(&reports[0], "st") > 0);
     // A file with a run statement runs once.
     let own = format!("{text}run 1\n");
-    let reports = execute(&with(&own, Some(1)), &SystemCalls, Settings::default(), &()).unwrap();
+    let reports =
+        execute(&with(&own, Some(1)), &SystemCallDriver, RunSettings::default(), &()).unwrap();
     assert_eq!(reports.len(), 1);
 }
 
@@ -161,63 +166,63 @@ fn depths_and_sizes_come_from_their_distributions() {
 
 /// Makes system calls, and counts the hints to the page cache and to read-ahead.
 #[derive(Default)]
-struct Counting {
+struct HintCountingDriver {
     forgotten: AtomicU64,
     no_readahead: AtomicU64,
 }
 
-impl Driver for Counting {
+impl WorkloadDriver for HintCountingDriver {
     type File = OwnedFd;
 
-    fn open(&self, path: &Path, access: Access, flags: OpenFlags) -> io::Result<OwnedFd> {
+    fn open(&self, path: &Path, access: OpenAccess, flags: FlowopOpenFlags) -> io::Result<OwnedFd> {
         self.no_readahead.fetch_add(u64::from(flags.no_readahead), Relaxed);
-        SystemCalls.open(path, access, flags)
+        SystemCallDriver.open(path, access, flags)
     }
     fn read(&self, file: &mut OwnedFd, data: &mut [u8]) -> io::Result<usize> {
-        SystemCalls.read(file, data)
+        SystemCallDriver.read(file, data)
     }
     fn read_at(&self, file: &mut OwnedFd, data: &mut [u8], offset: u64) -> io::Result<usize> {
-        SystemCalls.read_at(file, data, offset)
+        SystemCallDriver.read_at(file, data, offset)
     }
     fn write(&self, file: &mut OwnedFd, data: &[u8]) -> io::Result<usize> {
-        SystemCalls.write(file, data)
+        SystemCallDriver.write(file, data)
     }
     fn write_at(&self, file: &mut OwnedFd, data: &[u8], offset: u64) -> io::Result<usize> {
-        SystemCalls.write_at(file, data, offset)
+        SystemCallDriver.write_at(file, data, offset)
     }
     fn rewind(&self, file: &mut OwnedFd) -> io::Result<()> {
-        SystemCalls.rewind(file)
+        SystemCallDriver.rewind(file)
     }
     fn seek_end(&self, file: &mut OwnedFd) -> io::Result<()> {
-        SystemCalls.seek_end(file)
+        SystemCallDriver.seek_end(file)
     }
     fn fsync(&self, file: &mut OwnedFd) -> io::Result<()> {
-        SystemCalls.fsync(file)
+        SystemCallDriver.fsync(file)
     }
     fn size_of(&self, file: &mut OwnedFd) -> io::Result<u64> {
-        SystemCalls.size_of(file)
+        SystemCallDriver.size_of(file)
     }
     fn truncate(&self, file: &mut OwnedFd, size: u64) -> io::Result<()> {
-        SystemCalls.truncate(file, size)
+        SystemCallDriver.truncate(file, size)
     }
     fn forget_pages(&self, file: &mut OwnedFd) {
         self.forgotten.fetch_add(1, Relaxed);
-        SystemCalls.forget_pages(file);
+        SystemCallDriver.forget_pages(file);
     }
     fn stat(&self, path: &Path) -> io::Result<u64> {
-        SystemCalls.stat(path)
+        SystemCallDriver.stat(path)
     }
     fn unlink(&self, path: &Path) -> io::Result<()> {
-        SystemCalls.unlink(path)
+        SystemCallDriver.unlink(path)
     }
     fn mkdir(&self, path: &Path) -> io::Result<()> {
-        SystemCalls.mkdir(path)
+        SystemCallDriver.mkdir(path)
     }
     fn rmdir(&self, path: &Path) -> io::Result<()> {
-        SystemCalls.rmdir(path)
+        SystemCallDriver.rmdir(path)
     }
     fn list(&self, path: &Path, each: &mut dyn FnMut(&[u8], bool)) -> io::Result<()> {
-        SystemCalls.list(path, each)
+        SystemCallDriver.list(path, each)
     }
 }
 
@@ -236,8 +241,8 @@ fn hints_to_the_page_cache_are_given_if_the_file_says_so() {
         );
         let text = one_thread(&format!("entries=3,size=64k,prealloc,{cached}"), &body.repeat(3));
         let text = format!("set $dir=\"{}\"\n{text}", dir.path().display());
-        let driver = Counting::default();
-        execute(&plan(&text), &driver, Settings::default(), &()).unwrap();
+        let driver = HintCountingDriver::default();
+        execute(&plan(&text), &driver, RunSettings::default(), &()).unwrap();
         let counts = (driver.forgotten.into_inner(), driver.no_readahead.into_inner());
         assert_eq!(counts, (forgotten, no_readahead), "{cached} {flag}");
     }

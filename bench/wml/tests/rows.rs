@@ -3,24 +3,24 @@
 use std::path::Path;
 
 use defuse_wml::{
-    Builtin, Device, Options, Plan, ROWS, Row, RunReport, Settings, SystemCalls, builtin, builtins,
-    execute, load,
+    BuiltinWorkload, LoadOptions, ROWS, RowDevice, RunReport, RunSettings, SystemCallDriver,
+    WorkloadPlan, WorkloadRow, builtin, builtins, execute, load,
 };
 
 /// Small enough for a test, and large enough for more than one of everything.
 const SCALE: f64 = 0.0001;
 
-fn plan(builtin: &Builtin, variables: Vec<String>, dir: &Path, scale: f64) -> Plan {
-    let mut options = Options { variables, scale, ..Options::default() };
+fn plan(builtin: &BuiltinWorkload, variables: Vec<String>, dir: &Path, scale: f64) -> WorkloadPlan {
+    let mut options = LoadOptions { variables, scale, ..LoadOptions::default() };
     options.variables.push(format!("dir=\"{}\"", dir.display()));
     load(builtin.text, builtin.name, &options).unwrap_or_else(|mistake| panic!("{mistake}"))
 }
 
-fn run(row: &Row) -> (Plan, RunReport) {
+fn run(row: &WorkloadRow) -> (WorkloadPlan, RunReport) {
     let dir = tempfile::tempdir().unwrap();
     let workload = builtin(row.workload).unwrap();
-    let plan = plan(workload, row.variables_on(Device::Ssd), dir.path(), SCALE);
-    let reports = execute(&plan, &SystemCalls, Settings::default(), &());
+    let plan = plan(workload, row.variables_on(RowDevice::Ssd), dir.path(), SCALE);
+    let reports = execute(&plan, &SystemCallDriver, RunSettings::default(), &());
     let mut reports = reports.unwrap_or_else(|failure| panic!("{}: {failure}", row.name));
     (plan, reports.remove(0))
 }
@@ -30,7 +30,7 @@ fn operations(report: &RunReport, name: &str) -> u64 {
 }
 
 /// The number of threads and the I/O size in the name of a row.
-fn of_name(row: &Row) -> (u64, u64) {
+fn of_name(row: &WorkloadRow) -> (u64, u64) {
     let threads = if row.name.contains("32th") { 32 } else { 1 };
     let sizes =
         [("-4KB-", 4 << 10), ("-32KB-", 32 << 10), ("-128KB-", 128 << 10), ("-1MB-", 1 << 20)];
@@ -45,14 +45,15 @@ fn there_are_45_rows_with_the_work_of_the_table() {
     for (row, number) in ROWS.iter().zip(1..) {
         assert_eq!(row.number, number);
         let workload = builtin(row.workload).unwrap();
-        for device in [Device::Hdd, Device::Ssd] {
+        for device in [RowDevice::Hdd, RowDevice::Ssd] {
             // Loading at full size proves that the sizes are consistent.
             plan(workload, row.variables_on(device), dir, 1.0);
         }
     }
     let data = |name: &str| {
-        let row = Row::named(name).unwrap();
-        plan(builtin(row.workload).unwrap(), row.variables_on(Device::Ssd), dir, 1.0).data_bytes()
+        let row = WorkloadRow::named(name).unwrap();
+        plan(builtin(row.workload).unwrap(), row.variables_on(RowDevice::Ssd), dir, 1.0)
+            .data_bytes()
     };
     assert_eq!(data("seq-rd-4KB-32th-32f"), 64 << 30);
     assert_eq!(data("rnd-wr-1MB-1th-1f"), 60 << 30);
@@ -112,7 +113,7 @@ fn in_random_rows_every_thread_does_its_share_of_operations() {
 #[test]
 fn every_file_of_many_is_created_written_and_closed_exactly_once() {
     for name in ["files-cr-1th", "files-cr-32th"] {
-        let (plan, report) = run(Row::named(name).unwrap());
+        let (plan, report) = run(WorkloadRow::named(name).unwrap());
         let files = plan.filesets[0].entries;
         assert_eq!(files, 400);
         for flowop in ["create", "write", "close"] {
@@ -126,7 +127,7 @@ fn every_file_of_many_is_created_written_and_closed_exactly_once() {
 #[test]
 fn many_files_are_deleted_exactly_once() {
     for name in ["files-del-1th", "files-del-32th"] {
-        let (plan, report) = run(Row::named(name).unwrap());
+        let (plan, report) = run(WorkloadRow::named(name).unwrap());
         assert_eq!(report.total.operations, plan.filesets[0].entries, "{name}");
         assert_eq!(operations(&report, "delete"), 400, "{name}");
     }
@@ -134,12 +135,12 @@ fn many_files_are_deleted_exactly_once() {
 
 #[test]
 fn reading_many_files_ends_at_the_given_count() {
-    let (_, report) = run(Row::named("files-rd-1th").unwrap());
+    let (_, report) = run(WorkloadRow::named("files-rd-1th").unwrap());
     // 4,000,000 / 10,000; open, read, close and the count itself are 4 operations.
     assert_eq!(operations(&report, "finish"), 101);
     assert_eq!(operations(&report, "read"), 101);
     assert_eq!(report.flowop("read").unwrap().bytes, 101 * 4096);
-    let (_, report) = run(Row::named("files-rd-32th").unwrap());
+    let (_, report) = run(WorkloadRow::named("files-rd-32th").unwrap());
     let all = report.total.operations + operations(&report, "finish");
     assert!((400..400 + 32 * 5).contains(&all), "{all}");
 }
@@ -149,7 +150,7 @@ fn servers_end_at_the_given_count_and_do_the_expected_work() {
     for (name, wanted, threads) in
         [("file-server", 300, 50), ("mail-server", 700, 16), ("web-server", 800, 100)]
     {
-        let (_, report) = run(Row::named(name).unwrap());
+        let (_, report) = run(WorkloadRow::named(name).unwrap());
         let all = report.total.operations + operations(&report, "finish");
         let longest = report.flowops.len() as u64;
         assert!(all >= wanted && all <= wanted + threads * longest, "{name}: {all}");
@@ -165,7 +166,7 @@ fn the_personalities_run() {
         let dir = tempfile::tempdir().unwrap();
         let mut plan = plan(builtin(name).unwrap(), vec!["seconds=1".into()], dir.path(), 0.2);
         plan.seed = 3;
-        let reports = execute(&plan, &SystemCalls, Settings::default(), &());
+        let reports = execute(&plan, &SystemCallDriver, RunSettings::default(), &());
         let reports = reports.unwrap_or_else(|failure| panic!("{name}: {failure}"));
         for flowop in reports[0].flowops.iter().filter(|flowop| flowop.io) {
             assert!(flowop.operations > 0, "{name}: {}", flowop.name);

@@ -5,7 +5,9 @@ mod common;
 use std::sync::Mutex;
 
 use common::{files, one_thread, run, try_run};
-use defuse_wml::{Observer, Options, RunReport, Settings, SystemCalls, execute, load};
+use defuse_wml::{
+    LoadOptions, RunObserver, RunReport, RunSettings, SystemCallDriver, execute, load,
+};
 
 /// Threads that delete `entries` files; a second set never runs out.
 fn deleting(mode: &str, run: &str) -> String {
@@ -70,20 +72,22 @@ fn a_time_ends_a_run_even_in_the_middle_of_iterations() {
 fn a_timeout_ends_a_run_without_a_duration() {
     let dir = tempfile::tempdir().unwrap();
     let text = format!("set $dir=\"{}\"\n{FOREVER}run\n", dir.path().display());
-    let plan = load(&text, "t.f", &Options::default()).unwrap();
-    let settings =
-        Settings { timeout: Some(std::time::Duration::from_millis(300)), ..Settings::default() };
-    let reports = execute(&plan, &SystemCalls, settings, &()).unwrap();
+    let plan = load(&text, "t.f", &LoadOptions::default()).unwrap();
+    let settings = RunSettings {
+        timeout: Some(std::time::Duration::from_millis(300)),
+        ..RunSettings::default()
+    };
+    let reports = execute(&plan, &SystemCallDriver, settings, &()).unwrap();
     assert!(reports[0].seconds < 20.0);
 }
 
 #[derive(Default)]
-struct Listener {
+struct RecordingObserver {
     periods: Mutex<Vec<u64>>,
     told: Mutex<Vec<String>>,
 }
 
-impl Observer for Listener {
+impl RunObserver for RecordingObserver {
     fn interval(&self, report: &RunReport) {
         self.periods.lock().unwrap().push(report.total.operations);
     }
@@ -92,12 +96,12 @@ impl Observer for Listener {
     }
 }
 
-fn listened(text: &str) -> (Listener, Vec<RunReport>) {
+fn listened(text: &str) -> (RecordingObserver, Vec<RunReport>) {
     let dir = tempfile::tempdir().unwrap();
     let text = format!("set $dir=\"{}\"\n{text}", dir.path().display());
-    let plan = load(&text, "t.f", &Options::default()).unwrap();
-    let listener = Listener::default();
-    let reports = execute(&plan, &SystemCalls, Settings::default(), &listener).unwrap();
+    let plan = load(&text, "t.f", &LoadOptions::default()).unwrap();
+    let listener = RecordingObserver::default();
+    let reports = execute(&plan, &SystemCallDriver, RunSettings::default(), &listener).unwrap();
     (listener, reports)
 }
 
@@ -158,8 +162,8 @@ fn the_same_seed_gives_the_same_files_and_another_one_does_not() {
              create files\n",
             dir.path().display()
         );
-        let plan = load(&text, "t.f", &Options { seed, ..Options::default() }).unwrap();
-        execute(&plan, &SystemCalls, Settings::default(), &()).unwrap();
+        let plan = load(&text, "t.f", &LoadOptions { seed, ..LoadOptions::default() }).unwrap();
+        execute(&plan, &SystemCallDriver, RunSettings::default(), &()).unwrap();
         let strip = |path: &std::path::Path| path.strip_prefix(dir.path()).unwrap().to_owned();
         files(dir.path()).iter().map(|(path, size)| (strip(path), *size)).collect::<Vec<_>>()
     };
@@ -214,10 +218,10 @@ fn shell_commands_run_if_allowed() {
     let dir = tempfile::tempdir().unwrap();
     let made = dir.path().join("made");
     let text = format!("system \"touch {}\"\nsystem \"exit 3\"\n", made.display());
-    assert!(load(&text, "t.f", &Options::default()).is_err());
-    let options = Options { allow_system: true, ..Options::default() };
+    assert!(load(&text, "t.f", &LoadOptions::default()).is_err());
+    let options = LoadOptions { allow_system: true, ..LoadOptions::default() };
     let plan = load(&text, "t.f", &options).unwrap();
-    let failure = execute(&plan, &SystemCalls, Settings::default(), &()).unwrap_err();
+    let failure = execute(&plan, &SystemCallDriver, RunSettings::default(), &()).unwrap_err();
     assert!(made.exists() && failure.to_string().contains("exit 3"), "{failure}");
 }
 
@@ -231,7 +235,7 @@ fn scaling_keeps_proportions_and_never_sizes_of_io() {
             flowop statfile name=st,filesetname=small,iters=9
             flowop finishoncount name=f,value=50000 } }
         run\n";
-    let options = Options { scale: 0.01, ..Options::default() };
+    let options = LoadOptions { scale: 0.01, ..LoadOptions::default() };
     let plan = load(text, "t.f", &options).unwrap();
     let [large, small] = [&plan.filesets[0], &plan.filesets[1]];
     assert_eq!((large.entries, large.size.fixed()), (4, Some(10 << 20)));

@@ -1,7 +1,7 @@
 //! The uses of one extent.
 
 use super::bit;
-use super::queue::Weights;
+use super::queue::PolicyWeights;
 
 /// Periods in which as many uses happen as there are extents.
 pub(super) const PERIODS_OF_A_ROUND: u64 = 4;
@@ -10,7 +10,7 @@ const REMEMBERED: u64 = 64;
 
 /// The processes that used an extent, and how often: 72 bytes, however many processes there are.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct History {
+pub(super) struct UseHistory {
     last: u64,
     /// The period of the last use, and the processes in it.
     period: u64,
@@ -24,7 +24,7 @@ pub(super) struct History {
     repeats: f64,
 }
 
-impl History {
+impl UseHistory {
     /// Adds a use.
     pub(super) fn used(&mut self, user: u32, now: u64, period: u64, half_life: f64) {
         self.last = now;
@@ -46,7 +46,7 @@ impl History {
     }
 
     /// The weighted sum of processes, in a period that is not before the last use.
-    pub(super) fn share(&self, weights: &Weights, period: u64) -> f64 {
+    pub(super) fn share(&self, weights: &PolicyWeights, period: u64) -> f64 {
         let sum = weights.beta * self.firsts + weights.again * self.repeats;
         sum * self.faded(period, weights.half_life)
     }
@@ -73,8 +73,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const WEIGHTS: Weights =
-        Weights { alpha: 0.0, beta: 1.0, again: 0.25, gamma: 0.0, half_life: 8.0 };
+    const WEIGHTS: PolicyWeights =
+        PolicyWeights { alpha: 0.0, beta: 1.0, again: 0.25, gamma: 0.0, half_life: 8.0 };
 
     /// The sum over all uses, from their list.
     fn naive(uses: &[(u32, u64)], period: u64) -> f64 {
@@ -95,7 +95,7 @@ mod tests {
         fn the_history_of_an_extent_is_the_sum_over_its_uses(
             steps in proptest::collection::vec((0..70_u32, 0..4_u8), 1..60),
         ) {
-            let (mut history, mut uses, mut period) = (History::default(), Vec::new(), 0);
+            let (mut history, mut uses, mut period) = (UseHistory::default(), Vec::new(), 0);
             for (user, step) in steps {
                 period += [0, 1, 5, 90][usize::from(step)];
                 history.used(user, period, period, WEIGHTS.half_life);

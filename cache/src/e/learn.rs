@@ -1,7 +1,7 @@
 //! E whose weights follow history.
 
-use super::queue::{Queues, Weights};
-use crate::policy::{Extent, Key, Policy};
+use super::queue::{EvictionQueues, PolicyWeights};
+use crate::policy::{ExtentKey, ExtentUse, ReplacementPolicy};
 
 /// The extents of each miniature, about.
 pub const SAMPLE: u64 = 512;
@@ -12,13 +12,13 @@ const FADING: f64 = 0.85;
 /// The miniature of the weights in use must have fewer hits than another one by this part.
 const MARGIN: f64 = 1.005;
 
-const fn weights(alpha: f64, beta: f64, again: f64, half_life: f64) -> Weights {
+const fn weights(alpha: f64, beta: f64, again: f64, half_life: f64) -> PolicyWeights {
     let gamma = if beta == 0.0 { 1.0 } else { 0.01 };
-    Weights { alpha, beta, again, gamma, half_life }
+    PolicyWeights { alpha, beta, again, gamma, half_life }
 }
 
 /// Weights to choose from; the first ones are in use until something is known.
-pub const CHOICES: [Weights; 10] = [
+pub const CHOICES: [PolicyWeights; 10] = [
     weights(0.5, 1.0, 1.0, 64.0),
     // The order of LRU.
     weights(1.0, 0.0, 0.0, 64.0),
@@ -38,16 +38,16 @@ pub const CHOICES: [Weights; 10] = [
 /// Evicts extents of large E, with the weights that history recommends.
 #[derive(Debug)]
 pub struct QueueE {
-    queues: Queues,
+    queues: EvictionQueues,
     /// Decides which keys are in the sample.
     seed: u64,
-    miniatures: Option<Miniatures>,
+    miniatures: Option<MiniatureCaches>,
 }
 
 /// Small caches without data, one for each choice.
 #[derive(Debug)]
-struct Miniatures {
-    caches: Vec<Queues>,
+struct MiniatureCaches {
+    caches: Vec<EvictionQueues>,
     hits: Vec<f64>,
     uses: u64,
     /// Keys whose hash is below are in the sample.
@@ -59,18 +59,18 @@ struct Miniatures {
 impl QueueE {
     /// An empty cache of so many bytes. `seed` decides which keys are in the sample: processes should not know it.
     pub fn new(capacity: u64, seed: u64) -> QueueE {
-        let queues = Queues::new(capacity, CHOICES[0]);
+        let queues = EvictionQueues::new(capacity, CHOICES[0]);
         QueueE { queues, seed, miniatures: None }
     }
 
     /// The weights in use.
-    pub fn weights(&self) -> Weights {
+    pub fn weights(&self) -> PolicyWeights {
         self.queues.weights
     }
 
-    fn learn(&mut self, extent: Extent) {
+    fn learn(&mut self, extent: ExtentUse) {
         let Some(miniatures) = &mut self.miniatures else { return };
-        let Key { file, index } = extent.key;
+        let ExtentKey { file, index } = extent.key;
         if mix(mix(self.seed ^ file) ^ index) > miniatures.below {
             return;
         }
@@ -84,21 +84,21 @@ impl QueueE {
     fn resize(&mut self) {
         let (len, known) = (self.queues.len(), self.miniatures.as_ref().map(|m| m.made_for));
         if known.is_none_or(|known| len > known * 2 || len * 2 < known) {
-            self.miniatures = Some(Miniatures::new(len, self.queues.capacity()));
+            self.miniatures = Some(MiniatureCaches::new(len, self.queues.capacity()));
         }
     }
 }
 
-impl Miniatures {
-    fn new(len: usize, capacity: u64) -> Miniatures {
+impl MiniatureCaches {
+    fn new(len: usize, capacity: u64) -> MiniatureCaches {
         let part = (SAMPLE as f64 / len.max(1) as f64).min(1.0);
         let small = ((capacity as f64 * part) as u64).max(1);
-        let caches = CHOICES.map(|weights| Queues::new(small, weights)).into();
+        let caches = CHOICES.map(|weights| EvictionQueues::new(small, weights)).into();
         let below = (u64::MAX as f64 * part) as u64;
-        Miniatures { caches, hits: vec![0.0; CHOICES.len()], uses: 0, below, made_for: len }
+        MiniatureCaches { caches, hits: vec![0.0; CHOICES.len()], uses: 0, below, made_for: len }
     }
 
-    fn access(&mut self, extent: Extent) {
+    fn access(&mut self, extent: ExtentUse) {
         self.uses += 1;
         let mut evicted = Vec::new();
         for (cache, hits) in self.caches.iter_mut().zip(&mut self.hits) {
@@ -107,7 +107,7 @@ impl Miniatures {
         }
     }
 
-    fn choose(&mut self, current: Weights) -> Weights {
+    fn choose(&mut self, current: PolicyWeights) -> PolicyWeights {
         self.uses = 0;
         let all = || CHOICES.iter().zip(&self.hits);
         let now = all().find(|(weights, _)| **weights == current).map_or(0.0, |(_, hits)| *hits);
@@ -126,8 +126,8 @@ fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-impl Policy for QueueE {
-    fn access(&mut self, extent: Extent, evicted: &mut Vec<Key>) -> bool {
+impl ReplacementPolicy for QueueE {
+    fn access(&mut self, extent: ExtentUse, evicted: &mut Vec<ExtentKey>) -> bool {
         self.learn(extent);
         let before = evicted.len();
         let hit = self.queues.access(extent, evicted);
@@ -137,7 +137,7 @@ impl Policy for QueueE {
         hit
     }
 
-    fn evict(&mut self, may_leave: &dyn Fn(Key) -> bool) -> Option<Key> {
+    fn evict(&mut self, may_leave: &dyn Fn(ExtentKey) -> bool) -> Option<ExtentKey> {
         let gone = self.queues.evict(may_leave);
         if gone.is_some() {
             self.resize();
@@ -145,14 +145,14 @@ impl Policy for QueueE {
         gone
     }
 
-    fn remove(&mut self, key: Key) -> bool {
+    fn remove(&mut self, key: ExtentKey) -> bool {
         if let Some(miniatures) = &mut self.miniatures {
             miniatures.caches.iter_mut().for_each(|cache| _ = cache.remove(key));
         }
         self.queues.remove(key)
     }
 
-    fn contains(&self, key: Key) -> bool {
+    fn contains(&self, key: ExtentKey) -> bool {
         self.queues.contains(key)
     }
 
@@ -166,6 +166,6 @@ impl Policy for QueueE {
 
     fn remembered(&self) -> usize {
         let miniatures = self.miniatures.iter().flat_map(|all| &all.caches);
-        self.queues.remembered() + miniatures.map(Policy::remembered).sum::<usize>()
+        self.queues.remembered() + miniatures.map(ReplacementPolicy::remembered).sum::<usize>()
     }
 }

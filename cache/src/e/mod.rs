@@ -7,7 +7,7 @@ mod queue;
 
 pub use learn::{CHOICES, QueueE, SAMPLE};
 pub use plain::PlainE;
-pub use queue::Weights;
+pub use queue::PolicyWeights;
 
 /// The bit of a process in a set of 64.
 const fn bit(user: u32) -> u64 {
@@ -16,13 +16,13 @@ const fn bit(user: u32) -> u64 {
 
 /// Processes of the current and of the previous period.
 #[derive(Debug, Default)]
-struct Active {
+struct ActiveProcesses {
     period: u64,
     now: u64,
     before: u64,
 }
 
-impl Active {
+impl ActiveProcesses {
     /// Adds a process; returns their number, N.
     fn used(&mut self, user: u32, period: u64) -> u32 {
         if period != self.period {

@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{Active, bit};
-use crate::policy::{Extent, Key, Policy, TRIES};
+use super::{ActiveProcesses, bit};
+use crate::policy::{ExtentKey, ExtentUse, ReplacementPolicy, TRIES};
 
 /// The periods of T.
 const PERIODS: usize = 8;
@@ -23,14 +23,14 @@ pub struct PlainE {
     period: u64,
     /// When the period ends.
     ends: u64,
-    active: Active,
-    extents: HashMap<Key, Used>,
+    active: ActiveProcesses,
+    extents: HashMap<ExtentKey, ExtentRecord>,
     /// Extents with the largest E when it was computed last, the largest at the end.
-    worst: Vec<(Key, u64)>,
+    worst: Vec<(ExtentKey, u64)>,
 }
 
 #[derive(Debug)]
-struct Used {
+struct ExtentRecord {
     size: u64,
     last: u64,
     /// Processes of the current period.
@@ -39,7 +39,7 @@ struct Used {
     history: VecDeque<(u64, f64)>,
 }
 
-impl Used {
+impl ExtentRecord {
     fn e(&self, now: u64, processes: f64) -> f64 {
         let current = (now - self.last, f64::from(self.users.count_ones()) / processes);
         let terms = self.history.iter().chain([&current]);
@@ -57,7 +57,7 @@ impl PlainE {
             now: 0,
             period: 0,
             ends: FEWEST_USES,
-            active: Active::default(),
+            active: ActiveProcesses::default(),
             extents: HashMap::new(),
             worst: Vec::new(),
         }
@@ -79,7 +79,8 @@ impl PlainE {
 
     fn sort(&mut self) {
         let (now, processes) = (self.now, f64::from(self.active.count()));
-        let e = |(key, used): (&Key, &Used)| (used.e(now, processes), *key, used.last);
+        let e =
+            |(key, used): (&ExtentKey, &ExtentRecord)| (used.e(now, processes), *key, used.last);
         let mut all: Vec<_> = self.extents.iter().map(e).collect();
         all.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
         let top = all.len().div_ceil(TOP);
@@ -87,8 +88,8 @@ impl PlainE {
     }
 }
 
-impl Policy for PlainE {
-    fn access(&mut self, extent: Extent, evicted: &mut Vec<Key>) -> bool {
+impl ReplacementPolicy for PlainE {
+    fn access(&mut self, extent: ExtentUse, evicted: &mut Vec<ExtentKey>) -> bool {
         self.now += 1;
         if self.now >= self.ends {
             self.end_period();
@@ -107,12 +108,13 @@ impl Policy for PlainE {
             evicted.push(gone);
         }
         let (size, last, users) = (extent.size, self.now, bit(extent.user));
-        self.extents.insert(extent.key, Used { size, last, users, history: VecDeque::new() });
+        self.extents
+            .insert(extent.key, ExtentRecord { size, last, users, history: VecDeque::new() });
         self.bytes += size;
         false
     }
 
-    fn evict(&mut self, may_leave: &dyn Fn(Key) -> bool) -> Option<Key> {
+    fn evict(&mut self, may_leave: &dyn Fn(ExtentKey) -> bool) -> Option<ExtentKey> {
         let mut tries = 0;
         while tries < TRIES && !self.extents.is_empty() {
             let Some((key, last)) = self.worst.pop() else {
@@ -131,13 +133,13 @@ impl Policy for PlainE {
         None
     }
 
-    fn remove(&mut self, key: Key) -> bool {
+    fn remove(&mut self, key: ExtentKey) -> bool {
         let Some(gone) = self.extents.remove(&key) else { return false };
         self.bytes -= gone.size;
         true
     }
 
-    fn contains(&self, key: Key) -> bool {
+    fn contains(&self, key: ExtentKey) -> bool {
         self.extents.contains_key(&key)
     }
 

@@ -1,8 +1,8 @@
 //! E in the queues of S3-FIFO, with weights that are given.
 
-use super::history::{History, PERIODS_OF_A_ROUND};
-use crate::lists::{At, Lists};
-use crate::policy::{Extent, Key, Policy, TRIES};
+use super::history::{PERIODS_OF_A_ROUND, UseHistory};
+use crate::lists::{ExtentLists, ListPosition};
+use crate::policy::{ExtentKey, ExtentUse, ReplacementPolicy, TRIES};
 
 /// The fewest uses of a period.
 const FEWEST_USES: u64 = 4;
@@ -23,7 +23,7 @@ const GHOST: usize = 3;
 
 /// The parameters of E.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Weights {
+pub struct PolicyWeights {
     /// α, the exponent of the time without use.
     pub alpha: f64,
     /// β, the weight of each process.
@@ -38,19 +38,19 @@ pub struct Weights {
 
 /// Evicts extents of large E.
 #[derive(Debug)]
-pub(super) struct Queues {
+pub(super) struct EvictionQueues {
     capacity: u64,
-    pub(super) weights: Weights,
+    pub(super) weights: PolicyWeights,
     now: u64,
     period: u64,
     ends: u64,
-    lists: Lists<History, 4>,
+    lists: ExtentLists<UseHistory, 4>,
 }
 
-impl Queues {
-    pub(super) fn new(capacity: u64, weights: Weights) -> Queues {
-        let lists = Lists::new();
-        Queues { capacity, weights, now: 0, period: 0, ends: FEWEST_USES, lists }
+impl EvictionQueues {
+    pub(super) fn new(capacity: u64, weights: PolicyWeights) -> EvictionQueues {
+        let lists = ExtentLists::new();
+        EvictionQueues { capacity, weights, now: 0, period: 0, ends: FEWEST_USES, lists }
     }
 
     /// Extents in the cache.
@@ -59,7 +59,7 @@ impl Queues {
     }
 
     /// The logarithm of E.
-    fn e(&self, at: At) -> f64 {
+    fn e(&self, at: ListPosition) -> f64 {
         let history = self.lists.peek(at);
         let unused = (self.now - history.last()).max(1) as f64;
         let divisor = history.share(&self.weights, self.period) + self.weights.gamma;
@@ -67,7 +67,7 @@ impl Queues {
     }
 
     /// Moves the hand. Returns the extent of the largest E within reach that may leave.
-    fn reach(&mut self, may_leave: &dyn Fn(Key) -> bool) -> Option<(At, f64)> {
+    fn reach(&mut self, may_leave: &dyn Fn(ExtentKey) -> bool) -> Option<(ListPosition, f64)> {
         for _ in 0..REACHED {
             let Some(at) = self.lists.back(MAIN) else { break };
             self.lists.move_to(at, REACH);
@@ -91,16 +91,16 @@ impl Queues {
     }
 }
 
-impl Policy for Queues {
-    fn access(&mut self, extent: Extent, evicted: &mut Vec<Key>) -> bool {
-        let Extent { key, size, user } = extent;
+impl ReplacementPolicy for EvictionQueues {
+    fn access(&mut self, extent: ExtentUse, evicted: &mut Vec<ExtentKey>) -> bool {
+        let ExtentUse { key, size, user } = extent;
         self.now += 1;
         if self.now >= self.ends {
             self.period += 1;
             self.ends = self.now + FEWEST_USES.max(self.len() as u64 / PERIODS_OF_A_ROUND);
         }
         let (now, period, half_life) = (self.now, self.period, self.weights.half_life);
-        let mut history = History::default();
+        let mut history = UseHistory::default();
         if let Some(at) = self.lists.find(key) {
             self.lists.value(at).used(user, now, period, half_life);
             if self.lists.list(at) != GHOST {
@@ -130,8 +130,8 @@ impl Policy for Queues {
         false
     }
 
-    fn evict(&mut self, may_leave: &dyn Fn(Key) -> bool) -> Option<Key> {
-        let may = |at: &At| may_leave(self.lists.key(*at));
+    fn evict(&mut self, may_leave: &dyn Fn(ExtentKey) -> bool) -> Option<ExtentKey> {
+        let may = |at: &ListPosition| may_leave(self.lists.key(*at));
         let is_small = self.lists.bytes(SMALL) * 10 > self.bytes();
         let new = self.lists.oldest(SMALL).take(TRIES).find(may);
         let at = match (new, self.reach(may_leave)) {
@@ -150,7 +150,7 @@ impl Policy for Queues {
         Some(key)
     }
 
-    fn remove(&mut self, key: Key) -> bool {
+    fn remove(&mut self, key: ExtentKey) -> bool {
         let Some(at) = self.lists.find(key) else { return false };
         let was_there = self.lists.list(at) != GHOST;
         self.lists.remove(at);
@@ -158,7 +158,7 @@ impl Policy for Queues {
         was_there
     }
 
-    fn contains(&self, key: Key) -> bool {
+    fn contains(&self, key: ExtentKey) -> bool {
         self.lists.find(key).is_some_and(|at| self.lists.list(at) != GHOST)
     }
 

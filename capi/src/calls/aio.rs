@@ -17,8 +17,8 @@ use defuse_fs::Errno;
 
 use super::data::position;
 use crate::aio::{failed, result};
-use crate::memory::{In, Out, Pieces, Vectors};
-use crate::state::{State, call, done};
+use crate::memory::{InPointer, IovecArray, IovecBuffers, OutPointer};
+use crate::state::{LibraryState, call, done};
 
 /// Read `count` bytes into `buf`.
 pub const DEFUSE_AIO_READ: u32 = 0;
@@ -91,7 +91,11 @@ pub extern "C" fn defuse_aio_create(capacity: c_uint, threads: c_uint) -> c_int 
 /// that was started is in its event.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_aio_submit(aio: c_int, ops: In<defuse_aio_op>, count: c_int) -> c_int {
+pub extern "C" fn defuse_aio_submit(
+    aio: c_int,
+    ops: InPointer<defuse_aio_op>,
+    count: c_int,
+) -> c_int {
     call(|s| {
         let context = s.contexts.get(aio)?;
         let count = usize::try_from(count).map_err(|_| Errno::EINVAL)?;
@@ -117,19 +121,19 @@ fn then(callback: defuse_aio_callback) -> Option<Then<i64>> {
     }))
 }
 
-type Work = Box<dyn FnOnce() -> i64 + Send>;
+type AioWork = Box<dyn FnOnce() -> i64 + Send>;
 
 fn ended(moved: Result<usize>) -> i64 {
     moved.map_or_else(|stop| failed(stop.errno()), |count| count as i64)
 }
 
 /// The work of an operation, with everything that it needs.
-fn work(s: &'static State, op: &defuse_aio_op) -> Result<Work> {
+fn work(s: &'static LibraryState, op: &defuse_aio_op) -> Result<AioWork> {
     let file = s.file(op.fd)?.to_arc();
     let at = position(op.offset)?;
-    let one = || Pieces::one(op.buf, op.count);
+    let one = || IovecBuffers::one(op.buf, op.count);
     let several = || {
-        let vectors = Vectors::at(op.buf.cast());
+        let vectors = IovecArray::at(op.buf.cast());
         let count = i32::try_from(op.count).map_err(|_| Errno::EINVAL)?;
         // SAFETY: the operation states the number of vectors.
         unsafe { vectors.of(count) }
@@ -167,8 +171,8 @@ pub extern "C" fn defuse_aio_getevents(
     aio: c_int,
     min: c_int,
     max: c_int,
-    events: Out<defuse_aio_event>,
-    timeout: In<libc::timespec>,
+    events: OutPointer<defuse_aio_event>,
+    timeout: InPointer<libc::timespec>,
 ) -> c_int {
     call(|s| {
         let context = s.contexts.get(aio)?;

@@ -8,13 +8,13 @@ use std::ffi::c_int;
 use defuse_direct::{At, Owner, Result, Times};
 use defuse_fs::Errno;
 
-use crate::memory::{In, Text};
-use crate::state::{State, call, done, follows};
+use crate::memory::{CStringArg, InPointer};
+use crate::state::{LibraryState, call, done, follows};
 
 /// Changes the permission bits, chmod(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_chmod(path: Text, mode: libc::mode_t) -> c_int {
+pub extern "C" fn defuse_chmod(path: CStringArg, mode: libc::mode_t) -> c_int {
     done(|s| s.client.chmod(&s.task, At::Cwd, path.get()?, mode, true))
 }
 
@@ -31,7 +31,7 @@ pub extern "C" fn defuse_fchmod(fd: c_int, mode: libc::mode_t) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fchmodat(
     dir: c_int,
-    path: Text,
+    path: CStringArg,
     mode: libc::mode_t,
     flags: c_int,
 ) -> c_int {
@@ -51,14 +51,14 @@ fn owner(uid: libc::uid_t, gid: libc::gid_t) -> Owner {
 /// Changes owner and group, chown(2); -1 leaves an id unchanged.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_chown(path: Text, uid: libc::uid_t, gid: libc::gid_t) -> c_int {
+pub extern "C" fn defuse_chown(path: CStringArg, uid: libc::uid_t, gid: libc::gid_t) -> c_int {
     done(|s| s.client.chown(&s.task, At::Cwd, path.get()?, owner(uid, gid), true))
 }
 
 /// Changes owner and group of a symbolic link, lchown(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_lchown(path: Text, uid: libc::uid_t, gid: libc::gid_t) -> c_int {
+pub extern "C" fn defuse_lchown(path: CStringArg, uid: libc::uid_t, gid: libc::gid_t) -> c_int {
     done(|s| s.client.chown(&s.task, At::Cwd, path.get()?, owner(uid, gid), false))
 }
 
@@ -74,7 +74,7 @@ pub extern "C" fn defuse_fchown(fd: c_int, uid: libc::uid_t, gid: libc::gid_t) -
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fchownat(
     dir: c_int,
-    path: Text,
+    path: CStringArg,
     uid: libc::uid_t,
     gid: libc::gid_t,
     flags: c_int,
@@ -86,7 +86,7 @@ pub extern "C" fn defuse_fchownat(
 }
 
 /// The new timestamps: access, then modification. NULL means now.
-fn times(values: &In<libc::timespec>) -> Result<Times> {
+fn times(values: &InPointer<libc::timespec>) -> Result<Times> {
     if values.is_null() {
         return Ok(Times::NOW);
     }
@@ -101,8 +101,8 @@ fn times(values: &In<libc::timespec>) -> Result<Times> {
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_utimensat(
     dir: c_int,
-    path: Text,
-    values: In<libc::timespec>,
+    path: CStringArg,
+    values: InPointer<libc::timespec>,
     flags: c_int,
 ) -> c_int {
     done(|s| {
@@ -117,11 +117,16 @@ pub extern "C" fn defuse_utimensat(
 /// Changes the timestamps of an open file, futimens(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_futimens(fd: c_int, values: In<libc::timespec>) -> c_int {
+pub extern "C" fn defuse_futimens(fd: c_int, values: InPointer<libc::timespec>) -> c_int {
     done(|s| change_times(s, fd, &values, 0))
 }
 
-fn change_times(s: &State, fd: c_int, values: &In<libc::timespec>, flags: c_int) -> Result<()> {
+fn change_times(
+    s: &LibraryState,
+    fd: c_int,
+    values: &InPointer<libc::timespec>,
+    flags: c_int,
+) -> Result<()> {
     if flags != 0 {
         return Err(Errno::EINVAL.into());
     }

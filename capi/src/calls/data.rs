@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_void};
 use defuse_direct::{IoFlags, Result};
 use defuse_fs::Errno;
 
-use crate::memory::{Bytes, Out, Room, Vectors};
+use crate::memory::{InBuffer, IovecArray, OutBuffer, OutPointer};
 use crate::state::{call, count};
 
 /// An offset from C. Fails with `EINVAL` if it is negative.
@@ -25,7 +25,7 @@ pub(super) fn position(at: libc::off_t) -> Result<Option<u64>> {
 /// Reads at the file position and advances it, read(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_read(fd: c_int, mut buf: Room<c_void>, size: usize) -> libc::ssize_t {
+pub extern "C" fn defuse_read(fd: c_int, mut buf: OutBuffer<c_void>, size: usize) -> libc::ssize_t {
     count(|s| {
         // SAFETY: `size` is the length of `buf`.
         s.client.read(&s.task, &*s.file(fd)?, unsafe { buf.of(size) }?)
@@ -35,7 +35,7 @@ pub extern "C" fn defuse_read(fd: c_int, mut buf: Room<c_void>, size: usize) -> 
 /// Writes at the file position and advances it, write(2); with O_APPEND, at the end.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_write(fd: c_int, buf: Bytes<c_void>, size: usize) -> libc::ssize_t {
+pub extern "C" fn defuse_write(fd: c_int, buf: InBuffer<c_void>, size: usize) -> libc::ssize_t {
     count(|s| {
         // SAFETY: `size` is the length of `buf`.
         s.client.write(&s.task, &*s.file(fd)?, unsafe { buf.of(size) }?)
@@ -47,7 +47,7 @@ pub extern "C" fn defuse_write(fd: c_int, buf: Bytes<c_void>, size: usize) -> li
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_pread(
     fd: c_int,
-    mut buf: Room<c_void>,
+    mut buf: OutBuffer<c_void>,
     size: usize,
     at: libc::off_t,
 ) -> libc::ssize_t {
@@ -62,7 +62,7 @@ pub extern "C" fn defuse_pread(
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_pwrite(
     fd: c_int,
-    buf: Bytes<c_void>,
+    buf: InBuffer<c_void>,
     size: usize,
     at: libc::off_t,
 ) -> libc::ssize_t {
@@ -74,7 +74,7 @@ pub extern "C" fn defuse_pwrite(
 
 fn read_pieces(
     fd: c_int,
-    (iov, length): (Vectors, c_int),
+    (iov, length): (IovecArray, c_int),
     at: impl FnOnce() -> Result<Option<u64>>,
     flags: c_int,
 ) -> libc::ssize_t {
@@ -89,7 +89,7 @@ fn read_pieces(
 
 fn write_pieces(
     fd: c_int,
-    (iov, length): (Vectors, c_int),
+    (iov, length): (IovecArray, c_int),
     at: impl FnOnce() -> Result<Option<u64>>,
     flags: c_int,
 ) -> libc::ssize_t {
@@ -105,14 +105,14 @@ fn write_pieces(
 /// Reads into several buffers at the file position, readv(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_readv(fd: c_int, iov: Vectors, length: c_int) -> libc::ssize_t {
+pub extern "C" fn defuse_readv(fd: c_int, iov: IovecArray, length: c_int) -> libc::ssize_t {
     read_pieces(fd, (iov, length), || Ok(None), 0)
 }
 
 /// Writes several buffers at the file position, writev(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_writev(fd: c_int, iov: Vectors, length: c_int) -> libc::ssize_t {
+pub extern "C" fn defuse_writev(fd: c_int, iov: IovecArray, length: c_int) -> libc::ssize_t {
     write_pieces(fd, (iov, length), || Ok(None), 0)
 }
 
@@ -121,7 +121,7 @@ pub extern "C" fn defuse_writev(fd: c_int, iov: Vectors, length: c_int) -> libc:
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_preadv(
     fd: c_int,
-    iov: Vectors,
+    iov: IovecArray,
     length: c_int,
     at: libc::off_t,
 ) -> libc::ssize_t {
@@ -133,7 +133,7 @@ pub extern "C" fn defuse_preadv(
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_pwritev(
     fd: c_int,
-    iov: Vectors,
+    iov: IovecArray,
     length: c_int,
     at: libc::off_t,
 ) -> libc::ssize_t {
@@ -146,7 +146,7 @@ pub extern "C" fn defuse_pwritev(
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_preadv2(
     fd: c_int,
-    iov: Vectors,
+    iov: IovecArray,
     length: c_int,
     at: libc::off_t,
     flags: c_int,
@@ -160,7 +160,7 @@ pub extern "C" fn defuse_preadv2(
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_pwritev2(
     fd: c_int,
-    iov: Vectors,
+    iov: IovecArray,
     length: c_int,
     at: libc::off_t,
     flags: c_int,
@@ -186,9 +186,9 @@ pub extern "C" fn defuse_lseek(fd: c_int, by: libc::off_t, whence: c_int) -> lib
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_copy_file_range(
     from: c_int,
-    from_at: Out<libc::off_t>,
+    from_at: OutPointer<libc::off_t>,
     to: c_int,
-    to_at: Out<libc::off_t>,
+    to_at: OutPointer<libc::off_t>,
     size: usize,
     flags: libc::c_uint,
 ) -> libc::ssize_t {
@@ -196,7 +196,7 @@ pub extern "C" fn defuse_copy_file_range(
         if flags != 0 {
             return Err(Errno::EINVAL.into());
         }
-        let given = |at: &Out<libc::off_t>| match at.is_null() {
+        let given = |at: &OutPointer<libc::off_t>| match at.is_null() {
             true => Ok(None),
             false => offset(at.get()?).map(Some),
         };

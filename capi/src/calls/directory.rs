@@ -10,20 +10,20 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use defuse_direct::{DirEntry, Result};
 use defuse_fs::{DirItem, DirSink, Entry, Errno};
 
-use crate::memory::{Handle, Text, zeroed};
-use crate::state::{State, call, done};
+use crate::memory::{CStringArg, ObjectHandle, zeroed};
+use crate::state::{LibraryState, call, done};
 
 /// A directory stream, like DIR of opendir(3).
 #[allow(non_camel_case_types)]
 pub struct defuse_dir {
     fd: c_int,
-    reading: Mutex<Reading>,
+    reading: Mutex<StreamState>,
 }
 
 /// Number of entries that are read at a time.
 const AT_ONCE: usize = 256;
 
-struct Reading {
+struct StreamState {
     ahead: VecDeque<DirEntry>,
     /// The position after the last entry returned.
     position: u64,
@@ -31,7 +31,7 @@ struct Reading {
 }
 
 impl defuse_dir {
-    fn reading(&self) -> MutexGuard<'_, Reading> {
+    fn reading(&self) -> MutexGuard<'_, StreamState> {
         self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -39,7 +39,7 @@ impl defuse_dir {
 /// Opens a directory stream, opendir(3). Returns NULL on failure.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_opendir(path: Text) -> *mut defuse_dir {
+pub extern "C" fn defuse_opendir(path: CStringArg) -> *mut defuse_dir {
     call(|s| {
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
         let fd = super::open::open(s, libc::AT_FDCWD, path.get()?, flags, 0)?;
@@ -55,7 +55,7 @@ pub extern "C" fn defuse_fdopendir(fd: c_int) -> *mut defuse_dir {
     call(|s| stream(s, fd))
 }
 
-fn stream(s: &State, fd: c_int) -> Result<*mut defuse_dir> {
+fn stream(s: &LibraryState, fd: c_int) -> Result<*mut defuse_dir> {
     let dir = s.file(fd)?;
     let position = dir.position();
     // Fails if it is no directory.
@@ -64,20 +64,20 @@ fn stream(s: &State, fd: c_int) -> Result<*mut defuse_dir> {
         return Err(Errno::EBADF.into());
     }
     let shown = Box::new(zeroed());
-    let reading = Mutex::new(Reading { ahead: VecDeque::new(), position, shown });
-    Ok(Handle::give(defuse_dir { fd, reading }))
+    let reading = Mutex::new(StreamState { ahead: VecDeque::new(), position, shown });
+    Ok(ObjectHandle::give(defuse_dir { fd, reading }))
 }
 
 /// Returns the next entry, including "." and "..", readdir(3). Returns NULL at the end, with
 /// `errno` unchanged, and on failure.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_readdir(dir: Handle<defuse_dir>) -> *mut libc::dirent {
+pub extern "C" fn defuse_readdir(dir: ObjectHandle<defuse_dir>) -> *mut libc::dirent {
     call(|s| {
         let dir = dir.get()?;
         let mut reading = dir.reading();
         if reading.ahead.is_empty() {
-            let mut sink = Ahead { entries: &mut reading.ahead };
+            let mut sink = ReadAheadSink { entries: &mut reading.ahead };
             s.client.getdents(&s.task, &*s.file(dir.fd)?, &mut sink)?;
         }
         let Some(entry) = reading.ahead.pop_front() else { return Ok(std::ptr::null_mut()) };
@@ -99,11 +99,11 @@ fn show(shown: &mut libc::dirent, entry: &DirEntry) {
     shown.d_name[len] = 0;
 }
 
-struct Ahead<'a> {
+struct ReadAheadSink<'a> {
     entries: &'a mut VecDeque<DirEntry>,
 }
 
-impl DirSink for Ahead<'_> {
+impl DirSink for ReadAheadSink<'_> {
     fn wants_entries(&self) -> bool {
         false
     }
@@ -121,25 +121,25 @@ impl DirSink for Ahead<'_> {
 /// The position of the stream, telldir(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_telldir(dir: Handle<defuse_dir>) -> c_long {
+pub extern "C" fn defuse_telldir(dir: ObjectHandle<defuse_dir>) -> c_long {
     call(|_| Ok(dir.get()?.reading().position as c_long))
 }
 
 /// Sets the position to a result of defuse_telldir(), seekdir(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_seekdir(dir: Handle<defuse_dir>, place: c_long) {
+pub extern "C" fn defuse_seekdir(dir: ObjectHandle<defuse_dir>, place: c_long) {
     done(|s| seek(s, dir.get()?, place as u64));
 }
 
 /// Sets the position to the start and re-reads the directory, rewinddir(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_rewinddir(dir: Handle<defuse_dir>) {
+pub extern "C" fn defuse_rewinddir(dir: ObjectHandle<defuse_dir>) {
     done(|s| seek(s, dir.get()?, 0));
 }
 
-fn seek(s: &State, dir: &defuse_dir, place: u64) -> Result<()> {
+fn seek(s: &LibraryState, dir: &defuse_dir, place: u64) -> Result<()> {
     let mut reading = dir.reading();
     s.client.seek_dir(&*s.file(dir.fd)?, place)?;
     reading.ahead.clear();
@@ -151,13 +151,13 @@ fn seek(s: &State, dir: &defuse_dir, place: u64) -> Result<()> {
 /// closed.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_dirfd(dir: Handle<defuse_dir>) -> c_int {
+pub extern "C" fn defuse_dirfd(dir: ObjectHandle<defuse_dir>) -> c_int {
     call(|_| Ok(dir.get()?.fd))
 }
 
 /// Closes a stream and its descriptor, closedir(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_closedir(dir: Handle<defuse_dir>) -> c_int {
+pub extern "C" fn defuse_closedir(dir: ObjectHandle<defuse_dir>) -> c_int {
     done(|s| super::open::close(s, dir.take()?.fd))
 }

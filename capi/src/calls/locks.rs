@@ -12,8 +12,8 @@ use defuse_direct::{Description, LockFamily, Result, Stop};
 use defuse_fs::{Buffer, Errno, Lock, LockType};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-use crate::memory::Out;
-use crate::state::{State, done};
+use crate::memory::OutPointer;
+use crate::state::{LibraryState, done};
 
 /// Locks the whole of an open file, flock(2). `operation` is LOCK_SH, LOCK_EX or LOCK_UN. With
 /// LOCK_NB it fails with EWOULDBLOCK instead of waiting.
@@ -61,14 +61,14 @@ pub extern "C" fn defuse_lockf(fd: c_int, command: c_int, length: libc::off_t) -
 ///
 /// In the ABIs of Linux listed here, C passes it like a named argument.
 #[repr(transparent)]
-pub struct Argument(Out<libc::flock>);
+pub struct FcntlArgument(OutPointer<libc::flock>);
 
 const _: () = assert!(
     cfg!(any(target_arch = "x86_64", target_arch = "aarch64", target_arch = "riscv64")),
     "on this architecture, see how variable arguments are passed before defuse_fcntl is used"
 );
 
-impl Argument {
+impl FcntlArgument {
     /// The argument as a number: an `int`, whose upper half is undefined.
     pub fn number(&self) -> c_int {
         self.0.address() as c_int
@@ -77,10 +77,10 @@ impl Argument {
 
 /// Executes a command of fcntl(2) for record locks.
 pub(super) fn record(
-    state: &State,
+    state: &LibraryState,
     file: &Arc<Description>,
     command: c_int,
-    argument: &Argument,
+    argument: &FcntlArgument,
 ) -> Result<c_int> {
     let family = match command {
         libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW => LockFamily::Process,
@@ -131,7 +131,7 @@ fn described(asked: libc::flock, family: LockFamily, found: Option<Lock>) -> lib
 
 /// Sets a lock. If `wait` is set, waits until it is available, or until a signal arrives.
 fn take(
-    state: &State,
+    state: &LibraryState,
     file: &Arc<Description>,
     family: LockFamily,
     lock: Lock,

@@ -10,15 +10,15 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::mappings::Wanted;
-use crate::memory::Room;
+use crate::mappings::MmapArguments;
+use crate::memory::OutBuffer;
 use crate::state::{call, done};
 
 /// The return value of a failed mapping, `MAP_FAILED`.
-struct Address(*mut c_void);
+struct MappingAddress(*mut c_void);
 
-impl crate::state::Returned for Address {
-    const FAILED: Address = Address(libc::MAP_FAILED);
+impl crate::state::ReturnValue for MappingAddress {
+    const FAILED: MappingAddress = MappingAddress(libc::MAP_FAILED);
 }
 
 /// Maps `length` bytes of an open file from `at` on, mmap(2). `address` is a hint. Returns
@@ -28,19 +28,19 @@ impl crate::state::Returned for Address {
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_mmap(
-    address: Room<c_void>,
+    address: OutBuffer<c_void>,
     length: usize,
     protection: c_int,
     flags: c_int,
     fd: c_int,
     at: libc::off_t,
 ) -> *mut c_void {
-    let mapped: Address = call(|s| {
+    let mapped: MappingAddress = call(|s| {
         let offset = super::data::offset(at)?;
         let hint = address.start().addr();
-        let wanted = Wanted { hint, len: length, protection, flags, offset };
+        let wanted = MmapArguments { hint, len: length, protection, flags, offset };
         let start = s.mappings.map(s, s.file(fd)?.to_arc(), &wanted)?;
-        Ok(Address(std::ptr::with_exposed_provenance_mut(start)))
+        Ok(MappingAddress(std::ptr::with_exposed_provenance_mut(start)))
     });
     mapped.0
 }
@@ -49,13 +49,13 @@ pub extern "C" fn defuse_mmap(
 /// mapped.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_munmap(address: Room<c_void>, length: usize) -> c_int {
+pub extern "C" fn defuse_munmap(address: OutBuffer<c_void>, length: usize) -> c_int {
     done(|s| s.mappings.unmap(s, address.start().addr(), length))
 }
 
 /// Writes a shared mapping back, msync(2). With MS_SYNC the data is durable afterwards.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_msync(address: Room<c_void>, length: usize, flags: c_int) -> c_int {
+pub extern "C" fn defuse_msync(address: OutBuffer<c_void>, length: usize, flags: c_int) -> c_int {
     done(|s| s.mappings.sync(s, address.start().addr(), length, flags))
 }

@@ -17,8 +17,8 @@ use defuse_fs::Errno;
 use defuse_fs::source::{Frontend, Threads};
 
 use crate::explain::{self, explained};
-use crate::memory::{Room, Text};
-use crate::state::{State, call, done};
+use crate::memory::{CStringArg, OutBuffer};
+use crate::state::{LibraryState, call, done};
 
 /// The kinds of sources that this library links.
 static SOURCES: Registry = Registry::new(&[IN_PROCESS, IN_OWN_PROGRAMS, KINDS]);
@@ -29,14 +29,14 @@ static SOURCES: Registry = Registry::new(&[IN_PROCESS, IN_OWN_PROGRAMS, KINDS]);
 /// defuse_last_error() returns the details.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_mount(target: Text, source: Text) -> c_int {
+pub extern "C" fn defuse_mount(target: CStringArg, source: CStringArg) -> c_int {
     done(|state| {
         let (target, source) = (target.get()?, source.get()?);
         mount(state, target, source)
     })
 }
 
-fn mount(state: &State, target: &[u8], source: &[u8]) -> Result<()> {
+fn mount(state: &LibraryState, target: &[u8], source: &[u8]) -> Result<()> {
     // The threads belong to the application, so their credentials must be restored.
     let frontend = Frontend { threads: Threads::Application, ..Frontend::default() };
     let opened = SOURCES.open(OsStr::from_bytes(source), Settings::of(frontend));
@@ -61,7 +61,7 @@ fn mount(state: &State, target: &[u8], source: &[u8]) -> Result<()> {
 /// error, such as EIO or ENOSPC, says that it is unmounted but not everything could be made durable.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_unmount(target: Text, lazily: c_int) -> c_int {
+pub extern "C" fn defuse_unmount(target: CStringArg, lazily: c_int) -> c_int {
     done(|state| {
         let target = target.get()?;
         let gone = state.client.unmount(target, lazily != 0);
@@ -76,8 +76,8 @@ pub extern "C" fn defuse_unmount(target: Text, lazily: c_int) -> c_int {
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_statistics(
-    target: Text,
-    mut buf: Room<c_char>,
+    target: CStringArg,
+    mut buf: OutBuffer<c_char>,
     size: usize,
 ) -> libc::ssize_t {
     call(|state| {

@@ -8,22 +8,22 @@ use std::ffi::{c_char, c_int, c_uint};
 use defuse_direct::At;
 use defuse_fs::{Errno, RenameFlags};
 
-use crate::memory::{Room, Text, allocated};
-use crate::state::{Start, call, count, done};
+use crate::memory::{CStringArg, OutBuffer, allocated};
+use crate::state::{PathStart, call, count, done};
 
 const CWD: c_int = libc::AT_FDCWD;
 
 /// Creates a directory, mkdir(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_mkdir(path: Text, mode: libc::mode_t) -> c_int {
+pub extern "C" fn defuse_mkdir(path: CStringArg, mode: libc::mode_t) -> c_int {
     defuse_mkdirat(CWD, path, mode)
 }
 
 /// Creates a directory, mkdirat(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_mkdirat(dir: c_int, path: Text, mode: libc::mode_t) -> c_int {
+pub extern "C" fn defuse_mkdirat(dir: c_int, path: CStringArg, mode: libc::mode_t) -> c_int {
     done(|s| {
         let path = path.get()?;
         s.client.mkdir(&s.task, s.start(dir, path, 0)?.at(), path, mode)
@@ -33,7 +33,7 @@ pub extern "C" fn defuse_mkdirat(dir: c_int, path: Text, mode: libc::mode_t) -> 
 /// Creates a file, fifo, socket or device, mknod(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_mknod(path: Text, mode: libc::mode_t, device: libc::dev_t) -> c_int {
+pub extern "C" fn defuse_mknod(path: CStringArg, mode: libc::mode_t, device: libc::dev_t) -> c_int {
     defuse_mknodat(CWD, path, mode, device)
 }
 
@@ -42,7 +42,7 @@ pub extern "C" fn defuse_mknod(path: Text, mode: libc::mode_t, device: libc::dev
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_mknodat(
     dir: c_int,
-    path: Text,
+    path: CStringArg,
     mode: libc::mode_t,
     device: libc::dev_t,
 ) -> c_int {
@@ -55,35 +55,35 @@ pub extern "C" fn defuse_mknodat(
 /// Creates a fifo, mkfifo(3). It can be listed and removed, but not opened (ENXIO).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_mkfifo(path: Text, mode: libc::mode_t) -> c_int {
+pub extern "C" fn defuse_mkfifo(path: CStringArg, mode: libc::mode_t) -> c_int {
     defuse_mkfifoat(CWD, path, mode)
 }
 
 /// Creates a fifo, mkfifoat(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_mkfifoat(dir: c_int, path: Text, mode: libc::mode_t) -> c_int {
+pub extern "C" fn defuse_mkfifoat(dir: c_int, path: CStringArg, mode: libc::mode_t) -> c_int {
     defuse_mknodat(dir, path, mode & 0o7777 | libc::S_IFIFO, 0)
 }
 
 /// Removes the name of a file that is no directory, unlink(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_unlink(path: Text) -> c_int {
+pub extern "C" fn defuse_unlink(path: CStringArg) -> c_int {
     defuse_unlinkat(CWD, path, 0)
 }
 
 /// Removes an empty directory, rmdir(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_rmdir(path: Text) -> c_int {
+pub extern "C" fn defuse_rmdir(path: CStringArg) -> c_int {
     defuse_unlinkat(CWD, path, libc::AT_REMOVEDIR)
 }
 
 /// Removes a name, or with AT_REMOVEDIR an empty directory, unlinkat(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_unlinkat(dir: c_int, path: Text, flags: c_int) -> c_int {
+pub extern "C" fn defuse_unlinkat(dir: c_int, path: CStringArg, flags: c_int) -> c_int {
     done(|s| {
         let path = path.get()?;
         let start = s.start(dir, path, 0)?;
@@ -98,7 +98,7 @@ pub extern "C" fn defuse_unlinkat(dir: c_int, path: Text, flags: c_int) -> c_int
 /// Removes a file or an empty directory, remove(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_remove(path: Text) -> c_int {
+pub extern "C" fn defuse_remove(path: CStringArg) -> c_int {
     done(|s| {
         let path = path.get()?;
         match s.client.unlink(&s.task, At::Cwd, path) {
@@ -111,14 +111,19 @@ pub extern "C" fn defuse_remove(path: Text) -> c_int {
 /// Renames a file, rename(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_rename(from: Text, to: Text) -> c_int {
+pub extern "C" fn defuse_rename(from: CStringArg, to: CStringArg) -> c_int {
     defuse_renameat2(CWD, from, CWD, to, 0)
 }
 
 /// Renames a file, renameat(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_renameat(from_dir: c_int, from: Text, to_dir: c_int, to: Text) -> c_int {
+pub extern "C" fn defuse_renameat(
+    from_dir: c_int,
+    from: CStringArg,
+    to_dir: c_int,
+    to: CStringArg,
+) -> c_int {
     defuse_renameat2(from_dir, from, to_dir, to, 0)
 }
 
@@ -127,9 +132,9 @@ pub extern "C" fn defuse_renameat(from_dir: c_int, from: Text, to_dir: c_int, to
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_renameat2(
     from_dir: c_int,
-    from: Text,
+    from: CStringArg,
     to_dir: c_int,
-    to: Text,
+    to: CStringArg,
     flags: c_uint,
 ) -> c_int {
     done(|s| {
@@ -142,7 +147,7 @@ pub extern "C" fn defuse_renameat2(
 /// Creates a hard link, link(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_link(from: Text, to: Text) -> c_int {
+pub extern "C" fn defuse_link(from: CStringArg, to: CStringArg) -> c_int {
     defuse_linkat(CWD, from, CWD, to, 0)
 }
 
@@ -152,9 +157,9 @@ pub extern "C" fn defuse_link(from: Text, to: Text) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_linkat(
     from_dir: c_int,
-    from: Text,
+    from: CStringArg,
     to_dir: c_int,
-    to: Text,
+    to: CStringArg,
     flags: c_int,
 ) -> c_int {
     done(|s| {
@@ -163,7 +168,7 @@ pub extern "C" fn defuse_linkat(
         }
         let (from, to) = (from.get()?, to.get()?);
         let (old, new) = (s.start(from_dir, from, flags)?, s.start(to_dir, to, 0)?);
-        if let Start::Itself(file) = &old {
+        if let PathStart::Itself(file) = &old {
             return s.client.flink(&s.task, file, (new.at(), to));
         }
         let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
@@ -174,14 +179,14 @@ pub extern "C" fn defuse_linkat(
 /// Creates a symbolic link with the text `target`, symlink(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_symlink(target: Text, path: Text) -> c_int {
+pub extern "C" fn defuse_symlink(target: CStringArg, path: CStringArg) -> c_int {
     defuse_symlinkat(target, CWD, path)
 }
 
 /// Creates a symbolic link with the text `target`, symlinkat(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_symlinkat(target: Text, dir: c_int, path: Text) -> c_int {
+pub extern "C" fn defuse_symlinkat(target: CStringArg, dir: c_int, path: CStringArg) -> c_int {
     done(|s| {
         let (target, path) = (target.get()?, path.get()?);
         s.client.symlink(&s.task, target, s.start(dir, path, 0)?.at(), path)
@@ -191,7 +196,11 @@ pub extern "C" fn defuse_symlinkat(target: Text, dir: c_int, path: Text) -> c_in
 /// Reads a symbolic link, without a final NUL, readlink(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_readlink(path: Text, buf: Room<c_char>, size: usize) -> libc::ssize_t {
+pub extern "C" fn defuse_readlink(
+    path: CStringArg,
+    buf: OutBuffer<c_char>,
+    size: usize,
+) -> libc::ssize_t {
     defuse_readlinkat(CWD, path, buf, size)
 }
 
@@ -200,8 +209,8 @@ pub extern "C" fn defuse_readlink(path: Text, buf: Room<c_char>, size: usize) ->
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_readlinkat(
     dir: c_int,
-    path: Text,
-    mut buf: Room<c_char>,
+    path: CStringArg,
+    mut buf: OutBuffer<c_char>,
     size: usize,
 ) -> libc::ssize_t {
     count(|s| {
@@ -222,7 +231,10 @@ pub extern "C" fn defuse_readlinkat(
 /// PATH_MAX bytes, or if that is NULL, in memory that the caller frees with free(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_realpath(path: Text, mut resolved: Room<c_char>) -> *mut c_char {
+pub extern "C" fn defuse_realpath(
+    path: CStringArg,
+    mut resolved: OutBuffer<c_char>,
+) -> *mut c_char {
     call(|s| {
         let full = s.client.real_path(&s.task, path.get()?)?;
         if resolved.start().is_null() {

@@ -12,27 +12,32 @@ use defuse_fs::{Errno, FileKind, IoctlArgs};
 
 use super::locks;
 use crate::explain::explained;
-use crate::memory::{Bytes, In, Room, Text};
-use crate::state::{State, call, done};
+use crate::memory::{CStringArg, InBuffer, InPointer, OutBuffer};
+use crate::state::{LibraryState, call, done};
 
 /// Opens a file, open(2). `mode` is used with O_CREAT and O_TMPFILE.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_open(path: Text, flags: c_int, mode: libc::mode_t) -> c_int {
+pub extern "C" fn defuse_open(path: CStringArg, flags: c_int, mode: libc::mode_t) -> c_int {
     call(|state| open(state, libc::AT_FDCWD, path.get()?, flags, mode))
 }
 
 /// Opens a file, openat(2). `dir` is a descriptor of the library, or AT_FDCWD.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_openat(dir: c_int, path: Text, flags: c_int, mode: libc::mode_t) -> c_int {
+pub extern "C" fn defuse_openat(
+    dir: c_int,
+    path: CStringArg,
+    flags: c_int,
+    mode: libc::mode_t,
+) -> c_int {
     call(|state| open(state, dir, path.get()?, flags, mode))
 }
 
 /// Creates a file and opens it for writing, creat(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_creat(path: Text, mode: libc::mode_t) -> c_int {
+pub extern "C" fn defuse_creat(path: CStringArg, mode: libc::mode_t) -> c_int {
     let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
     call(|state| open(state, libc::AT_FDCWD, path.get()?, flags, mode))
 }
@@ -43,8 +48,8 @@ pub extern "C" fn defuse_creat(path: Text, mode: libc::mode_t) -> c_int {
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_create_with(
-    path: Text,
-    data: Bytes<c_void>,
+    path: CStringArg,
+    data: InBuffer<c_void>,
     size: usize,
     mode: libc::mode_t,
 ) -> c_int {
@@ -59,7 +64,7 @@ pub extern "C" fn defuse_create_with(
 }
 
 pub(super) fn open(
-    state: &State,
+    state: &LibraryState,
     dir: c_int,
     path: &[u8],
     flags: c_int,
@@ -68,7 +73,7 @@ pub(super) fn open(
     open_how(state, dir, path, How { flags: flags as u32, mode, ..How::default() })
 }
 
-fn open_how(state: &State, dir: c_int, path: &[u8], how: How) -> Result<c_int> {
+fn open_how(state: &LibraryState, dir: c_int, path: &[u8], how: How) -> Result<c_int> {
     let start = state.start(dir, path, 0);
     let opened = start.and_then(|start| state.client.open(&state.task, start.at(), path, how));
     state.give(explained("open", path, opened)?, how.flags & libc::O_CLOEXEC as u32 != 0)
@@ -81,8 +86,8 @@ fn open_how(state: &State, dir: c_int, path: &[u8], how: How) -> Result<c_int> {
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_openat2(
     dir: c_int,
-    path: Text,
-    how: In<libc::open_how>,
+    path: CStringArg,
+    how: InPointer<libc::open_how>,
     size: usize,
 ) -> c_int {
     call(|state| {
@@ -108,7 +113,7 @@ pub extern "C" fn defuse_close(fd: c_int) -> c_int {
     done(|state| close(state, fd))
 }
 
-pub(super) fn close(state: &State, fd: c_int) -> Result<()> {
+pub(super) fn close(state: &LibraryState, fd: c_int) -> Result<()> {
     Ok(state.descriptors.remove(fd)?.close(&state.task)?)
 }
 
@@ -140,7 +145,7 @@ pub extern "C" fn defuse_dup3(fd: c_int, to: c_int, flags: c_int) -> c_int {
     })
 }
 
-fn duplicate(state: &State, fd: c_int, to: c_int, flags: c_int) -> Result<c_int> {
+fn duplicate(state: &LibraryState, fd: c_int, to: c_int, flags: c_int) -> Result<c_int> {
     let file = state.file(fd)?.to_arc();
     let flags = FdFlags { cloexec: flags & libc::O_CLOEXEC != 0 };
     if let Some(before) = state.descriptors.replace(to, file, flags)? {
@@ -157,7 +162,7 @@ fn duplicate(state: &State, fd: c_int, to: c_int, flags: c_int) -> Result<c_int>
 /// installed with SA_RESTART.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_fcntl(fd: c_int, command: c_int, argument: locks::Argument) -> c_int {
+pub extern "C" fn defuse_fcntl(fd: c_int, command: c_int, argument: locks::FcntlArgument) -> c_int {
     call(|state| {
         let file = state.file(fd)?;
         match command {
@@ -189,7 +194,11 @@ pub extern "C" fn defuse_fcntl(fd: c_int, command: c_int, argument: locks::Argum
 /// FIOCLEX and FIONCLEX work like F_SETFD of fcntl.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_ioctl(fd: c_int, request: c_ulong, mut argument: Room<c_void>) -> c_int {
+pub extern "C" fn defuse_ioctl(
+    fd: c_int,
+    request: c_ulong,
+    mut argument: OutBuffer<c_void>,
+) -> c_int {
     call(|state| {
         let file = state.file(fd)?;
         if request == libc::FIOCLEX || request == libc::FIONCLEX {

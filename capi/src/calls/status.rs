@@ -8,27 +8,27 @@ use std::ffi::{c_int, c_uint};
 use defuse_direct::{Access, At, How, Result, Stat};
 use defuse_fs::{Errno, StatFs, Timestamp};
 
-use crate::memory::{Out, Text, zeroed};
-use crate::state::{State, done, follows};
+use crate::memory::{CStringArg, OutPointer, zeroed};
+use crate::state::{LibraryState, done, follows};
 
 /// Returns the attributes of a file, stat(2). Follows symbolic links.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_stat(path: Text, out: Out<libc::stat>) -> c_int {
+pub extern "C" fn defuse_stat(path: CStringArg, out: OutPointer<libc::stat>) -> c_int {
     done(|s| out.put(c_stat(&s.client.stat(&s.task, At::Cwd, path.get()?, true)?)))
 }
 
 /// Returns the attributes of a file or symbolic link, lstat(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_lstat(path: Text, out: Out<libc::stat>) -> c_int {
+pub extern "C" fn defuse_lstat(path: CStringArg, out: OutPointer<libc::stat>) -> c_int {
     done(|s| out.put(c_stat(&s.client.stat(&s.task, At::Cwd, path.get()?, false)?)))
 }
 
 /// Returns the attributes of an open file, fstat(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_fstat(fd: c_int, out: Out<libc::stat>) -> c_int {
+pub extern "C" fn defuse_fstat(fd: c_int, out: OutPointer<libc::stat>) -> c_int {
     done(|s| out.put(c_stat(&s.client.fstat(&s.task, &*s.file(fd)?)?)))
 }
 
@@ -37,8 +37,8 @@ pub extern "C" fn defuse_fstat(fd: c_int, out: Out<libc::stat>) -> c_int {
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fstatat(
     dir: c_int,
-    path: Text,
-    out: Out<libc::stat>,
+    path: CStringArg,
+    out: OutPointer<libc::stat>,
     flags: c_int,
 ) -> c_int {
     done(|s| out.put(c_stat(&find(s, dir, path.get()?, flags)?)))
@@ -50,10 +50,10 @@ pub extern "C" fn defuse_fstatat(
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_statx(
     dir: c_int,
-    path: Text,
+    path: CStringArg,
     flags: c_int,
     mask: c_uint,
-    out: Out<libc::statx>,
+    out: OutPointer<libc::statx>,
 ) -> c_int {
     done(|s| {
         if mask & libc::STATX__RESERVED as c_uint != 0 {
@@ -67,7 +67,7 @@ pub extern "C" fn defuse_statx(
     })
 }
 
-fn find(s: &State, dir: c_int, path: &[u8], flags: c_int) -> Result<Stat> {
+fn find(s: &LibraryState, dir: c_int, path: &[u8], flags: c_int) -> Result<Stat> {
     let ignored = libc::AT_NO_AUTOMOUNT;
     let follow = follows(flags, libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | ignored)?;
     let start = s.start(dir, path, flags)?;
@@ -124,7 +124,7 @@ fn c_statx(stat: &Stat) -> libc::statx {
 /// access(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_access(path: Text, mode: c_int) -> c_int {
+pub extern "C" fn defuse_access(path: CStringArg, mode: c_int) -> c_int {
     done(|s| may(s, libc::AT_FDCWD, path.get()?, mode, 0))
 }
 
@@ -132,11 +132,16 @@ pub extern "C" fn defuse_access(path: Text, mode: c_int) -> c_int {
 /// AT_SYMLINK_NOFOLLOW and AT_EMPTY_PATH.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_faccessat(dir: c_int, path: Text, mode: c_int, flags: c_int) -> c_int {
+pub extern "C" fn defuse_faccessat(
+    dir: c_int,
+    path: CStringArg,
+    mode: c_int,
+    flags: c_int,
+) -> c_int {
     done(|s| may(s, dir, path.get()?, mode, flags))
 }
 
-fn may(s: &State, dir: c_int, path: &[u8], mode: c_int, flags: c_int) -> Result<()> {
+fn may(s: &LibraryState, dir: c_int, path: &[u8], mode: c_int, flags: c_int) -> Result<()> {
     let allowed = libc::AT_EACCESS | libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH;
     let how = (follows(flags, allowed)?, flags & libc::AT_EACCESS != 0);
     let mode = u32::try_from(mode).ok().filter(|mode| mode & !7 == 0).ok_or(Errno::EINVAL)?;
@@ -147,51 +152,51 @@ fn may(s: &State, dir: c_int, path: &[u8], mode: c_int, flags: c_int) -> Result<
 /// Returns space and inodes of the file system of `path`, statvfs(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_statvfs(path: Text, out: Out<libc::statvfs>) -> c_int {
-    done(|s| out.put(Space::of_path(s, path.get()?)?.statvfs()))
+pub extern "C" fn defuse_statvfs(path: CStringArg, out: OutPointer<libc::statvfs>) -> c_int {
+    done(|s| out.put(MountSpace::of_path(s, path.get()?)?.statvfs()))
 }
 
 /// Returns space and inodes of the file system of an open file, fstatvfs(3).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_fstatvfs(fd: c_int, out: Out<libc::statvfs>) -> c_int {
-    done(|s| out.put(Space::of_file(s, &*s.file(fd)?)?.statvfs()))
+pub extern "C" fn defuse_fstatvfs(fd: c_int, out: OutPointer<libc::statvfs>) -> c_int {
+    done(|s| out.put(MountSpace::of_file(s, &*s.file(fd)?)?.statvfs()))
 }
 
 /// Like defuse_statvfs(), in the format of statfs(2). The type is that of FUSE, 0x65735546.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_statfs(path: Text, out: Out<libc::statfs64>) -> c_int {
-    done(|s| out.put(Space::of_path(s, path.get()?)?.statfs()))
+pub extern "C" fn defuse_statfs(path: CStringArg, out: OutPointer<libc::statfs64>) -> c_int {
+    done(|s| out.put(MountSpace::of_path(s, path.get()?)?.statfs()))
 }
 
 /// Like defuse_fstatvfs(), in the format of fstatfs(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_fstatfs(fd: c_int, out: Out<libc::statfs64>) -> c_int {
-    done(|s| out.put(Space::of_file(s, &*s.file(fd)?)?.statfs()))
+pub extern "C" fn defuse_fstatfs(fd: c_int, out: OutPointer<libc::statfs64>) -> c_int {
+    done(|s| out.put(MountSpace::of_file(s, &*s.file(fd)?)?.statfs()))
 }
 
 // The structures are the same, except that this one has its flags.
 const _: () = assert!(size_of::<libc::statfs64>() == size_of::<libc::statfs>());
 
 /// The space of a file system, and the flags of its mount.
-struct Space {
+struct MountSpace {
     stat: StatFs,
     device: u64,
     read_only: bool,
 }
 
-impl Space {
-    fn of_path(s: &State, path: &[u8]) -> Result<Space> {
+impl MountSpace {
+    fn of_path(s: &LibraryState, path: &[u8]) -> Result<MountSpace> {
         let how = How { flags: libc::O_PATH as u32, ..How::default() };
-        Space::of_file(s, &*s.client.open(&s.task, At::Cwd, path, how)?)
+        MountSpace::of_file(s, &*s.client.open(&s.task, At::Cwd, path, how)?)
     }
 
-    fn of_file(s: &State, file: &defuse_direct::Description) -> Result<Space> {
+    fn of_file(s: &LibraryState, file: &defuse_direct::Description) -> Result<MountSpace> {
         let stat = s.client.fstatfs(&s.task, file)?;
         let mount = file.mount();
-        Ok(Space { stat, device: mount.device(), read_only: mount.read_only() })
+        Ok(MountSpace { stat, device: mount.device(), read_only: mount.read_only() })
     }
 
     fn statvfs(&self) -> libc::statvfs {

@@ -6,13 +6,13 @@ use std::ffi::c_int;
 
 use defuse_fs::Errno;
 
-use crate::memory::Text;
+use crate::memory::CStringArg;
 use crate::state::{done, number};
 
 /// Sets the size of a file, truncate(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_truncate(path: Text, length: libc::off_t) -> c_int {
+pub extern "C" fn defuse_truncate(path: CStringArg, length: libc::off_t) -> c_int {
     done(|s| s.client.truncate(&s.task, defuse_direct::At::Cwd, path.get()?, length))
 }
 

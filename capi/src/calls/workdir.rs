@@ -9,13 +9,13 @@ use defuse_direct::WorkDir;
 use defuse_fs::Errno;
 
 use super::mount::fill_text;
-use crate::memory::{Room, Text, allocated};
+use crate::memory::{CStringArg, OutBuffer, allocated};
 use crate::state::{call, done};
 
 /// Changes the working directory to a directory of a mount, chdir(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_chdir(path: Text) -> c_int {
+pub extern "C" fn defuse_chdir(path: CStringArg) -> c_int {
     done(|s| s.client.chdir(&s.task, path.get()?))
 }
 
@@ -31,7 +31,7 @@ pub extern "C" fn defuse_fchdir(fd: c_int) -> c_int {
 /// ENOENT if the directory was removed.
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_getcwd(mut buf: Room<c_char>, size: usize) -> *mut c_char {
+pub extern "C" fn defuse_getcwd(mut buf: OutBuffer<c_char>, size: usize) -> *mut c_char {
     call(|s| {
         let path = match &*s.task.cwd() {
             WorkDir::Outside(path) => path.clone(),

@@ -9,7 +9,7 @@ use std::ffi::{c_char, c_int, c_void};
 use defuse_direct::{At, Result};
 use defuse_fs::{Errno, SetXattrFlags, Xattr};
 
-use crate::memory::{Bytes, Room, Text};
+use crate::memory::{CStringArg, InBuffer, OutBuffer};
 use crate::state::{count, done};
 
 /// Copies a value to C and returns its length.
@@ -24,9 +24,9 @@ fn give(room: &mut [u8], value: Xattr) -> Result<usize> {
 }
 
 fn get(
-    (path, follow): (Text, bool),
-    name: Text,
-    (mut value, size): (Room<c_void>, usize),
+    (path, follow): (CStringArg, bool),
+    name: CStringArg,
+    (mut value, size): (OutBuffer<c_void>, usize),
 ) -> libc::ssize_t {
     count(|s| {
         // SAFETY: `size` is the length of `value`.
@@ -36,7 +36,10 @@ fn get(
     })
 }
 
-fn list((path, follow): (Text, bool), (mut names, size): (Room<c_char>, usize)) -> libc::ssize_t {
+fn list(
+    (path, follow): (CStringArg, bool),
+    (mut names, size): (OutBuffer<c_char>, usize),
+) -> libc::ssize_t {
     count(|s| {
         // SAFETY: `size` is the length of `names`.
         let room = unsafe { names.of(size) }?;
@@ -45,9 +48,9 @@ fn list((path, follow): (Text, bool), (mut names, size): (Room<c_char>, usize)) 
 }
 
 fn set(
-    (path, follow): (Text, bool),
-    name: Text,
-    (value, size): (Bytes<c_void>, usize),
+    (path, follow): (CStringArg, bool),
+    name: CStringArg,
+    (value, size): (InBuffer<c_void>, usize),
     flags: c_int,
 ) -> c_int {
     done(|s| {
@@ -70,9 +73,9 @@ fn set_flags(flags: c_int) -> Result<SetXattrFlags> {
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_getxattr(
-    path: Text,
-    name: Text,
-    value: Room<c_void>,
+    path: CStringArg,
+    name: CStringArg,
+    value: OutBuffer<c_void>,
     size: usize,
 ) -> libc::ssize_t {
     get((path, true), name, (value, size))
@@ -82,9 +85,9 @@ pub extern "C" fn defuse_getxattr(
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_lgetxattr(
-    path: Text,
-    name: Text,
-    value: Room<c_void>,
+    path: CStringArg,
+    name: CStringArg,
+    value: OutBuffer<c_void>,
     size: usize,
 ) -> libc::ssize_t {
     get((path, false), name, (value, size))
@@ -95,8 +98,8 @@ pub extern "C" fn defuse_lgetxattr(
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fgetxattr(
     fd: c_int,
-    name: Text,
-    mut value: Room<c_void>,
+    name: CStringArg,
+    mut value: OutBuffer<c_void>,
     size: usize,
 ) -> libc::ssize_t {
     count(|s| {
@@ -110,9 +113,9 @@ pub extern "C" fn defuse_fgetxattr(
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_setxattr(
-    path: Text,
-    name: Text,
-    value: Bytes<c_void>,
+    path: CStringArg,
+    name: CStringArg,
+    value: InBuffer<c_void>,
     size: usize,
     flags: c_int,
 ) -> c_int {
@@ -123,9 +126,9 @@ pub extern "C" fn defuse_setxattr(
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_lsetxattr(
-    path: Text,
-    name: Text,
-    value: Bytes<c_void>,
+    path: CStringArg,
+    name: CStringArg,
+    value: InBuffer<c_void>,
     size: usize,
     flags: c_int,
 ) -> c_int {
@@ -137,8 +140,8 @@ pub extern "C" fn defuse_lsetxattr(
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_fsetxattr(
     fd: c_int,
-    name: Text,
-    value: Bytes<c_void>,
+    name: CStringArg,
+    value: InBuffer<c_void>,
     size: usize,
     flags: c_int,
 ) -> c_int {
@@ -152,14 +155,22 @@ pub extern "C" fn defuse_fsetxattr(
 /// Lists the names of all attributes, each with a final NUL, listxattr(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_listxattr(path: Text, names: Room<c_char>, size: usize) -> libc::ssize_t {
+pub extern "C" fn defuse_listxattr(
+    path: CStringArg,
+    names: OutBuffer<c_char>,
+    size: usize,
+) -> libc::ssize_t {
     list((path, true), (names, size))
 }
 
 /// Lists the names of all attributes of a symbolic link, llistxattr(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_llistxattr(path: Text, names: Room<c_char>, size: usize) -> libc::ssize_t {
+pub extern "C" fn defuse_llistxattr(
+    path: CStringArg,
+    names: OutBuffer<c_char>,
+    size: usize,
+) -> libc::ssize_t {
     list((path, false), (names, size))
 }
 
@@ -168,7 +179,7 @@ pub extern "C" fn defuse_llistxattr(path: Text, names: Room<c_char>, size: usize
 #[unsafe(no_mangle)]
 pub extern "C" fn defuse_flistxattr(
     fd: c_int,
-    mut names: Room<c_char>,
+    mut names: OutBuffer<c_char>,
     size: usize,
 ) -> libc::ssize_t {
     count(|s| {
@@ -181,20 +192,20 @@ pub extern "C" fn defuse_flistxattr(
 /// Removes an attribute, removexattr(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_removexattr(path: Text, name: Text) -> c_int {
+pub extern "C" fn defuse_removexattr(path: CStringArg, name: CStringArg) -> c_int {
     done(|s| s.client.removexattr(&s.task, (At::Cwd, path.get()?, true), name.get()?))
 }
 
 /// Removes an attribute of a symbolic link, lremovexattr(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_lremovexattr(path: Text, name: Text) -> c_int {
+pub extern "C" fn defuse_lremovexattr(path: CStringArg, name: CStringArg) -> c_int {
     done(|s| s.client.removexattr(&s.task, (At::Cwd, path.get()?, false), name.get()?))
 }
 
 /// Removes an attribute of an open file, fremovexattr(2).
 // SAFETY: no other symbol has this name.
 #[unsafe(no_mangle)]
-pub extern "C" fn defuse_fremovexattr(fd: c_int, name: Text) -> c_int {
+pub extern "C" fn defuse_fremovexattr(fd: c_int, name: CStringArg) -> c_int {
     done(|s| s.client.fremovexattr(&s.task, &*s.file(fd)?, name.get()?))
 }

@@ -1,19 +1,19 @@
 //! Manual pages, in the macros of man(7).
 
-use super::{Family, Item, items};
+use super::{FunctionFamily, HeaderItem, items};
 
 /// A page: its file name and its text.
-pub type Page = (String, String);
+pub type ManualPage = (String, String);
 
 /// A page for each family, and the overview.
-pub fn pages(families: &[Family]) -> Vec<Page> {
-    let mut pages: Vec<Page> = families.iter().map(|family| page(family, families)).collect();
+pub fn pages(families: &[FunctionFamily]) -> Vec<ManualPage> {
+    let mut pages: Vec<ManualPage> = families.iter().map(|family| page(family, families)).collect();
     pages.push(overview(families));
     pages
 }
 
 /// The name of a family's page. That of "mount" is intentionally also the name of a function.
-fn title(family: &Family) -> String {
+fn title(family: &FunctionFamily) -> String {
     format!("defuse_{}", family.name)
 }
 
@@ -27,11 +27,11 @@ fn head(title: &str, names: &[&str], what: &str) -> String {
     )
 }
 
-fn functions(items: &[Item]) -> impl Iterator<Item = (&str, &Item)> {
+fn functions(items: &[HeaderItem]) -> impl Iterator<Item = (&str, &HeaderItem)> {
     items.iter().filter_map(|item| item.function().map(|name| (name, item)))
 }
 
-fn page(family: &Family, families: &[Family]) -> Page {
+fn page(family: &FunctionFamily, families: &[FunctionFamily]) -> ManualPage {
     let (title, items) = (title(family), items(&family.declarations));
     let mut names: Vec<&str> = functions(&items).map(|(name, _)| name).collect();
     // The name of the page, by which man finds it, comes first.
@@ -73,7 +73,7 @@ The file system failed, or panicked.
 All functions may be called by several threads at once.
 ";
 
-fn types(items: &[Item]) -> String {
+fn types(items: &[HeaderItem]) -> String {
     let mut text = String::new();
     for item in items.iter().filter(|item| item.function().is_none()) {
         if text.is_empty() {
@@ -104,7 +104,7 @@ fn compact(code: &str) -> Vec<String> {
     lines
 }
 
-fn overview(families: &[Family]) -> Page {
+fn overview(families: &[FunctionFamily]) -> ManualPage {
     let mut text =
         head("defuse", &["defuse"], "file systems inside of the application's own process");
     text.push_str(".SH LIBRARY\nin-process file systems (\\fIlibdefuse\\fR, \\fI\\-ldefuse\\fR)\n");

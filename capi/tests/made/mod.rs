@@ -28,7 +28,7 @@ pub fn root() -> PathBuf {
 }
 
 /// A family of functions, with their types.
-pub struct Family {
+pub struct FunctionFamily {
     pub name: &'static str,
     /// The title, one line.
     pub title: String,
@@ -39,14 +39,14 @@ pub struct Family {
 }
 
 /// An item of a header.
-pub struct Item {
+pub struct HeaderItem {
     /// The lines of its comment.
     pub comment: Vec<String>,
     /// A declaration, definition or constant.
     pub code: String,
 }
 
-impl Item {
+impl HeaderItem {
     /// The name, if it is a function.
     pub fn function(&self) -> Option<&str> {
         let before = self.code.split('(').next().filter(|_| self.code.contains('('))?;
@@ -56,28 +56,29 @@ impl Item {
 }
 
 /// All families.
-pub fn families() -> Vec<Family> {
+pub fn families() -> Vec<FunctionFamily> {
     let there = std::fs::read_dir(root().join("src/calls")).unwrap().count();
     assert_eq!(there, FAMILIES.len() + 1, "a file of src/calls/ is missing in FAMILIES");
     FAMILIES.into_iter().map(family).collect()
 }
 
-fn family(name: &'static str) -> Family {
+fn family(name: &'static str) -> FunctionFamily {
     let source = std::fs::read_to_string(root().join(format!("src/calls/{name}.rs"))).unwrap();
     let doc: Vec<&str> = source.lines().map_while(|line| line.strip_prefix("//!")).collect();
     let title = doc[0].trim().to_owned();
     let about = doc[1..].iter().map(|line| line.trim()).collect::<Vec<_>>().join("\n");
     let declarations = in_c(name, &pointers(&source));
-    Family { name, title, about: about.trim().to_owned(), declarations }
+    FunctionFamily { name, title, about: about.trim().to_owned(), declarations }
 }
 
 /// Replaces the wrapper types by the C pointers that they stand for.
 fn pointers(source: &str) -> String {
     let mut source =
-        source.replace(": Text", ": *const c_char").replace("locks::Argument", "usize");
-    source = source.replace(": Vectors", ": *const iovec");
-    let wrapped = [("Out<", "*mut "), ("Room<", "*mut "), ("Handle<", "*mut ")];
-    for (wrapper, pointer) in wrapped.into_iter().chain([("In<", "*const "), ("Bytes<", "*const ")])
+        source.replace(": CStringArg", ": *const c_char").replace("locks::FcntlArgument", "usize");
+    source = source.replace(": IovecArray", ": *const iovec");
+    let wrapped = [("OutPointer<", "*mut "), ("OutBuffer<", "*mut "), ("ObjectHandle<", "*mut ")];
+    for (wrapper, pointer) in
+        wrapped.into_iter().chain([("InPointer<", "*const "), ("InBuffer<", "*const ")])
     {
         let wrapper = format!(": {wrapper}");
         while let Some(start) = source.find(&wrapper) {
@@ -123,7 +124,7 @@ fn in_c(name: &str, source: &str) -> String {
 }
 
 /// The items of a header.
-pub fn items(text: &str) -> Vec<Item> {
+pub fn items(text: &str) -> Vec<HeaderItem> {
     let mut items = Vec::new();
     let (mut comment, mut code) = (Vec::new(), String::new());
     let mut in_comment = false;
@@ -142,7 +143,10 @@ pub fn items(text: &str) -> Vec<Item> {
             let ends = if structure { line.starts_with('}') } else { line.ends_with(';') };
             if ends || line.starts_with("#define") {
                 let comment = std::mem::take(&mut comment);
-                items.push(Item { comment, code: std::mem::take(&mut code).trim().to_owned() });
+                items.push(HeaderItem {
+                    comment,
+                    code: std::mem::take(&mut code).trim().to_owned(),
+                });
             }
         }
     }
@@ -211,7 +215,7 @@ DEFUSE_ASSERT(offsetof(defuse_aio_op, callback) == 40);
 
 /// The version script, which lists the exported symbols. A function added later gets a new version
 /// node.
-pub fn version_script(families: &[Family]) -> String {
+pub fn version_script(families: &[FunctionFamily]) -> String {
     let mut names: Vec<String> = families
         .iter()
         .flat_map(|family| items(&family.declarations))
@@ -223,9 +227,9 @@ pub fn version_script(families: &[Family]) -> String {
 }
 
 /// `include/defuse.h`.
-pub fn header(families: &[Family]) -> String {
+pub fn header(families: &[FunctionFamily]) -> String {
     let mut text = PREAMBLE.to_owned();
-    for Family { name, title, declarations, .. } in families {
+    for FunctionFamily { name, title, declarations, .. } in families {
         text.push_str(&format!("\n/* ---- {title}: defuse_{name}(3) ---- */\n\n{declarations}\n"));
     }
     text + END

@@ -11,7 +11,7 @@ mod view;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use defuse_trace::Wanted;
+use defuse_trace::CollectorOptions;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 
 use crate::error::{Failure, Result, print};
@@ -61,7 +61,7 @@ pub fn run(args: &TopArgs) -> Result {
             "the standard output is no terminal: use --once, --batch or --json".into(),
         ));
     }
-    let mut model = Model::start(args.kernel.start(Wanted::default()), args.sort)?;
+    let mut model = Model::start(args.kernel.start(CollectorOptions::default()), args.sort)?;
     let until = Until::new(args.duration)?;
     if plain { print_all(args, &mut model, &until) } else { draw_all(args, &mut model, &until) }
 }

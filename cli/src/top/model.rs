@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use defuse_probe::{Histogram, Op, OpStats, Snapshot, Stage};
-use defuse_trace::{Collector, Flight, FuseConnection, InFlight, Knobs, Values};
+use defuse_trace::{
+    Collector, FuseConnection, FusectlMount, FusectlValues, InFlightState, RequestInFlight,
+};
 use serde::Serialize;
 
 use super::servers::{ServerRow, Servers};
@@ -86,7 +88,7 @@ pub struct Row {
     /// Requests that the daemon works on.
     pub in_processing: u64,
     /// Values of fusectl; `None` for a connection of another user.
-    pub knobs: Option<Values>,
+    pub knobs: Option<FusectlValues>,
     /// The number of background requests has reached the congestion threshold.
     pub congested: bool,
     /// The processes of the daemon.
@@ -108,7 +110,7 @@ pub struct Model {
     /// The reason.
     untraced: Option<String>,
     asked: Servers,
-    knobs: Option<Knobs>,
+    knobs: Option<FusectlMount>,
     before: BTreeMap<u32, Snapshot>,
     cpu_before: BTreeMap<u32, u64>,
     last: std::time::Instant,
@@ -133,7 +135,7 @@ impl Model {
             collector,
             untraced: failure.as_ref().map(untraced),
             asked: Servers::default(),
-            knobs: Knobs::open().ok(),
+            knobs: FusectlMount::open().ok(),
             before: BTreeMap::new(),
             cpu_before: BTreeMap::new(),
             last: std::time::Instant::now(),
@@ -240,7 +242,7 @@ impl Sorted for ServerRow {
 
 /// Values of a row that are not counts.
 struct Period {
-    knobs: Option<Values>,
+    knobs: Option<FusectlValues>,
     cpu_percent: f64,
     seconds: f64,
 }
@@ -252,14 +254,19 @@ impl Row {
         self.knobs.map_or(seen, |knobs| knobs.waiting)
     }
 
-    fn of(connection: &FuseConnection, new: &Snapshot, flights: &[Flight], period: Period) -> Row {
+    fn of(
+        connection: &FuseConnection,
+        new: &Snapshot,
+        flights: &[RequestInFlight],
+        period: Period,
+    ) -> Row {
         let Period { knobs, cpu_percent, seconds } = period;
         let mount = connection.mounts.first();
-        let own: Vec<&Flight> =
+        let own: Vec<&RequestInFlight> =
             flights.iter().filter(|flight| flight.connection == connection.id).collect();
         let in_state = |state| own.iter().filter(|flight| flight.state == state).count() as u64;
         let (in_pending, in_processing) =
-            (in_state(InFlight::Pending), in_state(InFlight::Processing));
+            (in_state(InFlightState::Pending), in_state(InFlightState::Processing));
         let waiting = knobs.map_or(0, |knobs| knobs.waiting);
         let in_background = waiting.saturating_sub(in_pending + in_processing);
         let sent_background = own.iter().filter(|flight| flight.background).count() as u64;
@@ -314,7 +321,7 @@ pub fn op_rows(new: &Snapshot, stage: Stage, seconds: f64) -> Vec<OpRow> {
 pub mod tests {
     use super::*;
     use defuse_probe::Recorder;
-    use defuse_trace::{FuseMount, Process};
+    use defuse_trace::{DaemonProcess, FuseMount};
 
     /// A connection with some READs, one request under way and a full background queue.
     pub fn example(id: u32, mount: &str, reads: u64) -> Row {
@@ -328,20 +335,20 @@ pub mod tests {
         let mount_point = mount.into();
         let (fstype, source) = ("fuse.sshfs".to_owned(), "host:".to_owned());
         let mounts = vec![FuseMount { connection: id, mount_point, fstype, source }];
-        let process = Process { pid: 7, comm: "sshfs".into(), threads: 4, cpu_ns: 0 };
+        let process = DaemonProcess { pid: 7, comm: "sshfs".into(), threads: 4, cpu_ns: 0 };
         let connection = FuseConnection { id, mounts, processes: vec![process] };
-        let flight = Flight {
+        let flight = RequestInFlight {
             unique: 2,
             connection: id,
             op: Op::READ,
             nodeid: 1,
-            state: InFlight::Processing,
+            state: InFlightState::Processing,
             background: true,
             created_ns: None,
             sent_ns: 1,
             taker: Some(7),
         };
-        let knobs = Values { waiting: 9, max_background: 12, congestion_threshold: 9 };
+        let knobs = FusectlValues { waiting: 9, max_background: 12, congestion_threshold: 9 };
         let period = Period { knobs: Some(knobs), cpu_percent: 12.5, seconds: 2.0 };
         Row::of(&connection, &recorder.snapshot(), &[flight], period)
     }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use defuse_probe::{Histogram, Stage};
-use defuse_trace::Process;
+use defuse_trace::DaemonProcess;
 use serde::Serialize;
 
 use super::model::{OpRow, op_rows};
@@ -84,7 +84,7 @@ impl Servers {
                     continue;
                 }
             };
-            let process = Process::read(server.pid);
+            let process = DaemonProcess::read(server.pid);
             let cpu_ns = process.as_ref().map_or(0, |process| process.cpu_ns);
             let answer = Answer { served, cpu_ns, at: Instant::now() };
             let id = (server.pid, server.pid_start);

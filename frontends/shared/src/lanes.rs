@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use defuse_fs::{Errno, Result};
-use defuse_ring::layout::Tally;
+use defuse_ring::layout::ClientCounter;
 use defuse_ring::layout::{BELL, BYTES, LANES_OF_BLOCK, MORE, VERSION, lane_of};
-use defuse_ring::{Desk, DeskCounts, Memory, Violation};
+use defuse_ring::{LaneServer, LaneServerCounts, MappedMemory, ProtocolViolation};
 use defuse_session::{COPIED_MOST, LaneCounts, Line, Lines, Places, Port, ReplyPort};
 use defuse_wire::abi::{InHeader, Opcode, OutHeader};
 use defuse_wire::reply::HEADER_LEN;
@@ -76,9 +76,9 @@ impl Lines for LaneOffers {
             offer(&*port, None)?;
             return Ok(messages);
         };
-        let (memory, fd) = Memory::new().map_err(errno)?;
+        let (memory, fd) = MappedMemory::new().map_err(errno)?;
         offer(&*port, Some(fd.as_fd()))?;
-        let desk = Desk::new(memory);
+        let desk = LaneServer::new(memory);
         let blocks = Blocks { desk, uid, offers: self.clone(), places: Mutex::new(vec![place]) };
         Ok(Arc::new(LaneLine { messages, blocks: Arc::new(blocks) }))
     }
@@ -99,7 +99,7 @@ fn offer(port: &dyn Port, block: Option<BorrowedFd<'_>>) -> Result<()> {
 
 /// The lanes of a connection.
 struct Blocks {
-    desk: Desk<Memory>,
+    desk: LaneServer<MappedMemory>,
     uid: u32,
     offers: LaneOffers,
     places: Mutex<Vec<Counted>>,
@@ -166,15 +166,15 @@ impl Line for LaneLine {
     }
 
     fn lanes(&self) -> Option<LaneCounts> {
-        let DeskCounts { lanes, taken, open } = self.blocks.desk.counts();
+        let LaneServerCounts { lanes, taken, open } = self.blocks.desk.counts();
         let told = |which| self.blocks.desk.told(which);
         Some(LaneCounts {
             used: lanes,
             requests: taken,
             unanswered: open,
-            bells: told(Tally::Bells),
-            sleeps: told(Tally::Sleeps),
-            page_reads: told(Tally::PageReads),
+            bells: told(ClientCounter::Bells),
+            sleeps: told(ClientCounter::Sleeps),
+            page_reads: told(ClientCounter::PageReads),
         })
     }
 }
@@ -192,7 +192,7 @@ struct LanePort {
 }
 
 impl LanePort {
-    fn desk(&self) -> &Desk<Memory> {
+    fn desk(&self) -> &LaneServer<MappedMemory> {
         &self.blocks.desk
     }
 
@@ -203,7 +203,7 @@ impl LanePort {
         self.row.fetch_add(1, Ordering::Relaxed);
         // The header says how much lies in the lane.
         if arrived.copied < arrived.len && length_of_request(room) != arrived.len {
-            return Err(self.end(Violation("a message has an impossible length")));
+            return Err(self.end(ProtocolViolation("a message has an impossible length")));
         }
         Ok(Some(arrived.copied))
     }
@@ -274,7 +274,7 @@ impl LanePort {
     }
 
     /// Ends the connection with a client that breaks the rules.
-    fn end(&self, why: Violation) -> Errno {
+    fn end(&self, why: ProtocolViolation) -> Errno {
         log::debug!("a client is disconnected: {why}");
         let _ = rustix::net::shutdown(self.messages.fd(), rustix::net::Shutdown::Both);
         Errno::ENODEV

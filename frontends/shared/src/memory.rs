@@ -9,9 +9,9 @@
 use std::collections::HashSet;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-use defuse_cache::{Extent, Key, Lru, Policy, PolicyKind, Shares};
+use defuse_cache::{ExtentKey, ExtentUse, LruPolicy, OwnerShares, PolicyKind, ReplacementPolicy};
 use defuse_fs::{Caller, Ino};
-use defuse_ring::pages::{GROUP_BYTES, Pages};
+use defuse_ring::pages::{GROUP_BYTES, PageWriter};
 
 use crate::counts::{Counts, Parts};
 use crate::paged::HEADS;
@@ -22,16 +22,16 @@ const LEAD: u64 = 4;
 /// The pages of files.
 pub(crate) trait Groups {
     /// Those of one file.
-    fn pages(&mut self, ino: Ino) -> Option<&mut Pages>;
+    fn pages(&mut self, ino: Ino) -> Option<&mut PageWriter>;
 }
 
 /// Groups of frames that take memory.
 pub(crate) struct Bound {
     /// All of them.
-    groups: Shares,
+    groups: OwnerShares,
     /// Those that readers find: the hand is at the one that was shown first.
-    shown: Lru,
-    hidden: HashSet<Key>,
+    shown: LruPolicy,
+    hidden: HashSet<ExtentKey>,
     pub(crate) counts: Counts,
 }
 
@@ -40,8 +40,8 @@ impl Bound {
     pub(crate) fn new(bytes: u64, policy: PolicyKind, parts: Option<Parts>) -> Bound {
         // Clients must not know which keys the policy learns from.
         let seed = RandomState::new().build_hasher().finish();
-        let groups = Shares::new(policy.make(bytes - bytes / HEADS, seed));
-        let (shown, hidden) = (Lru::new(u64::MAX), HashSet::new());
+        let groups = OwnerShares::new(policy.make(bytes - bytes / HEADS, seed));
+        let (shown, hidden) = (LruPolicy::new(u64::MAX), HashSet::new());
         Bound { groups, shown, hidden, counts: Counts::new(parts) }
     }
 
@@ -54,7 +54,7 @@ impl Bound {
         group: u64,
         by: Caller,
     ) -> bool {
-        let key = Key::new(ino.0, group);
+        let key = ExtentKey::new(ino.0, group);
         let was_hidden = self.hidden.remove(&key);
         if was_hidden && let Some(pages) = files.pages(ino) {
             pages.show(group);
@@ -81,23 +81,23 @@ impl Bound {
 
     /// True if the group has its place in memory, and is not hidden.
     pub(crate) fn holds(&self, ino: Ino, group: u64) -> bool {
-        self.shown.contains(Key::new(ino.0, group))
+        self.shown.contains(ExtentKey::new(ino.0, group))
     }
 
     /// A file of so many groups has no pages any more.
     pub(crate) fn closed(&mut self, ino: Ino, groups: u64) {
-        for key in (0..groups).map(|group| Key::new(ino.0, group)) {
+        for key in (0..groups).map(|group| ExtentKey::new(ino.0, group)) {
             self.counts.of(ino).groups -= u64::from(self.groups.remove(key));
             self.is_gone(key);
         }
     }
 
-    fn is_gone(&mut self, key: Key) {
+    fn is_gone(&mut self, key: ExtentKey) {
         self.shown.remove(key);
         self.hidden.remove(&key);
     }
 
-    fn give_back(&mut self, files: &mut impl Groups, key: Key) {
+    fn give_back(&mut self, files: &mut impl Groups, key: ExtentKey) {
         self.is_gone(key);
         let count = self.counts.of(Ino(key.file));
         count.evicted += 1;
@@ -122,8 +122,8 @@ impl Bound {
     }
 }
 
-fn of_group(key: Key, user: u32) -> Extent {
-    Extent { key, size: GROUP_BYTES, user }
+fn of_group(key: ExtentKey, user: u32) -> ExtentUse {
+    ExtentUse { key, size: GROUP_BYTES, user }
 }
 
 #[cfg(test)]
@@ -134,10 +134,10 @@ mod tests {
     use super::*;
     use crate::counts::Count;
 
-    struct Files(HashMap<Ino, Pages>);
+    struct Files(HashMap<Ino, PageWriter>);
 
     impl Groups for Files {
-        fn pages(&mut self, ino: Ino) -> Option<&mut Pages> {
+        fn pages(&mut self, ino: Ino) -> Option<&mut PageWriter> {
             self.0.get_mut(&ino)
         }
     }
@@ -152,7 +152,7 @@ mod tests {
                 without: Vec::new(),
             };
             let mut bound = Bound::new(1 << 20, policy, Some(parts));
-            let new = |ino| (Ino(ino), Pages::new(1 << 20).unwrap());
+            let new = |ino| (Ino(ino), PageWriter::new(1 << 20).unwrap());
             let mut files = Files((1..=3).map(new).collect());
             let mut random = 1_u64;
             for step in 0..3000 {

@@ -9,8 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use defuse_connection::{BeforeLook, Credentials, ToldNames};
 use defuse_fs::{Attr, Context, Errno, FileSystem, Ino, Name, Result, Xattr};
-use defuse_ring::names::{ATTRIBUTES, Found, Moment, NAME_MAX, Named, Names, Place, Told};
-use defuse_ring::versions::{Thing, Versions};
+use defuse_ring::names::{
+    ATTRIBUTES, AttributeStamp, FoundName, NAME_MAX, NameVersions, NameWriter, ResolvedName,
+    SlotNumber,
+};
+use defuse_ring::versions::{VersionWriter, VersionedItem};
 use defuse_wire::convert::told_attr;
 use defuse_wire::vendor::ToldAttr;
 
@@ -33,8 +36,8 @@ pub(crate) struct Boards(RwLock<Vec<Arc<Board>>>);
 pub(crate) struct Board {
     uid: u32,
     groups: Vec<u32>,
-    names: Names,
-    versions: Arc<Versions>,
+    names: NameWriter,
+    versions: Arc<VersionWriter>,
     /// The names that lead to each inode.
     inodes: [Mutex<HashMap<u64, Places>>; SHARDS],
 }
@@ -42,12 +45,12 @@ pub(crate) struct Board {
 /// The places of the names of an inode, of which most have one.
 #[derive(Default)]
 struct Places {
-    first: Option<Place>,
-    others: Vec<Place>,
+    first: Option<SlotNumber>,
+    others: Vec<SlotNumber>,
 }
 
 impl Places {
-    fn add(&mut self, place: Place) {
+    fn add(&mut self, place: SlotNumber) {
         match self.first {
             None => self.first = Some(place),
             Some(_) => self.others.push(place),
@@ -55,7 +58,7 @@ impl Places {
     }
 
     /// Removes one of the names at `place`, and returns true if none is left.
-    fn remove(&mut self, place: Place) -> bool {
+    fn remove(&mut self, place: SlotNumber) -> bool {
         if self.first == Some(place) {
             self.first = self.others.pop();
         } else if let Some(at) = self.others.iter().position(|other| *other == place) {
@@ -68,14 +71,18 @@ impl Places {
         self.others.len() + usize::from(self.first.is_some())
     }
 
-    fn all(&self) -> impl Iterator<Item = Place> {
+    fn all(&self) -> impl Iterator<Item = SlotNumber> {
         self.first.into_iter().chain(self.others.iter().copied())
     }
 }
 
 impl Boards {
     /// The names for clients with these rights. `None` if there are too many, or no memory.
-    pub(crate) fn of(&self, who: &Credentials, versions: &Arc<Versions>) -> Option<Arc<Board>> {
+    pub(crate) fn of(
+        &self,
+        who: &Credentials,
+        versions: &Arc<VersionWriter>,
+    ) -> Option<Arc<Board>> {
         let (uid, mut groups) = (who.uid, who.groups.clone());
         groups.sort_unstable();
         groups.dedup();
@@ -95,7 +102,8 @@ impl Boards {
                 .position(|board| Arc::strong_count(board) == 1 && is_of_user(board))?;
             boards.remove(unused);
         }
-        let names = Names::new().map_err(|error| log::warn!("no names in memory: {error}")).ok()?;
+        let names =
+            NameWriter::new().map_err(|error| log::warn!("no names in memory: {error}")).ok()?;
         let inodes = std::array::from_fn(|_| Mutex::default());
         let board = Board { uid, groups, names, versions: Arc::clone(versions), inodes };
         boards.push(Arc::new(board));
@@ -114,12 +122,12 @@ impl Boards {
     /// Tells of the attributes of an inode, beside the names that lead to it.
     pub(crate) fn tell_attributes(
         &self,
-        versions: &Versions,
+        versions: &VersionWriter,
         ino: Ino,
         (fs, cx): (&dyn FileSystem, &Context<'_>),
     ) {
-        let Some(version) = versions.of_thing(Thing::Attributes(ino.0)) else { return };
-        let moment = Moment::now(version);
+        let Some(version) = versions.of_thing(VersionedItem::Attributes(ino.0)) else { return };
+        let moment = AttributeStamp::now(version);
         // What changes meanwhile is newer than the version, with which nobody takes it.
         let Ok(attr) = fs.getattr(cx, ino, None) else { return };
         let attributes = encoded(&attr, (fs, cx), ino);
@@ -150,10 +158,10 @@ impl Board {
         named.filter(|named| self.holds(named)).map(|named| named.dir).collect()
     }
 
-    fn holds(&self, named: &Named) -> bool {
+    fn holds(&self, named: &ResolvedName) -> bool {
         let version = |thing| self.versions.of_thing(thing);
-        version(Thing::Name(named.dir, named.name())) == Some(named.told.name)
-            && version(Thing::Rights(named.dir)) == Some(named.told.rights)
+        version(VersionedItem::Name(named.dir, named.name())) == Some(named.told.name)
+            && version(VersionedItem::Rights(named.dir)) == Some(named.told.rights)
     }
 
     fn inodes(&self, ino: u64) -> MutexGuard<'_, HashMap<u64, Places>> {
@@ -174,8 +182,8 @@ impl ToldNames for Board {
 
     fn before(&self, (dir, name): (Ino, Name<'_>)) -> Option<BeforeLook> {
         let all = self.versions.all();
-        let name = self.versions.of_thing(Thing::Name(dir.0, name.as_bytes()))?;
-        let rights = self.versions.of_thing(Thing::Rights(dir.0))?;
+        let name = self.versions.of_thing(VersionedItem::Name(dir.0, name.as_bytes()))?;
+        let rights = self.versions.of_thing(VersionedItem::Rights(dir.0))?;
         Some(BeforeLook { all, name, rights })
     }
 
@@ -193,18 +201,20 @@ impl ToldNames for Board {
         }
         let BeforeLook { all, name, rights } = before;
         // A name that has changed since has another version now, with which nobody takes it.
-        let mut told = Told { name, rights, attributes: Moment::default() };
+        let mut told = NameVersions { name, rights, attributes: AttributeStamp::default() };
         let mut known = None;
         if let Some((ino, found)) = inode {
-            let Some(version) = self.versions.of_thing(Thing::Attributes(ino.0)) else { return };
-            told.attributes = Moment::now(version);
+            let Some(version) = self.versions.of_thing(VersionedItem::Attributes(ino.0)) else {
+                return;
+            };
+            told.attributes = AttributeStamp::now(version);
             // Attributes that are asked for now have this version, or are newer and nobody takes them either.
             let same = all.is_some() && self.versions.all() == all;
             let attr = if same { Ok(*found) } else { fs.getattr(cx, ino, None) };
             let Ok(attr) = attr else { return };
             known = Some((ino.0, encoded(&attr, (fs, cx), ino)));
         }
-        let found = Found { told, open_to_all, inode: known };
+        let found = FoundName { told, open_to_all, inode: known };
         // Whoever reads the name may name the inode. The account is locked, so that the next change of the place finds this one there.
         let mut inodes = inode.map(|(ino, _)| self.inodes(ino.0));
         if let (Some(inodes), Some((ino, _))) = (&inodes, inode)
@@ -227,7 +237,7 @@ impl ToldNames for Board {
     }
 
     fn rights(&self, dir: Ino) -> Option<u64> {
-        self.versions.of_thing(Thing::Rights(dir.0))
+        self.versions.of_thing(VersionedItem::Rights(dir.0))
     }
 
     fn lead_to(&self, ino: Ino, holds: &dyn Fn(Ino) -> bool) -> bool {

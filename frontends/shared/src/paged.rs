@@ -20,7 +20,7 @@ use defuse_fs::{
     ReadArgs, ReadBuf, Recalled, ReleaseArgs, Result, SetAttr, SliceSink, WriteArgs, WriteBuf,
     delegate,
 };
-use defuse_ring::pages::{PAGE, Pages};
+use defuse_ring::pages::{PAGE, PageWriter};
 
 use crate::counts::Parts;
 use crate::memory::{Bound, Groups};
@@ -83,7 +83,7 @@ struct Bytes {
 }
 
 impl Bytes {
-    fn of(pages: &Pages) -> Bytes {
+    fn of(pages: &PageWriter) -> Bytes {
         Bytes { heads: pages.bytes_of_heads(), whole: pages.bytes() }
     }
 
@@ -123,7 +123,7 @@ impl Taken {
 }
 
 impl Groups for HashMap<Ino, Entries> {
-    fn pages(&mut self, ino: Ino) -> Option<&mut Pages> {
+    fn pages(&mut self, ino: Ino) -> Option<&mut PageWriter> {
         self.get_mut(&ino)?.pages.as_mut().map(|charged| &mut charged.pages)
     }
 }
@@ -144,7 +144,7 @@ struct Entries {
 }
 
 struct Charged {
-    pages: Pages,
+    pages: PageWriter,
     uid: u32,
 }
 
@@ -246,7 +246,7 @@ impl Entries {
     }
 
     /// The pages, if they may be filled now.
-    fn fillable(&mut self) -> Option<&mut Pages> {
+    fn fillable(&mut self) -> Option<&mut PageWriter> {
         let ready = self.running == 0 && !self.stopped;
         self.pages.as_mut().filter(|_| ready).map(|charged| &mut charged.pages)
     }
@@ -389,7 +389,7 @@ impl Paged {
 }
 
 /// Bytes of a file that are in its pages, which are all there.
-fn copy(pages: &Pages, range: Range<u64>) -> Vec<u8> {
+fn copy(pages: &PageWriter, range: Range<u64>) -> Vec<u8> {
     let mut bytes = vec![0; range.end.saturating_sub(range.start) as usize];
     let (mut at, mut rest) = (range.start, bytes.as_mut_slice());
     while !rest.is_empty() {
@@ -428,7 +428,7 @@ impl PageSource for Paged {
         }
         let most = self.options.bytes.max(PagedOptions::LEAST);
         // Closed, until a read fills it.
-        let pages = Pages::new(size.min(most / 2)).map_err(errno)?;
+        let pages = PageWriter::new(size.min(most / 2)).map_err(errno)?;
         if !taken.has_room(uid, Bytes::of(&pages), most) {
             return Err(Errno::ENOMEM);
         }

@@ -18,8 +18,8 @@ use defuse_fs::{
     ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, Timestamp,
     WriteArgs, WriteBuf, XattrName, delegate,
 };
-use defuse_ring::Marks;
-use defuse_ring::versions::{Thing, Versions};
+use defuse_ring::InodeVersionSet;
+use defuse_ring::versions::{VersionWriter, VersionedItem};
 
 use crate::named::Boards;
 
@@ -31,10 +31,10 @@ const UNTOLD: usize = 4096;
 /// A file system whose changes show in versions.
 pub struct Versioned {
     inner: Arc<dyn FileSystem>,
-    versions: Arc<Versions>,
+    versions: Arc<VersionWriter>,
     boards: Boards,
     /// Inodes of which a read does not change the access time, for less than a day.
-    settled: Marks,
+    settled: InodeVersionSet,
     /// Inodes of which clients are told when a file is closed by which they were changed.
     untold: Untold,
     /// Changes of one name take turns, so that a removal knows the inode that it removes.
@@ -98,32 +98,37 @@ impl Versioned {
         if !caps.exclusive || caps.submits {
             return None;
         }
-        let versions = Versions::new().map_err(|error| log::warn!("no versions: {error}")).ok()?;
+        let versions =
+            VersionWriter::new().map_err(|error| log::warn!("no versions: {error}")).ok()?;
         let (versions, boards) = (Arc::new(versions), Boards::default());
         let names = std::array::from_fn(|_| Mutex::default());
-        let (settled, untold) = (Marks::default(), Untold::default());
+        let (settled, untold) = (InodeVersionSet::default(), Untold::default());
         Some(Arc::new(Versioned { inner, versions, boards, settled, untold, names, unseen }))
     }
 
     /// Makes a change of `things`.
-    fn change<T>(&self, things: &[Thing<'_>], change: impl FnOnce(&dyn FileSystem) -> T) -> T {
+    fn change<T>(
+        &self,
+        things: &[VersionedItem<'_>],
+        change: impl FnOnce(&dyn FileSystem) -> T,
+    ) -> T {
         self.versions.begin(things.iter().copied());
         let _ended = Ended { versions: &self.versions, things };
         change(&*self.inner)
     }
 
     fn change_attributes<T>(&self, ino: Ino, change: impl FnOnce(&dyn FileSystem) -> T) -> T {
-        self.change(&[Thing::Attributes(ino.0)], change)
+        self.change(&[VersionedItem::Attributes(ino.0)], change)
     }
 
     fn change_rights<T>(&self, ino: Ino, change: impl FnOnce(&dyn FileSystem) -> T) -> T {
-        self.change(&[Thing::Attributes(ino.0), Thing::Rights(ino.0)], change)
+        self.change(&[VersionedItem::Attributes(ino.0), VersionedItem::Rights(ino.0)], change)
     }
 
     /// Makes a name in `dir`.
     fn make<T>(&self, dir: Ino, name: Name<'_>, make: impl FnOnce(&dyn FileSystem) -> T) -> T {
         let _one = self.lock(dir, name);
-        self.change(&[named(dir, name), Thing::Attributes(dir.0)], make)
+        self.change(&[named(dir, name), VersionedItem::Attributes(dir.0)], make)
     }
 
     /// Removes a name in `dir`, and changes the inode that has it.
@@ -136,11 +141,11 @@ impl Versioned {
     ) -> T {
         let _one = self.lock(dir, name);
         let found = self.found(cx, dir, name);
-        self.change(&[named(dir, name), Thing::Attributes(dir.0), found], remove)
+        self.change(&[named(dir, name), VersionedItem::Attributes(dir.0), found], remove)
     }
 
     /// The attributes of the inode that has a name; of no inode where there is none.
-    fn found(&self, cx: &Context<'_>, dir: Ino, name: Name<'_>) -> Thing<'static> {
+    fn found(&self, cx: &Context<'_>, dir: Ino, name: Name<'_>) -> VersionedItem<'static> {
         let ino = match self.inner.resolve(cx, dir, name.into()) {
             Ok(Resolved::Inode { ino, .. }) => Some(ino),
             Ok(Resolved::Missing { .. }) => None,
@@ -149,12 +154,12 @@ impl Versioned {
                 entry.ino
             }),
         };
-        Thing::Attributes(ino.map_or(0, |ino| ino.0))
+        VersionedItem::Attributes(ino.map_or(0, |ino| ino.0))
     }
 
     /// The version of the attributes with which a read does not change the access time. `None` if it does, or may.
     fn settled(&self, cx: &Context<'_>, ino: Ino) -> Option<u64> {
-        let version = self.versions.of_thing(Thing::Attributes(ino.0))?;
+        let version = self.versions.of_thing(VersionedItem::Attributes(ino.0))?;
         if !self.settled.has(ino.0, version) {
             let attr = self.inner.getattr(cx, ino, None).ok()?;
             if attr.read_is_due(Timestamp::now()) {
@@ -186,14 +191,14 @@ impl Versioned {
     }
 }
 
-fn named<'a>(dir: Ino, name: Name<'a>) -> Thing<'a> {
-    Thing::Name(dir.0, name.as_bytes())
+fn named<'a>(dir: Ino, name: Name<'a>) -> VersionedItem<'a> {
+    VersionedItem::Name(dir.0, name.as_bytes())
 }
 
 /// Ends a change, also if it panics.
 struct Ended<'a> {
-    versions: &'a Versions,
-    things: &'a [Thing<'a>],
+    versions: &'a VersionWriter,
+    things: &'a [VersionedItem<'a>],
 }
 
 impl Drop for Ended<'_> {
@@ -212,7 +217,7 @@ impl VersionSource for Versioned {
     }
 
     fn attributes(&self, ino: Ino) -> Option<u64> {
-        self.versions.of_thing(Thing::Attributes(ino.0)).filter(|_| self.tell_of(ino))
+        self.versions.of_thing(VersionedItem::Attributes(ino.0)).filter(|_| self.tell_of(ino))
     }
 
     fn mapped(&self, ino: Ino) {
@@ -269,7 +274,11 @@ impl FileSystem for Versioned {
 
     fn link(&self, cx: &Context<'_>, ino: Ino, parent: Ino, name: Name<'_>) -> Result<Entry> {
         let _one = self.lock(parent, name);
-        let things = [named(parent, name), Thing::Attributes(parent.0), Thing::Attributes(ino.0)];
+        let things = [
+            named(parent, name),
+            VersionedItem::Attributes(parent.0),
+            VersionedItem::Attributes(ino.0),
+        ];
         self.change(&things, |fs| fs.link(cx, ino, parent, name))
     }
 
@@ -293,7 +302,7 @@ impl FileSystem for Versioned {
         let _first = self.lock_at(first);
         let _second = (first != second).then(|| self.lock_at(second));
         let (moved, other) = (self.found(cx, from.0, from.1), self.found(cx, to.0, to.1));
-        let dirs = [from.0, to.0].map(|dir| Thing::Attributes(dir.0));
+        let dirs = [from.0, to.0].map(|dir| VersionedItem::Attributes(dir.0));
         let things = [named(from.0, from.1), named(to.0, to.1), dirs[0], dirs[1], moved, other];
         self.change(&things, |fs| fs.rename(cx, from, to, flags))
     }
@@ -383,7 +392,7 @@ impl FileSystem for Versioned {
         };
         let outcome = self.inner.read(cx, file, args, out);
         // A change in between has made it due.
-        if self.versions.of_thing(Thing::Attributes(file.ino.0)) != Some(version) {
+        if self.versions.of_thing(VersionedItem::Attributes(file.ino.0)) != Some(version) {
             self.change_attributes(file.ino, |_| ());
         }
         outcome
@@ -404,7 +413,7 @@ impl FileSystem for Versioned {
     }
 
     fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
-        let things = [copy.src.ino, copy.dst.ino].map(|ino| Thing::Attributes(ino.0));
+        let things = [copy.src.ino, copy.dst.ino].map(|ino| VersionedItem::Attributes(ino.0));
         self.change(&things, |fs| fs.copy_file_range(cx, copy))
     }
 

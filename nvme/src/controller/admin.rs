@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use defuse_block::{Errno, Result};
 
-use crate::ring::{Next, Ring};
-use crate::spec::{Capabilities, Command, Completion};
-use crate::{Dma, Transport};
+use crate::ring::{NextCompletion, QueuePair};
+use crate::spec::{CompletionEntry, ControllerCapabilities, SubmissionEntry};
+use crate::{ControllerTransport, DmaMemory};
 
 /// Entries of the admin queues.
 const ENTRIES: u16 = 32;
@@ -17,40 +17,40 @@ const SLOT_BITS: u32 = 5;
 
 /// The claim to the answer of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ticket {
+pub(crate) struct CommandTicket {
     slot: usize,
     serial: u16,
 }
 
 /// The answer to a command: a completion with any status, or `EIO` where a reset swallowed it.
-pub(crate) type Answer = Result<Completion>;
+pub(crate) type AdminResult = Result<CompletionEntry>;
 
-pub(crate) struct Admin {
-    ring: Ring,
-    slots: Vec<Slot>,
+pub(crate) struct AdminQueue {
+    ring: QueuePair,
+    slots: Vec<AdminSlot>,
 }
 
 #[derive(Default)]
-struct Slot {
-    state: State,
+struct AdminSlot {
+    state: AdminSlotState,
     serial: u16,
     /// The answer is wanted until then; never for an event.
     deadline: Option<Duration>,
     /// Memory that the controller may use until it has answered.
-    _keep: Option<Dma>,
+    _keep: Option<DmaMemory>,
 }
 
 #[derive(Default)]
-enum State {
+enum AdminSlotState {
     #[default]
     Free,
-    Sent(Wants),
-    Answered(Answer),
+    Sent(CompletionUse),
+    Answered(AdminResult),
 }
 
 /// The use of an answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Wants {
+enum CompletionUse {
     Ticket,
     Nothing,
     Event,
@@ -58,19 +58,22 @@ enum Wants {
 
 /// The completions that were found at once.
 #[derive(Default)]
-pub(crate) struct Found {
+pub(crate) struct ReapedCompletions {
     /// Results of Asynchronous Event Requests.
     pub(crate) events: Vec<u32>,
     /// There was a completion of no command.
     pub(crate) invalid: bool,
 }
 
-impl Admin {
-    pub(crate) fn new(transport: &Arc<dyn Transport>, capabilities: Capabilities) -> Result<Self> {
+impl AdminQueue {
+    pub(crate) fn new(
+        transport: &Arc<dyn ControllerTransport>,
+        capabilities: ControllerCapabilities,
+    ) -> Result<Self> {
         let entries = u32::from(ENTRIES).min(capabilities.max_entries()).max(2) as u16;
-        let ring = Ring::new(transport, capabilities, 0, entries)?;
-        let slots = (0..usize::from(entries) - 1).map(|_| Slot::default()).collect();
-        Ok(Admin { ring, slots })
+        let ring = QueuePair::new(transport, capabilities, 0, entries)?;
+        let slots = (0..usize::from(entries) - 1).map(|_| AdminSlot::default()).collect();
+        Ok(AdminQueue { ring, slots })
     }
 
     /// The register AQA, and addresses of both queues.
@@ -88,11 +91,11 @@ impl Admin {
     /// Answers all commands with an error, when the controller will not.
     pub(crate) fn lose(&mut self) {
         for slot in &mut self.slots {
-            if let State::Sent(wants) = slot.state {
+            if let AdminSlotState::Sent(wants) = slot.state {
                 slot._keep = None;
                 slot.state = match wants {
-                    Wants::Ticket => State::Answered(Err(Errno::IO)),
-                    _ => State::Free,
+                    CompletionUse::Ticket => AdminSlotState::Answered(Err(Errno::IO)),
+                    _ => AdminSlotState::Free,
                 };
             }
         }
@@ -101,52 +104,52 @@ impl Admin {
     /// Sends a command, with memory that it uses. `None` where the queue is full.
     pub(crate) fn send(
         &mut self,
-        command: Command,
-        keep: Option<Dma>,
+        command: SubmissionEntry,
+        keep: Option<DmaMemory>,
         deadline: Duration,
-    ) -> Option<Ticket> {
-        self.put(command, keep, Some(deadline), Wants::Ticket)
+    ) -> Option<CommandTicket> {
+        self.put(command, keep, Some(deadline), CompletionUse::Ticket)
     }
 
     /// Sends a command whose answer nobody wants. False where the queue is full.
     pub(crate) fn send_off(
         &mut self,
-        command: Command,
-        keep: Option<Dma>,
+        command: SubmissionEntry,
+        keep: Option<DmaMemory>,
         deadline: Duration,
     ) -> bool {
-        self.put(command, keep, Some(deadline), Wants::Nothing).is_some()
+        self.put(command, keep, Some(deadline), CompletionUse::Nothing).is_some()
     }
 
     /// Sends a request for an event, which may take for ever.
-    pub(crate) fn send_event_request(&mut self, command: Command) -> bool {
-        self.put(command, None, None, Wants::Event).is_some()
+    pub(crate) fn send_event_request(&mut self, command: SubmissionEntry) -> bool {
+        self.put(command, None, None, CompletionUse::Event).is_some()
     }
 
     fn put(
         &mut self,
-        command: Command,
-        keep: Option<Dma>,
+        command: SubmissionEntry,
+        keep: Option<DmaMemory>,
         deadline: Option<Duration>,
-        wants: Wants,
-    ) -> Option<Ticket> {
-        let at = self.slots.iter().position(|slot| matches!(slot.state, State::Free))?;
+        wants: CompletionUse,
+    ) -> Option<CommandTicket> {
+        let at = self.slots.iter().position(|slot| matches!(slot.state, AdminSlotState::Free))?;
         let slot = &mut self.slots[at];
         let serial = slot.serial.wrapping_add(1) & (u16::MAX >> SLOT_BITS);
-        *slot = Slot { state: State::Sent(wants), serial, deadline, _keep: keep };
+        *slot = AdminSlot { state: AdminSlotState::Sent(wants), serial, deadline, _keep: keep };
         self.ring.put(&command.id(at as u16 | serial << SLOT_BITS));
         self.ring.ring();
-        Some(Ticket { slot: at, serial })
+        Some(CommandTicket { slot: at, serial })
     }
 
     /// Takes the completions that there are.
-    pub(crate) fn poll(&mut self) -> Found {
-        let mut found = Found::default();
+    pub(crate) fn poll(&mut self) -> ReapedCompletions {
+        let mut found = ReapedCompletions::default();
         for _ in 0..self.ring.entries() {
             let completion = match self.ring.next() {
-                Next::Empty => break,
-                Next::Done(completion) => completion,
-                Next::Invalid => {
+                NextCompletion::Empty => break,
+                NextCompletion::Done(completion) => completion,
+                NextCompletion::Invalid => {
                     found.invalid = true;
                     continue;
                 }
@@ -155,12 +158,14 @@ impl Admin {
             let serial = completion.id >> SLOT_BITS;
             let slot = self.slots.get_mut(at).filter(|slot| slot.serial == serial);
             match slot {
-                Some(slot) if matches!(slot.state, State::Sent(_)) => {
+                Some(slot) if matches!(slot.state, AdminSlotState::Sent(_)) => {
                     slot._keep = None;
                     let was = std::mem::take(&mut slot.state);
                     match was {
-                        State::Sent(Wants::Ticket) => slot.state = State::Answered(Ok(completion)),
-                        State::Sent(Wants::Event) if completion.status.is_ok() => {
+                        AdminSlotState::Sent(CompletionUse::Ticket) => {
+                            slot.state = AdminSlotState::Answered(Ok(completion))
+                        }
+                        AdminSlotState::Sent(CompletionUse::Event) if completion.status.is_ok() => {
                             found.events.push(completion.result);
                         }
                         _ => {}
@@ -176,19 +181,20 @@ impl Admin {
     /// True where a command has not been answered in time.
     pub(crate) fn is_overdue(&self, now: Duration) -> bool {
         self.slots.iter().any(|slot| {
-            matches!(slot.state, State::Sent(_)) && slot.deadline.is_some_and(|until| now > until)
+            matches!(slot.state, AdminSlotState::Sent(_))
+                && slot.deadline.is_some_and(|until| now > until)
         })
     }
 
     /// Takes the answer to a command; `None` while there is none.
-    pub(crate) fn take(&mut self, ticket: Ticket) -> Option<Answer> {
+    pub(crate) fn take(&mut self, ticket: CommandTicket) -> Option<AdminResult> {
         let slot = &mut self.slots[ticket.slot];
         if slot.serial != ticket.serial {
             return Some(Err(Errno::IO));
         }
         match std::mem::take(&mut slot.state) {
-            State::Answered(answer) => Some(answer),
-            State::Free => Some(Err(Errno::IO)),
+            AdminSlotState::Answered(answer) => Some(answer),
+            AdminSlotState::Free => Some(Err(Errno::IO)),
             sent => {
                 slot.state = sent;
                 None

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use defuse_block::Result;
 
-use super::admin::{Admin, Ticket};
-use crate::spec::{Admin as Opcode, Capabilities, Command, PAGE, Pointer, register};
-use crate::{Dma, Transport};
+use super::admin::{AdminQueue, CommandTicket};
+use crate::spec::{
+    AdminOpcode as Opcode, ControllerCapabilities, DataPointer, PAGE, SubmissionEntry, register,
+};
+use crate::{ControllerTransport, DmaMemory};
 
 /// Resets within [`RESET_WINDOW`] at most. A controller that needs more is given up.
 const MAX_RESETS: usize = 4;
@@ -28,20 +30,20 @@ const MAX_EVENTS: usize = 64;
 
 /// The state of the controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum ControllerPhase {
     /// Until then it must not be ready any more.
     Disabling(Duration),
     /// Until then it must be ready.
     Enabling(Duration),
     /// It is asked for queues.
-    Settings(Ticket),
+    Settings(CommandTicket),
     Running,
     Dead,
 }
 
 /// An asynchronous event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct ControllerEvent {
     /// Its type: 0 is an error, 1 a warning about health, 2 a notice.
     pub kind: u8,
     /// Further information, by type.
@@ -50,19 +52,19 @@ pub struct Event {
     pub log: u8,
 }
 
-pub(crate) struct Core {
-    pub(super) transport: Arc<dyn Transport>,
-    capabilities: Capabilities,
-    pub(super) admin: Admin,
-    pub(crate) phase: Phase,
+pub(crate) struct ControllerCore {
+    pub(super) transport: Arc<dyn ControllerTransport>,
+    capabilities: ControllerCapabilities,
+    pub(super) admin: AdminQueue,
+    pub(crate) phase: ControllerPhase,
     /// Counts how often the controller began to work.
     pub(super) generation: u64,
     pub(super) resets: VecDeque<Duration>,
-    pub(super) events: VecDeque<Event>,
+    pub(super) events: VecDeque<ControllerEvent>,
     /// Events at all.
     pub(super) events_seen: u64,
     /// A page for log pages that are read to let their events go on.
-    scratch: Dma,
+    scratch: DmaMemory,
     /// The limit of an admin command.
     pub(super) limit: Duration,
     wanted_queues: u16,
@@ -74,19 +76,19 @@ pub(crate) struct Core {
     pub(super) event_requests: u32,
 }
 
-impl Core {
+impl ControllerCore {
     pub(super) fn new(
-        transport: &Arc<dyn Transport>,
-        capabilities: Capabilities,
+        transport: &Arc<dyn ControllerTransport>,
+        capabilities: ControllerCapabilities,
         limit: Duration,
         wanted_queues: u16,
     ) -> Result<Self> {
-        Ok(Core {
-            admin: Admin::new(transport, capabilities)?,
+        Ok(ControllerCore {
+            admin: AdminQueue::new(transport, capabilities)?,
             scratch: transport.allocate(PAGE)?,
             transport: Arc::clone(transport),
             capabilities,
-            phase: Phase::Dead,
+            phase: ControllerPhase::Dead,
             generation: 0,
             resets: VecDeque::new(),
             events: VecDeque::new(),
@@ -121,30 +123,30 @@ impl Core {
         }
         self.transport
             .write32(register::CC, configuration & !(register::ENABLE | register::SHUTDOWN));
-        self.phase = Phase::Disabling(now + self.capabilities.timeout());
+        self.phase = ControllerPhase::Disabling(now + self.capabilities.timeout());
     }
 
     /// Gives the controller up. It reaches no memory afterwards.
     pub(super) fn die(&mut self, why: &str) {
-        if self.phase != Phase::Dead || self.generation == 0 {
+        if self.phase != ControllerPhase::Dead || self.generation == 0 {
             log::error!("{}: {why}: it is given up", self.transport.name());
         }
         self.transport.cut();
         self.admin.lose();
-        self.phase = Phase::Dead;
+        self.phase = ControllerPhase::Dead;
     }
 
     /// Goes on as far as possible without waiting.
     pub(super) fn advance(&mut self) {
         match self.phase {
-            Phase::Disabling(until) => self.disable(until),
-            Phase::Enabling(until) => self.enable(until),
-            Phase::Settings(ticket) => {
+            ControllerPhase::Disabling(until) => self.disable(until),
+            ControllerPhase::Enabling(until) => self.enable(until),
+            ControllerPhase::Settings(ticket) => {
                 self.work();
                 self.settle(ticket);
             }
-            Phase::Running => self.work(),
-            Phase::Dead => {}
+            ControllerPhase::Running => self.work(),
+            ControllerPhase::Dead => {}
         }
     }
 
@@ -167,7 +169,7 @@ impl Core {
         transport.write64(register::ASQ, submissions);
         transport.write64(register::ACQ, completions);
         transport.write32(register::CC, self.capabilities.settings() | register::ENABLE);
-        self.phase = Phase::Enabling(transport.now() + self.capabilities.timeout());
+        self.phase = ControllerPhase::Enabling(transport.now() + self.capabilities.timeout());
     }
 
     fn enable(&mut self, until: Duration) {
@@ -180,7 +182,7 @@ impl Core {
             let queues = u32::from(self.wanted_queues) - 1;
             let command = features(0x07, queues << 16 | queues);
             match self.admin.send(command, None, self.transport.now() + self.limit) {
-                Some(ticket) => self.phase = Phase::Settings(ticket),
+                Some(ticket) => self.phase = ControllerPhase::Settings(ticket),
                 None => self.die("its admin queue has no room"),
             }
         } else if self.transport.now() > until {
@@ -188,8 +190,8 @@ impl Core {
         }
     }
 
-    fn settle(&mut self, ticket: Ticket) {
-        if !matches!(self.phase, Phase::Settings(_)) {
+    fn settle(&mut self, ticket: CommandTicket) {
+        if !matches!(self.phase, ControllerPhase::Settings(_)) {
             return;
         }
         match self.admin.take(ticket) {
@@ -203,7 +205,7 @@ impl Core {
                     self.free = (1..=granted).rev().collect();
                 }
                 self.generation += 1;
-                self.phase = Phase::Running;
+                self.phase = ControllerPhase::Running;
                 // Errors, health, and namespaces that change.
                 let deadline = self.transport.now() + self.limit;
                 self.admin.send_off(features(0x0b, 0x11f), None, deadline);
@@ -222,7 +224,7 @@ impl Core {
 
     pub(super) fn ask_for_events(&mut self) {
         for _ in 0..self.event_requests.min(EVENT_REQUESTS) {
-            self.admin.send_event_request(Command::admin(Opcode::AsyncEvent, 0));
+            self.admin.send_event_request(SubmissionEntry::admin(Opcode::AsyncEvent, 0));
         }
     }
 
@@ -230,7 +232,7 @@ impl Core {
     fn work(&mut self) {
         let found = self.admin.poll();
         for result in found.events {
-            self.note(Event {
+            self.note(ControllerEvent {
                 kind: (result & 7) as u8,
                 info: (result >> 8) as u8,
                 log: (result >> 16) as u8,
@@ -243,13 +245,13 @@ impl Core {
             _ => return,
         };
         match self.phase {
-            Phase::Running => self.begin_reset(why),
+            ControllerPhase::Running => self.begin_reset(why),
             _ => self.die(why),
         }
     }
 
     /// Keeps an event, reads its log page, and asks for the next one.
-    fn note(&mut self, event: Event) {
+    fn note(&mut self, event: ControllerEvent) {
         self.events_seen += 1;
         if self.events_seen <= MAX_EVENTS as u64 {
             log::warn!("{}: event {event:?}", self.transport.name());
@@ -260,21 +262,21 @@ impl Core {
         self.events.push_back(event);
         if event.log != 0 {
             let command =
-                log_page(event.log, 0xffff_ffff, 512).data(Pointer::Prp(self.scratch.bus(), 0));
+                log_page(event.log, 0xffff_ffff, 512).data(DataPointer::Prp(self.scratch.bus(), 0));
             let deadline = self.transport.now() + self.limit;
             self.admin.send_off(command, Some(self.scratch.clone()), deadline);
         }
-        self.admin.send_event_request(Command::admin(Opcode::AsyncEvent, 0));
+        self.admin.send_event_request(SubmissionEntry::admin(Opcode::AsyncEvent, 0));
     }
 }
 
-fn features(feature: u32, value: u32) -> Command {
-    Command::admin(Opcode::SetFeatures, 0).dword(10, feature).dword(11, value)
+fn features(feature: u32, value: u32) -> SubmissionEntry {
+    SubmissionEntry::admin(Opcode::SetFeatures, 0).dword(10, feature).dword(11, value)
 }
 
 /// The command that reads `bytes` bytes of a log page.
-pub(super) fn log_page(log: u8, namespace: u32, bytes: u32) -> Command {
+pub(super) fn log_page(log: u8, namespace: u32, bytes: u32) -> SubmissionEntry {
     let words = bytes / 4 - 1;
-    let command = Command::admin(Opcode::GetLogPage, namespace);
+    let command = SubmissionEntry::admin(Opcode::GetLogPage, namespace);
     command.dword(10, u32::from(log) | (words & 0xffff) << 16).dword(11, words >> 16)
 }

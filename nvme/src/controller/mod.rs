@@ -9,12 +9,14 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-pub(crate) use self::admin::Ticket;
-pub use self::commands::Failure;
-pub use self::core::Event;
-use self::core::{Core, Phase};
-use crate::spec::{Admin as Opcode, Capabilities, Command, Completion, register};
-use crate::{Error, Options, Transport};
+pub(crate) use self::admin::CommandTicket;
+pub use self::commands::AdminFailure;
+pub use self::core::ControllerEvent;
+use self::core::{ControllerCore, ControllerPhase};
+use crate::spec::{
+    AdminOpcode as Opcode, CompletionEntry, ControllerCapabilities, SubmissionEntry, register,
+};
+use crate::{ControllerTransport, NvmeError, NvmeOptions};
 
 /// The time between two looks at what has no interrupt.
 const NAP: Duration = Duration::from_micros(100);
@@ -25,32 +27,35 @@ const SHUTDOWN: Duration = Duration::from_secs(10);
 /// The state of a controller as queues see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Life {
+pub(crate) enum ControllerState {
     Running,
     Resetting,
     Dead,
 }
 
 /// An enabled controller. It is shut down when it is dropped, after its queues.
-pub struct Controller {
-    pub(crate) transport: Arc<dyn Transport>,
-    pub(crate) capabilities: Capabilities,
-    core: Mutex<Core>,
+pub struct NvmeController {
+    pub(crate) transport: Arc<dyn ControllerTransport>,
+    pub(crate) capabilities: ControllerCapabilities,
+    core: Mutex<ControllerCore>,
     /// Copies of what the core says, for queues that do not lock it.
     generation: AtomicU64,
     life: AtomicU8,
 }
 
-impl Controller {
+impl NvmeController {
     /// Resets and enables the controller.
     ///
     /// # Errors
     ///
-    /// See [`Error`].
-    pub(crate) fn open(transport: Arc<dyn Transport>, options: &Options) -> Result<Self, Error> {
-        let capabilities = Capabilities(transport.read64(register::CAP));
+    /// See [`NvmeError`].
+    pub(crate) fn open(
+        transport: Arc<dyn ControllerTransport>,
+        options: &NvmeOptions,
+    ) -> Result<Self, NvmeError> {
+        let capabilities = ControllerCapabilities(transport.read64(register::CAP));
         let name = transport.name();
-        let unfit = |why: &str| Error::Unfit { name: name.clone(), why: why.to_owned() };
+        let unfit = |why: &str| NvmeError::Unfit { name: name.clone(), why: why.to_owned() };
         if capabilities.0 == u64::MAX {
             return Err(unfit("does not answer: it is gone or without power"));
         }
@@ -72,31 +77,32 @@ impl Controller {
         if queues == 0 {
             return Err(unfit("has no doorbell for an I/O queue, or no interrupt"));
         }
-        let failed = |errno| Error::System { name: name.clone(), action: "reach memory", errno };
-        let core = Core::new(&transport, capabilities, options.timeout, queues as u16);
-        let controller = Controller {
+        let failed =
+            |errno| NvmeError::System { name: name.clone(), action: "reach memory", errno };
+        let core = ControllerCore::new(&transport, capabilities, options.timeout, queues as u16);
+        let controller = NvmeController {
             core: Mutex::new(core.map_err(failed)?),
             transport,
             capabilities,
             generation: AtomicU64::new(0),
-            life: AtomicU8::new(Life::Resetting as u8),
+            life: AtomicU8::new(ControllerState::Resetting as u8),
         };
         controller.lock().begin_reset("it is opened");
-        while controller.life() == Life::Resetting {
+        while controller.life() == ControllerState::Resetting {
             controller.step();
             controller.nap();
         }
         match controller.life() {
-            Life::Running => Ok(controller),
+            ControllerState::Running => Ok(controller),
             _ => Err(unfit("cannot be enabled: the log says why")),
         }
     }
 
-    pub(crate) fn life(&self) -> Life {
+    pub(crate) fn life(&self) -> ControllerState {
         match self.life.load(Ordering::Acquire) {
-            0 => Life::Running,
-            1 => Life::Resetting,
-            _ => Life::Dead,
+            0 => ControllerState::Running,
+            1 => ControllerState::Resetting,
+            _ => ControllerState::Dead,
         }
     }
 
@@ -113,11 +119,11 @@ impl Controller {
     }
 
     /// Tells queues what the core says. The controller was stopped, or cut off, before a change shows.
-    fn publish(&self, core: &Core) {
+    fn publish(&self, core: &ControllerCore) {
         let life = match core.phase {
-            Phase::Running => Life::Running,
-            Phase::Dead => Life::Dead,
-            _ => Life::Resetting,
+            ControllerPhase::Running => ControllerState::Running,
+            ControllerPhase::Dead => ControllerState::Dead,
+            _ => ControllerState::Resetting,
         };
         self.life.store(life as u8, Ordering::Release);
         self.generation.store(core.generation, Ordering::Release);
@@ -126,7 +132,7 @@ impl Controller {
     /// Resets the controller, if it still is in `generation`.
     pub(crate) fn reset(&self, generation: u64, why: &str) {
         let mut core = self.lock();
-        if core.generation == generation && core.phase == Phase::Running {
+        if core.generation == generation && core.phase == ControllerPhase::Running {
             core.begin_reset(why);
             self.publish(&core);
         }
@@ -155,21 +161,28 @@ impl Controller {
         let which = u32::from(queue) | u32::from(command) << 16;
         let mut core = self.lock();
         let deadline = self.transport.now() + core.limit;
-        if core.phase == Phase::Running {
-            core.admin.send_off(Command::admin(Opcode::Abort, 0).dword(10, which), None, deadline);
+        if core.phase == ControllerPhase::Running {
+            core.admin.send_off(
+                SubmissionEntry::admin(Opcode::Abort, 0).dword(10, which),
+                None,
+                deadline,
+            );
         }
     }
 
     /// Sends an admin command. `None` where the queue is full, or the controller does not work.
-    pub(crate) fn send(&self, command: Command) -> Option<Ticket> {
+    pub(crate) fn send(&self, command: SubmissionEntry) -> Option<CommandTicket> {
         let mut core = self.lock();
         let deadline = self.transport.now() + core.limit;
-        let running = core.phase == Phase::Running;
+        let running = core.phase == ControllerPhase::Running;
         if running { core.admin.send(command, None, deadline) } else { None }
     }
 
     /// Takes the answer to a command, if there is one.
-    pub(crate) fn take(&self, ticket: Ticket) -> Option<defuse_block::Result<Completion>> {
+    pub(crate) fn take(
+        &self,
+        ticket: CommandTicket,
+    ) -> Option<defuse_block::Result<CompletionEntry>> {
         let mut core = self.lock();
         core.advance();
         self.publish(&core);
@@ -180,13 +193,13 @@ impl Controller {
     pub(crate) fn watch_events(&self, at_a_time: u32) {
         let mut core = self.lock();
         core.event_requests = at_a_time;
-        if core.phase == Phase::Running {
+        if core.phase == ControllerPhase::Running {
             core.ask_for_events();
         }
     }
 
     /// Takes the events that came.
-    pub(crate) fn events(&self) -> Vec<Event> {
+    pub(crate) fn events(&self) -> Vec<ControllerEvent> {
         self.step();
         self.lock().events.drain(..).collect()
     }
@@ -217,7 +230,7 @@ impl Controller {
         self.transport.sleep(0, Some(pause));
     }
 
-    fn lock(&self) -> MutexGuard<'_, Core> {
+    fn lock(&self) -> MutexGuard<'_, ControllerCore> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -237,10 +250,10 @@ impl Controller {
     }
 }
 
-impl Drop for Controller {
+impl Drop for NvmeController {
     /// Tells the controller to write its caches, and stops it: it must not use memory any more.
     fn drop(&mut self) {
-        if self.life() == Life::Running {
+        if self.life() == ControllerState::Running {
             let settings = self.capabilities.settings();
             let ending = settings | register::ENABLE | register::SHUTDOWN_NORMAL;
             self.transport.write32(register::CC, ending);
@@ -255,7 +268,7 @@ impl Drop for Controller {
     }
 }
 
-impl fmt::Debug for Controller {
+impl fmt::Debug for NvmeController {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Controller({}, {:?})", self.transport.name(), self.life())
     }

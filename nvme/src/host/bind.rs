@@ -5,30 +5,30 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use super::{Address, Found, Host, VFIO};
+use super::{HostController, PciAddress, SysfsHost, VFIO};
 
 /// A reason why a controller does not change its driver.
 #[derive(Debug)]
 pub enum HostError {
     /// There is no device.
-    None(Address),
+    None(PciAddress),
     /// It is something else.
-    NotNvme(Address),
+    NotNvme(PciAddress),
     /// Somebody uses it.
     Used {
         /// The controller.
-        address: Address,
+        address: PciAddress,
         /// The users, each as a sentence.
         holders: Vec<String>,
     },
     /// There is no IOMMU that keeps the device within the memory of its user.
-    NoIommu(Address),
+    NoIommu(PciAddress),
     /// The kernel has no vfio-pci.
     NoDriver,
     /// User space does not have it.
     NotBound {
         /// The controller.
-        address: Address,
+        address: PciAddress,
         /// The driver that has it.
         driver: Option<String>,
     },
@@ -42,19 +42,19 @@ pub enum HostError {
     /// The kernel did as it was told, but another driver has the controller, or none.
     Refused {
         /// The controller.
-        address: Address,
+        address: PciAddress,
         /// The driver that has it.
         driver: Option<String>,
     },
 }
 
-impl Host {
+impl SysfsHost {
     /// Gives the controller to vfio-pci, and so to user space. Nothing happens to one that is there already.
     ///
     /// # Errors
     ///
     /// See [`HostError`]. A controller in use keeps its driver.
-    pub fn bind(&self, address: &Address) -> Result<(), HostError> {
+    pub fn bind(&self, address: &PciAddress) -> Result<(), HostError> {
         let found = self.controller(address)?;
         if found.driver.as_deref() == Some(VFIO) {
             return Ok(());
@@ -80,7 +80,7 @@ impl Host {
     /// # Errors
     ///
     /// See [`HostError`].
-    pub fn unbind(&self, address: &Address) -> Result<(), HostError> {
+    pub fn unbind(&self, address: &PciAddress) -> Result<(), HostError> {
         let found = self.controller(address)?;
         if found.driver.as_deref() != Some(VFIO) {
             let (address, driver) = (address.clone(), found.driver);
@@ -100,7 +100,7 @@ impl Host {
     }
 
     /// Makes sure that nobody uses the block devices of a controller, and keeps it so.
-    fn claim_all(&self, found: &Found) -> Result<Vec<File>, HostError> {
+    fn claim_all(&self, found: &HostController) -> Result<Vec<File>, HostError> {
         let used = |holders| HostError::Used { address: found.address.clone(), holders };
         if !found.holders.is_empty() {
             return Err(used(found.holders.clone()));
@@ -116,7 +116,7 @@ impl Host {
     }
 
     /// Says which driver is to have the device, takes it from the one that has it, and lets the kernel find the next.
-    fn change(&self, address: &Address, to: &str, from: Option<&str>) -> Result<(), HostError> {
+    fn change(&self, address: &PciAddress, to: &str, from: Option<&str>) -> Result<(), HostError> {
         write(&self.device(address).join("driver_override"), to)?;
         if let Some(from) = from {
             write(&self.driver(from).join("unbind"), &address.0)?;

@@ -17,13 +17,13 @@ pub(crate) const VFIO: &str = "vfio-pci";
 
 /// The address of a device on PCI, such as `0000:01:00.0`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Address(String);
+pub struct PciAddress(String);
 
 /// A controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct HostController {
     /// Its address.
-    pub address: Address,
+    pub address: PciAddress,
     /// The vendor and the device, such as `144d:a808`.
     pub id: String,
     /// The driver that has it.
@@ -40,17 +40,17 @@ pub struct Found {
 
 /// The machine whose root directory is `root`.
 #[derive(Clone, Debug)]
-pub struct Host {
+pub struct SysfsHost {
     pub(crate) root: PathBuf,
 }
 
-impl Default for Host {
+impl Default for SysfsHost {
     fn default() -> Self {
-        Host::at(Path::new("/"))
+        SysfsHost::at(Path::new("/"))
     }
 }
 
-impl Address {
+impl PciAddress {
     /// Parses an address, with its domain or without (`01:00.0`). `None` for anything else.
     pub fn parse(text: &str) -> Option<Self> {
         let (rest, function) = text.rsplit_once('.')?;
@@ -65,20 +65,20 @@ impl Address {
         };
         let is_function = matches!(function.as_bytes(), [b'0'..=b'7']);
         let fits = fits(domain, 4) && fits(bus, 2) && fits(slot, 2) && is_function;
-        fits.then(|| Address(format!("{domain}:{bus}:{slot}.{function}").to_ascii_lowercase()))
+        fits.then(|| PciAddress(format!("{domain}:{bus}:{slot}.{function}").to_ascii_lowercase()))
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for PciAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl Host {
+impl SysfsHost {
     /// The machine below `root`.
     pub fn at(root: &Path) -> Self {
-        Host { root: root.to_owned() }
+        SysfsHost { root: root.to_owned() }
     }
 
     /// All NVMe controllers, by address.
@@ -86,7 +86,7 @@ impl Host {
     /// # Errors
     ///
     /// Those of reading sysfs. A machine without PCI has no controllers.
-    pub fn controllers(&self) -> io::Result<Vec<Found>> {
+    pub fn controllers(&self) -> io::Result<Vec<HostController>> {
         let entries = match self.path("sys/bus/pci/devices").read_dir() {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -95,7 +95,7 @@ impl Host {
         let mut found = Vec::new();
         for entry in entries {
             let name = entry?.file_name();
-            let address = name.to_str().and_then(Address::parse);
+            let address = name.to_str().and_then(PciAddress::parse);
             found.extend(address.filter(|address| self.is_nvme(address)).map(|a| self.found(&a)));
         }
         found.sort_by(|a, b| a.address.cmp(&b.address));
@@ -107,7 +107,7 @@ impl Host {
     /// # Errors
     ///
     /// [`HostError::None`] and [`HostError::NotNvme`].
-    pub fn controller(&self, address: &Address) -> Result<Found, HostError> {
+    pub fn controller(&self, address: &PciAddress) -> Result<HostController, HostError> {
         if !self.device(address).exists() {
             return Err(HostError::None(address.clone()));
         }
@@ -117,11 +117,11 @@ impl Host {
         }
     }
 
-    fn found(&self, address: &Address) -> Found {
+    fn found(&self, address: &PciAddress) -> HostController {
         let device = self.device(address);
         let hex = |name| self.attribute(address, name).unwrap_or_default().replace("0x", "");
         let namespaces = usage::namespaces(&device);
-        Found {
+        HostController {
             address: address.clone(),
             id: format!("{}:{}", hex("vendor"), hex("device")),
             driver: target(&device.join("driver")),
@@ -133,13 +133,13 @@ impl Host {
     }
 
     /// The name of a device's own file in `dev/vfio/devices`, where the kernel has such files.
-    pub(crate) fn vfio_name(&self, address: &Address) -> Option<String> {
+    pub(crate) fn vfio_name(&self, address: &PciAddress) -> Option<String> {
         let entries = self.device(address).join("vfio-dev").read_dir().ok()?;
         let name = entries.map_while(io::Result::ok).next()?.file_name();
         name.into_string().ok()
     }
 
-    fn is_nvme(&self, address: &Address) -> bool {
+    fn is_nvme(&self, address: &PciAddress) -> bool {
         self.attribute(address, "class").is_some_and(|class| class == CLASS)
     }
 
@@ -147,11 +147,11 @@ impl Host {
         self.root.join(below)
     }
 
-    fn device(&self, address: &Address) -> PathBuf {
+    fn device(&self, address: &PciAddress) -> PathBuf {
         self.path("sys/bus/pci/devices").join(&address.0)
     }
 
-    fn attribute(&self, address: &Address, name: &str) -> Option<String> {
+    fn attribute(&self, address: &PciAddress, name: &str) -> Option<String> {
         let text = std::fs::read_to_string(self.device(address).join(name)).ok()?;
         Some(text.trim().to_owned())
     }

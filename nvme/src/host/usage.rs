@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use super::Host;
+use super::SysfsHost;
 
 /// Entries of a directory, by name; none where it cannot be read.
 fn names(directory: &Path) -> Vec<String> {
@@ -44,7 +44,7 @@ fn block_name(controller: &str, child: &str) -> Option<String> {
     fits.then(|| format!("nvme{subsystem}n{number}"))
 }
 
-impl Host {
+impl SysfsHost {
     /// The block device `name` and its partitions.
     fn parts(&self, name: &str) -> Vec<String> {
         let children = names(&self.path("sys/block").join(name));

@@ -1,11 +1,13 @@
 //! The admin commands of the modelled controller.
 
-use super::chip::{Chip, Completions, Outcome, Submissions};
-use crate::spec::{Command, PAGE, Status};
+use super::chip::{
+    CommandResult, ControllerModelState, ModelCompletionQueue, ModelSubmissionQueue,
+};
+use crate::spec::{CommandStatus, PAGE, SubmissionEntry};
 
-impl Chip {
+impl ControllerModelState {
     /// Carries out an admin command. `None` where it is answered later.
-    pub(super) fn admin(&mut self, command: &Command) -> Option<Outcome> {
+    pub(super) fn admin(&mut self, command: &SubmissionEntry) -> Option<CommandResult> {
         Some(match command.opcode() {
             0x00 => self.delete(command, true),
             0x01 => self.create_submissions(command),
@@ -19,7 +21,7 @@ impl Chip {
                 self.event_requests.push(command.number());
                 return None;
             }
-            _ => Err(Status::INVALID_OPCODE),
+            _ => Err(CommandStatus::INVALID_OPCODE),
         })
     }
 
@@ -30,42 +32,42 @@ impl Chip {
         }
     }
 
-    fn create_completions(&mut self, command: &Command) -> Outcome {
+    fn create_completions(&mut self, command: &SubmissionEntry) -> CommandResult {
         let (number, entries) = self.new_queue(command)?;
         let has_interrupt = command.get(11) & 2 != 0;
         let vector = has_interrupt.then_some((command.get(11) >> 16) as u16);
         let base = command.0[3];
-        let queue = Completions { base, entries, tail: 0, phase: true, vector };
+        let queue = ModelCompletionQueue { base, entries, tail: 0, phase: true, vector };
         match self.completions.insert(number, queue) {
             None => Ok(0),
-            Some(_) => Err(Status::INVALID_QUEUE),
+            Some(_) => Err(CommandStatus::INVALID_QUEUE),
         }
     }
 
-    fn create_submissions(&mut self, command: &Command) -> Outcome {
+    fn create_submissions(&mut self, command: &SubmissionEntry) -> CommandResult {
         let (number, entries) = self.new_queue(command)?;
         let completions = (command.get(11) >> 16) as u16;
         if !self.completions.contains_key(&completions) || completions == 0 {
-            return Err(Status::INVALID_QUEUE);
+            return Err(CommandStatus::INVALID_QUEUE);
         }
         let priority = (command.get(11) >> 1 & 3) as u8;
-        let queue = Submissions::new(command.0[3], entries, completions, priority);
+        let queue = ModelSubmissionQueue::new(command.0[3], entries, completions, priority);
         match self.submissions.insert(number, queue) {
             None => Ok(0),
-            Some(_) => Err(Status::INVALID_QUEUE),
+            Some(_) => Err(CommandStatus::INVALID_QUEUE),
         }
     }
 
-    fn new_queue(&self, command: &Command) -> Result<(u16, u16), Status> {
+    fn new_queue(&self, command: &SubmissionEntry) -> Result<(u16, u16), CommandStatus> {
         let (number, last) = (command.get(10) as u16, (command.get(10) >> 16) as u16);
         let is_known = (1..=self.shape.queues).contains(&number);
         if !is_known || last >= self.shape.entries || last == 0 {
-            return Err(Status::INVALID_QUEUE);
+            return Err(CommandStatus::INVALID_QUEUE);
         }
         Ok((number, last + 1))
     }
 
-    fn delete(&mut self, command: &Command, submissions: bool) -> Outcome {
+    fn delete(&mut self, command: &SubmissionEntry, submissions: bool) -> CommandResult {
         let number = command.get(10) as u16;
         let is_used = self.submissions.values().any(|queue| queue.completions == number);
         let found = match submissions {
@@ -73,19 +75,19 @@ impl Chip {
             true => self.submissions.remove(&number).is_some(),
             false => !is_used && self.completions.remove(&number).is_some(),
         };
-        if found { Ok(0) } else { Err(Status::INVALID_QUEUE) }
+        if found { Ok(0) } else { Err(CommandStatus::INVALID_QUEUE) }
     }
 
-    fn abort(&mut self, command: &Command) -> Outcome {
+    fn abort(&mut self, command: &SubmissionEntry) -> CommandResult {
         let (queue, number) = (command.get(10) as u16, (command.get(10) >> 16) as u16);
         let found = self.ignored.iter().position(|ignored| *ignored == (queue, number, true));
         let Some(at) = found else { return Ok(1) };
         self.ignored.swap_remove(at);
-        self.post(queue, queue, number, Err(Status::ABORTED));
+        self.post(queue, queue, number, Err(CommandStatus::ABORTED));
         Ok(0)
     }
 
-    fn set_features(&mut self, command: &Command) -> Outcome {
+    fn set_features(&mut self, command: &SubmissionEntry) -> CommandResult {
         match command.get(10) & 0xff {
             0x07 => {
                 let (wanted, most) = (command.get(11), u32::from(self.shape.queues) - 1);
@@ -96,21 +98,21 @@ impl Chip {
                 Ok(0)
             }
             0x0b => Ok(0),
-            _ => Err(Status::INVALID_FIELD),
+            _ => Err(CommandStatus::INVALID_FIELD),
         }
     }
 
-    fn identify(&mut self, command: &Command) -> Outcome {
+    fn identify(&mut self, command: &SubmissionEntry) -> CommandResult {
         let mut page = vec![0; PAGE];
         match (command.get(10) & 0xff, command.namespace()) {
             (0, 1) => self.describe_namespace(&mut page),
             (1, _) => self.describe_controller(&mut page),
             // Limits: all as for transfers, or none.
             (6, 1) => {}
-            (0 | 6, _) => return Err(Status(0x0b)),
-            _ => return Err(Status::INVALID_FIELD),
+            (0 | 6, _) => return Err(CommandStatus(0x0b)),
+            _ => return Err(CommandStatus::INVALID_FIELD),
         }
-        self.memory.put(command, &page).map(|()| 0).ok_or(Status::TRANSFER)
+        self.memory.put(command, &page).map(|()| 0).ok_or(CommandStatus::TRANSFER)
     }
 
     fn describe_controller(&self, page: &mut [u8]) {
@@ -138,7 +140,7 @@ impl Chip {
         page[130] = self.facts.block_size.trailing_zeros() as u8;
     }
 
-    fn log_page(&mut self, command: &Command) -> Outcome {
+    fn log_page(&mut self, command: &SubmissionEntry) -> CommandResult {
         let words = command.get(10) >> 16 | command.get(11) << 16;
         let bytes = ((words as usize).saturating_add(1) * 4).min(PAGE);
         let mut page = vec![0; bytes];
@@ -151,8 +153,8 @@ impl Chip {
                 page[64..72].copy_from_slice(&self.fetched.to_le_bytes());
                 page[112..120].copy_from_slice(&self.enabled.to_le_bytes());
             }
-            _ => return Err(Status::INVALID_LOG),
+            _ => return Err(CommandStatus::INVALID_LOG),
         }
-        self.memory.put(command, &page).map(|()| 0).ok_or(Status::TRANSFER)
+        self.memory.put(command, &page).map(|()| 0).ok_or(CommandStatus::TRANSFER)
     }
 }

@@ -6,36 +6,36 @@ use std::time::Duration;
 
 use defuse_block::model::{Load, Parts, Timing};
 
-use super::faults::Fault;
-use crate::spec::Command;
+use super::faults::ControllerFault;
+use crate::spec::SubmissionEntry;
 
 /// A command that was fetched.
-pub(super) struct Job {
+pub(super) struct FetchedCommand {
     pub(super) queue: u16,
-    pub(super) command: Command,
-    pub(super) fault: Option<Fault>,
+    pub(super) command: SubmissionEntry,
+    pub(super) fault: Option<ControllerFault>,
 }
 
-pub(super) enum Work {
+pub(super) enum ModelEvent {
     /// The controller becomes ready, or is ready no more.
     Ready(bool),
-    Command(Job),
+    Command(FetchedCommand),
 }
 
 #[derive(Default)]
-pub(super) struct Agenda {
+pub(super) struct ModelEventQueue {
     moments: BinaryHeap<Reverse<(Duration, u64)>>,
-    works: BTreeMap<u64, Work>,
+    works: BTreeMap<u64, ModelEvent>,
     serial: u64,
     /// The SSD behind the controller, where there is one.
     timing: Option<Timing>,
     /// Commands that the SSD works on, by its numbers.
-    jobs: BTreeMap<usize, Job>,
+    jobs: BTreeMap<usize, FetchedCommand>,
 }
 
-impl Agenda {
+impl ModelEventQueue {
     pub(super) fn new(parts: Option<&Parts>) -> Self {
-        Agenda { timing: parts.map(Timing::new), ..Agenda::default() }
+        ModelEventQueue { timing: parts.map(Timing::new), ..ModelEventQueue::default() }
     }
 
     /// Forgets everything. Dies go on with what they have begun.
@@ -49,14 +49,19 @@ impl Agenda {
     }
 
     /// Has `work` done at a moment.
-    pub(super) fn add(&mut self, at: Duration, work: Work) {
+    pub(super) fn add(&mut self, at: Duration, work: ModelEvent) {
         self.serial += 1;
         self.moments.push(Reverse((at, self.serial)));
         self.works.insert(self.serial, work);
     }
 
     /// Has the SSD work on a command, with the load that it is to it. Gives the command back where there is no SSD.
-    pub(super) fn begin(&mut self, job: Job, load: Load, now: Duration) -> Result<(), Job> {
+    pub(super) fn begin(
+        &mut self,
+        job: FetchedCommand,
+        load: Load,
+        now: Duration,
+    ) -> Result<(), FetchedCommand> {
         let Some(timing) = &mut self.timing else { return Err(job) };
         let number = timing.begin(usize::from(job.queue), load, now);
         self.jobs.insert(number, job);
@@ -76,7 +81,7 @@ impl Agenda {
     }
 
     /// Goes on to the next moment. Returns the work that is then to be done; `None` for a step within the SSD.
-    pub(super) fn take(&mut self) -> Option<Work> {
+    pub(super) fn take(&mut self) -> Option<ModelEvent> {
         let next = self.next()?;
         if let Some(Reverse((at, serial))) = self.moments.peek().copied()
             && at == next
@@ -85,6 +90,6 @@ impl Agenda {
             return self.works.remove(&serial);
         }
         let done = self.timing.as_mut()?.advance()?;
-        self.jobs.remove(&done).map(Work::Command)
+        self.jobs.remove(&done).map(ModelEvent::Command)
     }
 }

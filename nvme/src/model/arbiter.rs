@@ -5,7 +5,7 @@ const URGENT: u8 = 0;
 
 /// Round robin, or weighted round robin with an urgent class.
 #[derive(Debug, Default)]
-pub(super) struct Arbiter {
+pub(super) struct QueueArbiter {
     weighted: bool,
     /// Commands of a round of the classes high, medium and low.
     weights: [u32; 3],
@@ -15,10 +15,10 @@ pub(super) struct Arbiter {
     last: u16,
 }
 
-impl Arbiter {
+impl QueueArbiter {
     /// Arbitration as it is when a controller is enabled.
     pub(super) fn new(weighted: bool) -> Self {
-        Arbiter { weighted, weights: [1; 3], left: [1; 3], last: 0 }
+        QueueArbiter { weighted, weights: [1; 3], left: [1; 3], last: 0 }
     }
 
     /// Takes the value of the feature Arbitration.
@@ -71,15 +71,15 @@ impl Arbiter {
 mod tests {
     use super::*;
 
-    fn order(arbiter: &mut Arbiter, queues: &[(u16, u8)], count: usize) -> Vec<u16> {
+    fn order(arbiter: &mut QueueArbiter, queues: &[(u16, u8)], count: usize) -> Vec<u16> {
         (0..count).map(|_| arbiter.next(queues.iter().copied()).unwrap()).collect()
     }
 
     #[test]
     fn queues_take_turns_and_classes_have_their_weights() {
         let queues = [(1, 3), (2, 1), (3, 1), (5, 2)];
-        assert_eq!(order(&mut Arbiter::new(false), &queues, 6), [1, 2, 3, 5, 1, 2]);
-        let mut arbiter = Arbiter::new(true);
+        assert_eq!(order(&mut QueueArbiter::new(false), &queues, 6), [1, 2, 3, 5, 1, 2]);
+        let mut arbiter = QueueArbiter::new(true);
         arbiter.set(3 << 24 | 1 << 16);
         assert_eq!(order(&mut arbiter, &queues, 8), [2, 3, 2, 3, 5, 5, 1, 2]);
         assert_eq!(order(&mut arbiter, &[(1, 3), (4, 0), (9, 0)], 4), [4, 9, 4, 9]);

@@ -7,25 +7,25 @@ use std::time::Duration;
 use defuse_block::model::Load;
 use defuse_block::{Blocking, Device, Facts, Result};
 
-use super::Shape;
-use super::agenda::{Agenda, Job, Work};
-use super::arbiter::Arbiter;
-use super::faults::{Fault, Faults, Victim};
-use super::memory::Memory;
-use crate::spec::{COMPLETION, Command, SUBMISSION, Status, register};
+use super::ModelProperties;
+use super::agenda::{FetchedCommand, ModelEvent, ModelEventQueue};
+use super::arbiter::QueueArbiter;
+use super::faults::{CandidateCommand, ControllerFault, FaultInjector};
+use super::memory::ModelMemory;
+use crate::spec::{COMPLETION, CommandStatus, SUBMISSION, SubmissionEntry, register};
 
 /// The time from a change of CC.EN to that of CSTS.RDY.
 const READY_AFTER: Duration = Duration::from_millis(2);
 
-pub(super) struct Chip {
-    pub(super) shape: Arc<Shape>,
+pub(super) struct ControllerModelState {
+    pub(super) shape: Arc<ModelProperties>,
     /// The range of times that a command takes, where no SSD says it.
     pub(super) latency_us: (u64, u64),
-    pub(super) memory: Memory,
+    pub(super) memory: ModelMemory,
     pub(super) line: Blocking,
     pub(super) facts: Facts,
     pub(super) random: fastrand::Rng,
-    pub(super) faults: Faults,
+    pub(super) faults: FaultInjector,
     pub(super) now: Duration,
     /// The vectors of queues that have completions since they were delivered.
     pub(super) interrupts: Vec<u16>,
@@ -37,19 +37,19 @@ pub(super) struct Chip {
     admin_sizes: u32,
     admin_addresses: [u64; 2],
     is_gone: bool,
-    pub(super) arbiter: Arbiter,
+    pub(super) arbiter: QueueArbiter,
     /// Commands of I/O queues that are worked on.
     busy: usize,
-    pub(super) submissions: BTreeMap<u16, Submissions>,
-    pub(super) completions: BTreeMap<u16, Completions>,
-    agenda: Agenda,
+    pub(super) submissions: BTreeMap<u16, ModelSubmissionQueue>,
+    pub(super) completions: BTreeMap<u16, ModelCompletionQueue>,
+    agenda: ModelEventQueue,
     /// Commands that are never answered by themselves: (queue, number, can be aborted).
     pub(super) ignored: Vec<(u16, u16, bool)>,
     /// Numbers of requests for events.
     pub(super) event_requests: Vec<u16>,
 }
 
-pub(super) struct Submissions {
+pub(super) struct ModelSubmissionQueue {
     pub(super) base: u64,
     pub(super) entries: u16,
     pub(super) head: u16,
@@ -59,13 +59,13 @@ pub(super) struct Submissions {
     pub(super) priority: u8,
 }
 
-impl Submissions {
+impl ModelSubmissionQueue {
     pub(super) fn new(base: u64, entries: u16, completions: u16, priority: u8) -> Self {
-        Submissions { base, entries, head: 0, tail: 0, completions, priority }
+        ModelSubmissionQueue { base, entries, head: 0, tail: 0, completions, priority }
     }
 }
 
-pub(super) struct Completions {
+pub(super) struct ModelCompletionQueue {
     pub(super) base: u64,
     pub(super) entries: u16,
     pub(super) tail: u16,
@@ -75,19 +75,19 @@ pub(super) struct Completions {
 }
 
 /// The outcome of a command: the result, or an error.
-pub(super) type Outcome = std::result::Result<u32, Status>;
+pub(super) type CommandResult = std::result::Result<u32, CommandStatus>;
 
-impl Chip {
-    pub(super) fn new(device: &dyn Device, seed: u64, shape: Arc<Shape>) -> Result<Self> {
-        Ok(Chip {
+impl ControllerModelState {
+    pub(super) fn new(device: &dyn Device, seed: u64, shape: Arc<ModelProperties>) -> Result<Self> {
+        Ok(ControllerModelState {
             latency_us: shape.latency_us,
-            agenda: Agenda::new(shape.parts.as_ref()),
+            agenda: ModelEventQueue::new(shape.parts.as_ref()),
             shape,
-            memory: Memory::default(),
+            memory: ModelMemory::default(),
             line: Blocking::new(device)?,
             facts: device.facts().clone(),
             random: fastrand::Rng::with_seed(seed),
-            faults: Faults::default(),
+            faults: FaultInjector::default(),
             now: Duration::ZERO,
             interrupts: Vec::new(),
             fetched: 0,
@@ -98,7 +98,7 @@ impl Chip {
             admin_sizes: 0,
             admin_addresses: [0; 2],
             is_gone: false,
-            arbiter: Arbiter::default(),
+            arbiter: QueueArbiter::default(),
             busy: 0,
             submissions: BTreeMap::new(),
             completions: BTreeMap::new(),
@@ -147,12 +147,12 @@ impl Chip {
         let enable = value & register::ENABLE != 0;
         if enable != (before & register::ENABLE != 0) {
             let weighted = value & register::WEIGHTED != 0;
-            self.arbiter = Arbiter::new(weighted && self.shape.priorities);
+            self.arbiter = QueueArbiter::new(weighted && self.shape.priorities);
             if !enable {
                 self.stop();
                 self.status &= !register::FATAL;
             }
-            self.agenda.add(self.now + READY_AFTER, Work::Ready(enable));
+            self.agenda.add(self.now + READY_AFTER, ModelEvent::Ready(enable));
         }
         if value & register::SHUTDOWN == register::SHUTDOWN_NORMAL {
             let done = self.line.flush().is_ok();
@@ -188,11 +188,16 @@ impl Chip {
         }
         let [submissions, completions] = self.admin_addresses;
         let entries = |shift: u32| (self.admin_sizes >> shift & 0xfff) as u16 + 1;
-        let queue = Submissions::new(submissions, entries(0), 0, 0);
+        let queue = ModelSubmissionQueue::new(submissions, entries(0), 0, 0);
         self.submissions.insert(0, queue);
         let vector = self.shape.interrupts.then_some(0);
-        let queue =
-            Completions { base: completions, entries: entries(16), tail: 0, phase: true, vector };
+        let queue = ModelCompletionQueue {
+            base: completions,
+            entries: entries(16),
+            tail: 0,
+            phase: true,
+            vector,
+        };
         self.completions.insert(0, queue);
         self.status |= register::READY;
         self.enabled += 1;
@@ -228,8 +233,8 @@ impl Chip {
     fn step(&mut self) -> bool {
         self.now = self.agenda.next().map_or(self.now, |at| self.now.max(at));
         match self.agenda.take() {
-            Some(Work::Ready(ready)) => self.become_ready(ready),
-            Some(Work::Command(Job { queue, command, fault })) => {
+            Some(ModelEvent::Ready(ready)) => self.become_ready(ready),
+            Some(ModelEvent::Command(FetchedCommand { queue, command, fault })) => {
                 self.busy -= usize::from(queue > 0);
                 self.carry_out(queue, &command, fault);
                 self.fetch_all();
@@ -254,7 +259,7 @@ impl Chip {
     /// Fetches commands as long as there is room for them: those of the admin queue first.
     fn fetch_all(&mut self) {
         loop {
-            let waiting = |(_, queue): &(&u16, &Submissions)| queue.head != queue.tail;
+            let waiting = |(_, queue): &(&u16, &ModelSubmissionQueue)| queue.head != queue.tail;
             let admin = self.submissions.get(&0).is_some_and(|queue| queue.head != queue.tail);
             let next = if admin {
                 Some(0)
@@ -270,7 +275,7 @@ impl Chip {
             let Some(submissions) = self.submissions.get_mut(&queue) else { return };
             let at = submissions.base + u64::from(submissions.head) * SUBMISSION as u64;
             submissions.head = (submissions.head + 1) % submissions.entries;
-            let mut command = Command::default();
+            let mut command = SubmissionEntry::default();
             for (number, word) in command.0.iter_mut().enumerate() {
                 let Some(read) = self.memory.read64(at + number as u64 * 8) else {
                     self.status |= register::FATAL;
@@ -282,25 +287,26 @@ impl Chip {
         }
     }
 
-    fn fetch(&mut self, queue: u16, command: Command) {
+    fn fetch(&mut self, queue: u16, command: SubmissionEntry) {
         let mut fault = None;
         if queue > 0 {
             let (opcode, block) = (command.opcode(), command.0[5]);
-            fault = self.faults.ask(&Victim { number: self.fetched, queue, opcode, block });
+            fault =
+                self.faults.ask(&CandidateCommand { number: self.fetched, queue, opcode, block });
             self.fetched += 1;
         }
         match fault {
-            Some(Fault::Ignore | Fault::Forget) => {
-                let can_abort = fault == Some(Fault::Ignore);
+            Some(ControllerFault::Ignore | ControllerFault::Forget) => {
+                let can_abort = fault == Some(ControllerFault::Ignore);
                 self.ignored.push((queue, command.number(), can_abort));
                 return;
             }
-            Some(Fault::Break) => {
+            Some(ControllerFault::Break) => {
                 self.stop();
                 self.status |= register::FATAL;
                 return;
             }
-            Some(Fault::Unplug) => {
+            Some(ControllerFault::Unplug) => {
                 self.unplug();
                 return;
             }
@@ -308,37 +314,37 @@ impl Chip {
         }
         self.busy += usize::from(queue > 0);
         let load = if queue > 0 { self.load(&command) } else { Load::Table };
-        let job = Job { queue, command, fault };
+        let job = FetchedCommand { queue, command, fault };
         if let Err(job) = self.agenda.begin(job, load, self.now) {
             let (from, to) = self.latency_us;
             let after = Duration::from_micros(self.random.u64(from..=to));
-            self.agenda.add(self.now + after, Work::Command(job));
+            self.agenda.add(self.now + after, ModelEvent::Command(job));
         }
     }
 
-    fn carry_out(&mut self, queue: u16, command: &Command, fault: Option<Fault>) {
+    fn carry_out(&mut self, queue: u16, command: &SubmissionEntry, fault: Option<ControllerFault>) {
         let outcome = match fault {
-            Some(Fault::Refuse(status)) => Some(Err(status)),
+            Some(ControllerFault::Refuse(status)) => Some(Err(status)),
             _ if queue == 0 => self.admin(command),
             _ => Some(self.io(command, fault)),
         };
         let Some(outcome) = outcome else { return };
         let number = command.number();
-        let named = if fault == Some(Fault::NameOtherQueue) { queue + 1 } else { queue };
+        let named = if fault == Some(ControllerFault::NameOtherQueue) { queue + 1 } else { queue };
         self.post(queue, named, number, outcome);
         match fault {
-            Some(Fault::AnswerTwice) => self.post(queue, named, number, outcome),
-            Some(Fault::Invent) => self.post(queue, named, number ^ 0x155, outcome),
+            Some(ControllerFault::AnswerTwice) => self.post(queue, named, number, outcome),
+            Some(ControllerFault::Invent) => self.post(queue, named, number ^ 0x155, outcome),
             _ => {}
         }
     }
 
     /// Writes a completion to the queue that belongs to the submission queue `queue`.
-    pub(super) fn post(&mut self, queue: u16, named: u16, number: u16, outcome: Outcome) {
+    pub(super) fn post(&mut self, queue: u16, named: u16, number: u16, outcome: CommandResult) {
         let Some(submissions) = self.submissions.get(&queue) else { return };
         let (head, to) = (submissions.head, submissions.completions);
         let (result, status) = match outcome {
-            Ok(result) => (result, Status::SUCCESS),
+            Ok(result) => (result, CommandStatus::SUCCESS),
             Err(status) => (0, status),
         };
         let fields = u32::from(number) | u32::from(status.0) << 17;

@@ -1,10 +1,10 @@
 //! Misbehaviour on demand.
 
-use crate::spec::Status;
+use crate::spec::CommandStatus;
 
-/// A command that a [fault](super::Model::fail) may strike.
+/// A command that a [fault](super::ControllerModel::fail) may strike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Victim {
+pub struct CandidateCommand {
     /// Commands of I/O queues that were fetched before it.
     pub number: u64,
     /// The queue.
@@ -17,9 +17,9 @@ pub struct Victim {
 
 /// A misbehaviour of the controller at one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum ControllerFault {
     /// It is refused with this status.
-    Refuse(Status),
+    Refuse(CommandStatus),
     /// A write succeeds, and changes nothing.
     Lose,
     /// A write succeeds, and changes another place.
@@ -42,17 +42,17 @@ pub enum Fault {
     Unplug,
 }
 
-type Hook = Box<dyn FnMut(&Victim) -> Option<Fault> + Send>;
+type FaultHook = Box<dyn FnMut(&CandidateCommand) -> Option<ControllerFault> + Send>;
 
 #[derive(Default)]
-pub(super) struct Faults {
-    pub(super) hook: Option<Hook>,
+pub(super) struct FaultInjector {
+    pub(super) hook: Option<FaultHook>,
     /// Bytes that falsify, the next one last.
     script: Vec<u8>,
 }
 
-impl Faults {
-    pub(super) fn ask(&mut self, victim: &Victim) -> Option<Fault> {
+impl FaultInjector {
+    pub(super) fn ask(&mut self, victim: &CandidateCommand) -> Option<ControllerFault> {
         self.hook.as_mut()?(victim)
     }
 

@@ -3,17 +3,17 @@
 use defuse_block::model::Load;
 use defuse_block::{Errno, FRAME, OpKind, Region, Segments};
 
-use super::chip::{Chip, Outcome};
-use super::faults::Fault;
-use crate::spec::{Command, Status};
+use super::chip::{CommandResult, ControllerModelState};
+use super::faults::ControllerFault;
+use crate::spec::{CommandStatus, SubmissionEntry};
 
 /// The bit of FUA in double word 12.
 const FUA: u32 = 1 << 30;
 
-impl Chip {
+impl ControllerModelState {
     /// The work of a command for the SSD: it has blocks of 4 KiB, and a part of one takes as long as all of it. A command that
     /// will be refused takes the time of the controller alone.
-    pub(super) fn load(&self, command: &Command) -> Load {
+    pub(super) fn load(&self, command: &SubmissionEntry) -> Load {
         let range = range(command);
         let moves = command.namespace() == 1 && self.bytes(range).is_ok();
         let (size, frame) = (u64::from(self.facts.block_size), FRAME as u64);
@@ -30,9 +30,13 @@ impl Chip {
         }
     }
 
-    pub(super) fn io(&mut self, command: &Command, fault: Option<Fault>) -> Outcome {
+    pub(super) fn io(
+        &mut self,
+        command: &SubmissionEntry,
+        fault: Option<ControllerFault>,
+    ) -> CommandResult {
         if command.namespace() != 1 {
-            return Err(Status(0x0b));
+            return Err(CommandStatus(0x0b));
         }
         let (block, blocks) = range(command);
         match command.opcode() {
@@ -45,54 +49,66 @@ impl Chip {
                 self.line.run(OpKind::Zero { block, blocks }).map_err(status)?;
             }
             0x09 if self.facts.discard => self.deallocate(command)?,
-            _ => return Err(Status::INVALID_OPCODE),
+            _ => return Err(CommandStatus::INVALID_OPCODE),
         }
         Ok(0)
     }
 
-    fn check(&self, (block, blocks): (u64, u64)) -> Result<(), Status> {
-        if self.facts.holds(block, blocks) { Ok(()) } else { Err(Status::OUT_OF_RANGE) }
+    fn check(&self, (block, blocks): (u64, u64)) -> Result<(), CommandStatus> {
+        if self.facts.holds(block, blocks) { Ok(()) } else { Err(CommandStatus::OUT_OF_RANGE) }
     }
 
     /// Bytes of a transfer that is allowed.
-    fn bytes(&self, range: (u64, u64)) -> Result<usize, Status> {
+    fn bytes(&self, range: (u64, u64)) -> Result<usize, CommandStatus> {
         self.check(range)?;
         let bytes = range.1 as usize * self.facts.block_size as usize;
         let largest = FRAME << self.shape.mdts;
-        if self.shape.mdts > 0 && bytes > largest { Err(Status::INVALID_FIELD) } else { Ok(bytes) }
+        if self.shape.mdts > 0 && bytes > largest {
+            Err(CommandStatus::INVALID_FIELD)
+        } else {
+            Ok(bytes)
+        }
     }
 
-    fn read_blocks(&mut self, command: &Command, range: (u64, u64)) -> Result<(), Status> {
+    fn read_blocks(
+        &mut self,
+        command: &SubmissionEntry,
+        range: (u64, u64),
+    ) -> Result<(), CommandStatus> {
         let mut data = vec![0; self.bytes(range)?];
         self.line.read(range.0, &mut data).map_err(status)?;
-        self.memory.put(command, &data).ok_or(Status::TRANSFER)
+        self.memory.put(command, &data).ok_or(CommandStatus::TRANSFER)
     }
 
-    fn compare_blocks(&mut self, command: &Command, range: (u64, u64)) -> Result<(), Status> {
+    fn compare_blocks(
+        &mut self,
+        command: &SubmissionEntry,
+        range: (u64, u64),
+    ) -> Result<(), CommandStatus> {
         let mut data = vec![0; self.bytes(range)?];
-        let expected = self.memory.take(command, data.len()).ok_or(Status::TRANSFER)?;
+        let expected = self.memory.take(command, data.len()).ok_or(CommandStatus::TRANSFER)?;
         self.line.read(range.0, &mut data).map_err(status)?;
-        if data == expected { Ok(()) } else { Err(Status::DIFFERENT) }
+        if data == expected { Ok(()) } else { Err(CommandStatus::DIFFERENT) }
     }
 
     fn write_blocks(
         &mut self,
-        command: &Command,
+        command: &SubmissionEntry,
         range: (u64, u64),
-        fault: Option<Fault>,
-    ) -> Result<(), Status> {
+        fault: Option<ControllerFault>,
+    ) -> Result<(), CommandStatus> {
         let bytes = self.bytes(range)?;
-        let mut data = self.memory.take(command, bytes).ok_or(Status::TRANSFER)?;
+        let mut data = self.memory.take(command, bytes).ok_or(CommandStatus::TRANSFER)?;
         let block = match fault {
-            Some(Fault::Lose) => return Ok(()),
-            Some(Fault::Misdirect(block)) => block,
+            Some(ControllerFault::Lose) => return Ok(()),
+            Some(ControllerFault::Misdirect(block)) => block,
             _ => range.0,
         };
-        if fault == Some(Fault::Tear) {
+        if fault == Some(ControllerFault::Tear) {
             let unit = self.facts.block_size as usize;
             data.truncate(data.len() / unit / 2 * unit);
             self.line.write(block, &data).map_err(status)?;
-            return Err(Status::WRITE_FAULT);
+            return Err(CommandStatus::WRITE_FAULT);
         }
         if command.get(12) & FUA == 0 {
             return self.line.write(block, &data).map_err(status);
@@ -100,7 +116,7 @@ impl Chip {
         // Frames, so that the device below hears of FUA, too.
         let frames = data.len().div_ceil(FRAME) as u32;
         let region = Region::new(frames.next_power_of_two()).map_err(status)?;
-        let mut run = region.take(frames).ok_or(Status::INTERNAL)?;
+        let mut run = region.take(frames).ok_or(CommandStatus::INTERNAL)?;
         run[..data.len()].copy_from_slice(&data);
         let memory = match data.len() % FRAME {
             0 => Segments::from(run),
@@ -112,9 +128,9 @@ impl Chip {
         self.line.run(OpKind::Write { block, memory, fua: true }).map_err(status)
     }
 
-    fn deallocate(&mut self, command: &Command) -> Result<(), Status> {
+    fn deallocate(&mut self, command: &SubmissionEntry) -> Result<(), CommandStatus> {
         let ranges = (command.get(10) & 0xff) as usize + 1;
-        let bytes = self.memory.take(command, ranges * 16).ok_or(Status::TRANSFER)?;
+        let bytes = self.memory.take(command, ranges * 16).ok_or(CommandStatus::TRANSFER)?;
         if command.get(11) & 1 << 2 == 0 {
             return Ok(());
         }
@@ -131,14 +147,14 @@ impl Chip {
 }
 
 /// The first block of a command that has blocks, and how many.
-fn range(command: &Command) -> (u64, u64) {
+fn range(command: &SubmissionEntry) -> (u64, u64) {
     (command.0[5], u64::from(command.get(12) & 0xffff) + 1)
 }
 
-fn status(errno: Errno) -> Status {
+fn status(errno: Errno) -> CommandStatus {
     match errno {
-        Errno::INVAL => Status::INVALID_FIELD,
-        Errno::NOSPC => Status(0x81),
-        _ => Status::INTERNAL,
+        Errno::INVAL => CommandStatus::INVALID_FIELD,
+        Errno::NOSPC => CommandStatus(0x81),
+        _ => CommandStatus::INTERNAL,
     }
 }

@@ -1,8 +1,8 @@
 //! The memory that the modelled controller reaches, and the ways to data in it.
 
-use crate::Dma;
-use crate::dma::WeakDma;
-use crate::spec::{Command, PAGE, Pointer};
+use crate::DmaMemory;
+use crate::dma::WeakDmaMemory;
+use crate::spec::{DataPointer, PAGE, SubmissionEntry};
 
 /// The first bus address: 0 and what is near it are no addresses.
 const FIRST: u64 = 1 << 32;
@@ -11,15 +11,15 @@ const FIRST: u64 = 1 << 32;
 const MAX_RANGES: usize = 4096;
 
 #[derive(Default)]
-pub(super) struct Memory {
-    pieces: Vec<(u64, u64, WeakDma)>,
+pub(super) struct ModelMemory {
+    pieces: Vec<(u64, u64, WeakDmaMemory)>,
     /// Memory of callers, as long as the model lives.
-    kept: Vec<Dma>,
+    kept: Vec<DmaMemory>,
     used: u64,
     is_cut: bool,
 }
 
-impl Memory {
+impl ModelMemory {
     /// The next address for `bytes` bytes, with a gap before it.
     pub(super) fn next(&mut self, bytes: usize) -> u64 {
         let bus = FIRST + self.used;
@@ -27,12 +27,12 @@ impl Memory {
         bus
     }
 
-    pub(super) fn add(&mut self, dma: &Dma) {
+    pub(super) fn add(&mut self, dma: &DmaMemory) {
         self.pieces.retain(|(_, _, piece)| piece.get().is_some());
         self.pieces.push((dma.bus(), dma.len() as u64, dma.weak()));
     }
 
-    pub(super) fn keep(&mut self, dma: Dma) {
+    pub(super) fn keep(&mut self, dma: DmaMemory) {
         self.add(&dma);
         self.kept.push(dma);
     }
@@ -43,11 +43,11 @@ impl Memory {
     }
 
     /// The memory of `len` bytes at `bus`, and the place in it.
-    fn find(&self, bus: u64, len: usize) -> Option<(Dma, usize)> {
+    fn find(&self, bus: u64, len: usize) -> Option<(DmaMemory, usize)> {
         if self.is_cut {
             return None;
         }
-        let holds = |(start, size, _): &&(u64, u64, WeakDma)| {
+        let holds = |(start, size, _): &&(u64, u64, WeakDmaMemory)| {
             bus >= *start && bus - start <= *size && len as u64 <= size - (bus - start)
         };
         let (start, _, piece) = self.pieces.iter().find(holds)?;
@@ -55,7 +55,7 @@ impl Memory {
     }
 
     /// The memory that begins at `bus`.
-    pub(super) fn at(&self, bus: u64) -> Option<Dma> {
+    pub(super) fn at(&self, bus: u64) -> Option<DmaMemory> {
         self.find(bus, 1).filter(|(_, at)| *at == 0).map(|(dma, _)| dma)
     }
 
@@ -71,7 +71,7 @@ impl Memory {
     }
 
     /// Copies `data` to the data of `command`.
-    pub(super) fn put(&self, command: &Command, data: &[u8]) -> Option<()> {
+    pub(super) fn put(&self, command: &SubmissionEntry, data: &[u8]) -> Option<()> {
         let mut at = 0;
         for (bus, len) in self.ranges(command, data.len())? {
             let (dma, place) = self.find(bus, len)?;
@@ -82,7 +82,7 @@ impl Memory {
     }
 
     /// The `bytes` bytes of data of `command`.
-    pub(super) fn take(&self, command: &Command, bytes: usize) -> Option<Vec<u8>> {
+    pub(super) fn take(&self, command: &SubmissionEntry, bytes: usize) -> Option<Vec<u8>> {
         let mut data = vec![0; bytes];
         let mut at = 0;
         for (bus, len) in self.ranges(command, bytes)? {
@@ -93,10 +93,10 @@ impl Memory {
         Some(data)
     }
 
-    fn ranges(&self, command: &Command, bytes: usize) -> Option<Vec<(u64, usize)>> {
+    fn ranges(&self, command: &SubmissionEntry, bytes: usize) -> Option<Vec<(u64, usize)>> {
         match command.pointer() {
-            Pointer::Prp(first, second) => self.pages(first, second, bytes),
-            Pointer::Sgl(descriptor) => self.descriptors(descriptor, bytes),
+            DataPointer::Prp(first, second) => self.pages(first, second, bytes),
+            DataPointer::Sgl(descriptor) => self.descriptors(descriptor, bytes),
         }
     }
 

@@ -5,15 +5,15 @@
 //! failures the states after a power cut are known. Its clock advances when somebody sleeps or looks at it, so that time-outs take no
 //! time, and a run is the same for the same seed if one thread uses it.
 //!
-//! The time of a command comes by chance, or from the parts of an SSD ([`Shape::parts`]): its dies and channels, its write
+//! The time of a command comes by chance, or from the parts of an SSD ([`ModelProperties::parts`]): its dies and channels, its write
 //! buffer, and a limited number of commands at work, as [`defuse_block::model`] has them. Then nothing is left to chance. An
 //! admin command takes the time of the controller alone. A flush lasts until the pages are programmed that were in the write
 //! buffer before it, and a write with FUA until its own are. A reset forgets commands, but the dies go on. A shutdown does not
 //! wait for the write buffer.
 //!
-//! A look at [`now`](Transport::now), by which the driver times commands, takes 1 us, or with an SSD 20 ns: little beside the
+//! A look at [`now`](ControllerTransport::now), by which the driver times commands, takes 1 us, or with an SSD 20 ns: little beside the
 //! times of its parts, and not 0, so that whoever polls comes to an end. Commands at work go on meanwhile. With an SSD the driver
-//! does not poll ([`wakes_at_once`](Transport::wakes_at_once)). A look at the [`clock`](Transport::clock), by which the device is
+//! does not poll ([`wakes_at_once`](ControllerTransport::wakes_at_once)). A look at the [`clock`](ControllerTransport::clock), by which the device is
 //! measured, takes no time, and neither does the code of the driver.
 
 mod admin;
@@ -32,13 +32,13 @@ use std::time::Duration;
 
 use defuse_block::{Clock, Device, Errno, Parker, Region, Result, Waker};
 
-use crate::measure::Line;
+use crate::measure::QueuePairMemory;
 use crate::spec::register;
-use crate::{Dma, Transport};
-use chip::Chip;
+use crate::{ControllerTransport, DmaMemory};
+use chip::ControllerModelState;
 
-pub use faults::{Fault, Victim};
-pub use shape::Shape;
+pub use faults::{CandidateCommand, ControllerFault};
+pub use shape::ModelProperties;
 
 /// Bytes of registers: doorbells of 1023 pairs of queues.
 const REGISTERS: u64 = 0x1000 + 8 * 1024;
@@ -51,35 +51,35 @@ const LOOK_AT_SSD: Duration = Duration::from_nanos(20);
 
 /// A modelled controller. Clones are the same one.
 #[derive(Clone)]
-pub struct Model {
-    chip: Arc<Mutex<Chip>>,
+pub struct ControllerModel {
+    chip: Arc<Mutex<ControllerModelState>>,
     sleepers: Arc<Mutex<HashMap<u16, Arc<Parker>>>>,
-    shape: Arc<Shape>,
+    shape: Arc<ModelProperties>,
 }
 
-impl Model {
+impl ControllerModel {
     /// A controller whose only namespace is `device`. `seed` decides about times.
     ///
     /// # Errors
     ///
     /// Those of [`Device::queue`].
     pub fn new(device: &dyn Device, seed: u64) -> Result<Self> {
-        Model::with(device, seed, Shape::default())
+        ControllerModel::with(device, seed, ModelProperties::default())
     }
 
     /// A controller of a certain shape.
     ///
     /// # Errors
     ///
-    /// As for [`new`](Model::new).
+    /// As for [`new`](ControllerModel::new).
     ///
     /// # Panics
     ///
-    /// Where the [parts](Shape::parts) make no SSD.
-    pub fn with(device: &dyn Device, seed: u64, shape: Shape) -> Result<Self> {
+    /// Where the [parts](ModelProperties::parts) make no SSD.
+    pub fn with(device: &dyn Device, seed: u64, shape: ModelProperties) -> Result<Self> {
         let shape = Arc::new(shape);
-        let chip = Chip::new(device, seed, Arc::clone(&shape))?;
-        Ok(Model { chip: Arc::new(Mutex::new(chip)), sleepers: Arc::default(), shape })
+        let chip = ControllerModelState::new(device, seed, Arc::clone(&shape))?;
+        Ok(ControllerModel { chip: Arc::new(Mutex::new(chip)), sleepers: Arc::default(), shape })
     }
 
     /// From now on a command takes a time from this range, of microseconds, unless the controller has an SSD.
@@ -88,7 +88,10 @@ impl Model {
     }
 
     /// Asks `fault` about every command from now on, when it is fetched.
-    pub fn fail(&self, fault: impl FnMut(&Victim) -> Option<Fault> + Send + 'static) {
+    pub fn fail(
+        &self,
+        fault: impl FnMut(&CandidateCommand) -> Option<ControllerFault> + Send + 'static,
+    ) {
         self.lock().faults.hook = Some(Box::new(fault));
     }
 
@@ -137,11 +140,11 @@ impl Model {
     }
 
     /// The memory of a pair of queues, if it is there.
-    pub(crate) fn line(&self, queue: u16) -> Option<Line> {
+    pub(crate) fn line(&self, queue: u16) -> Option<QueuePairMemory> {
         let chip = self.lock();
         let (submissions, completions) =
             (chip.submissions.get(&queue)?, chip.completions.get(&queue)?);
-        Some(Line {
+        Some(QueuePairMemory {
             submissions: chip.memory.at(submissions.base)?,
             completions: chip.memory.at(completions.base)?,
             entries: submissions.entries,
@@ -152,7 +155,7 @@ impl Model {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Chip> {
+    fn lock(&self) -> MutexGuard<'_, ControllerModelState> {
         self.chip.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -162,7 +165,7 @@ impl Model {
     }
 
     /// Delivers the interrupts of `chip`.
-    fn interrupt(&self, mut chip: MutexGuard<'_, Chip>) {
+    fn interrupt(&self, mut chip: MutexGuard<'_, ControllerModelState>) {
         let vectors = std::mem::take(&mut chip.interrupts);
         drop(chip);
         vectors.into_iter().for_each(|vector| self.sleeper(vector).unpark());
@@ -173,7 +176,7 @@ impl Model {
     }
 }
 
-impl Transport for Model {
+impl ControllerTransport for ControllerModel {
     fn name(&self) -> String {
         "model of a controller".to_owned()
     }
@@ -198,13 +201,13 @@ impl Transport for Model {
         REGISTERS
     }
 
-    fn allocate(&self, bytes: usize) -> Result<Dma> {
+    fn allocate(&self, bytes: usize) -> Result<DmaMemory> {
         if bytes > 64 << 20 {
             return Err(Errno::NOMEM);
         }
         let mut chip = self.lock();
         let bus = chip.memory.next(bytes);
-        let dma = Dma::heap(bytes, bus)?;
+        let dma = DmaMemory::heap(bytes, bus)?;
         chip.memory.add(&dma);
         Ok(dma)
     }
@@ -215,7 +218,7 @@ impl Transport for Model {
         }
         let mut chip = self.lock();
         let bus = chip.memory.next(region.bytes());
-        let dma = Dma::region(region, bus, Box::new(()));
+        let dma = DmaMemory::region(region, bus, Box::new(()));
         chip.memory.keep(dma);
         Ok(Some(bus))
     }
@@ -263,21 +266,21 @@ impl Transport for Model {
     }
 
     fn clock(&self) -> Arc<dyn Clock> {
-        Arc::new(Watch(self.clone()))
+        Arc::new(ModelClock(self.clone()))
     }
 }
 
 /// The clock of a model. A look at it takes no time.
 #[derive(Debug)]
-struct Watch(Model);
+struct ModelClock(ControllerModel);
 
-impl Clock for Watch {
+impl Clock for ModelClock {
     fn now(&self) -> Duration {
         self.0.lock().now
     }
 }
 
-impl fmt::Debug for Model {
+impl fmt::Debug for ControllerModel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Model({:?})", self.lock().now)
     }

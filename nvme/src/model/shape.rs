@@ -4,7 +4,7 @@ use defuse_block::model::Parts;
 
 /// The properties of a modelled controller.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shape {
+pub struct ModelProperties {
     /// The largest transfer: 2 to this power pages. 0 is no limit.
     pub mdts: u8,
     /// Pairs of I/O queues.
@@ -29,16 +29,16 @@ pub struct Shape {
     /// no meaning with `parts`.
     pub latency_us: (u64, u64),
     /// The SSD behind the controller, whose parts decide about the time of each command (see the [module](crate::model)). It takes
-    /// commands while both `slots` and the limits of the SSD allow it. [`Model::with`](super::Model::with) panics where it lacks
+    /// commands while both `slots` and the limits of the SSD allow it. [`ControllerModel::with`](super::ControllerModel::with) panics where it lacks
     /// dies, channels, pages, commands or a buffer.
     pub parts: Option<Parts>,
     /// Blocks that an aligned write replaces atomically, less one (NAWUPF), and the boundary (NABSPF).
     pub atomic: (u16, u16),
 }
 
-impl Default for Shape {
+impl Default for ModelProperties {
     fn default() -> Self {
-        Shape {
+        ModelProperties {
             mdts: 5,
             queues: 64,
             entries: 1024,

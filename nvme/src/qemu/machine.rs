@@ -11,7 +11,7 @@ use defuse_block::{Frames, Region};
 use rustix::fs::MemfdFlags;
 
 use super::QemuOptions;
-use super::protocol::Protocol;
+use super::protocol::QtestConnection;
 
 /// The address of the registers.
 const BAR: u64 = 0xe000_0000;
@@ -22,15 +22,15 @@ const CLASS: u64 = 0x01_08_02;
 /// Frames of the first MiB, in which a PC has other things than memory.
 const LOW: u32 = 256;
 
-pub(super) struct Machine {
+pub(super) struct QemuMachine {
     child: Child,
-    protocol: Protocol,
+    protocol: QtestConnection,
     slot: u32,
     is_broken: bool,
     _low: Frames,
 }
 
-impl Machine {
+impl QemuMachine {
     /// Starts QEMU, and returns the bytes of registers, too.
     pub(super) fn start(
         image: &File,
@@ -47,9 +47,9 @@ impl Machine {
         let child = command.spawn()?;
         // It has the other end of the socket, and must be the only one.
         drop(command);
-        let mut machine = Machine {
+        let mut machine = QemuMachine {
             child,
-            protocol: Protocol::new(ours)?,
+            protocol: QtestConnection::new(ours)?,
             slot: 0,
             is_broken: false,
             _low: low(memory).ok_or_else(|| io::Error::other("no memory below 1 MiB"))?,
@@ -125,7 +125,7 @@ impl Machine {
     }
 }
 
-impl Drop for Machine {
+impl Drop for QemuMachine {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

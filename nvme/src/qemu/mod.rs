@@ -18,8 +18,8 @@ use std::time::Duration;
 use defuse_block::{Clock, Errno, Monotonic, Parker, Region, Result, Waker};
 
 use crate::spec::PAGE;
-use crate::{Dma, Transport};
-use machine::Machine;
+use crate::{ControllerTransport, DmaMemory};
+use machine::QemuMachine;
 
 /// Settings of the emulated machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,25 +49,25 @@ impl Default for QemuOptions {
 }
 
 /// A controller in QEMU. It ends with the value.
-pub struct Qemu {
-    machine: Mutex<Machine>,
+pub struct QemuController {
+    machine: Mutex<QemuMachine>,
     memory: Arc<Region>,
     clock: Monotonic,
     registers_len: u64,
     sleepers: Mutex<HashMap<u16, Arc<Parker>>>,
 }
 
-impl Qemu {
+impl QemuController {
     /// Starts QEMU with a controller whose only namespace is `image`.
     ///
     /// # Errors
     ///
     /// `NotFound` without the program; others with what QEMU says.
-    pub fn start(image: &File, options: &QemuOptions) -> io::Result<Qemu> {
+    pub fn start(image: &File, options: &QemuOptions) -> io::Result<QemuController> {
         let frames = (options.memory / PAGE as u32).max(2048);
         let memory = Region::new(frames)?;
-        let (machine, registers_len) = Machine::start(image, &memory, options)?;
-        let qemu = Qemu {
+        let (machine, registers_len) = QemuMachine::start(image, &memory, options)?;
+        let qemu = QemuController {
             machine: Mutex::new(machine),
             memory,
             clock: Monotonic::default(),
@@ -82,7 +82,7 @@ impl Qemu {
         &self.memory
     }
 
-    fn lock(&self) -> MutexGuard<'_, Machine> {
+    fn lock(&self) -> MutexGuard<'_, QemuMachine> {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -92,7 +92,7 @@ impl Qemu {
     }
 }
 
-impl Transport for Qemu {
+impl ControllerTransport for QemuController {
     fn name(&self) -> String {
         "controller of QEMU".to_owned()
     }
@@ -117,11 +117,11 @@ impl Transport for Qemu {
         self.registers_len
     }
 
-    fn allocate(&self, bytes: usize) -> Result<Dma> {
+    fn allocate(&self, bytes: usize) -> Result<DmaMemory> {
         let frames = self.memory.take(bytes.div_ceil(PAGE) as u32).ok_or(Errno::NOMEM)?;
         // The memory of the machine begins at the address 0.
         let bus = u64::from(frames.index()) * PAGE as u64;
-        let dma = Dma::frames(frames, bus);
+        let dma = DmaMemory::frames(frames, bus);
         dma.clear();
         Ok(dma)
     }
@@ -153,7 +153,7 @@ impl Transport for Qemu {
     }
 }
 
-impl fmt::Debug for Qemu {
+impl fmt::Debug for QemuController {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Qemu")
     }

@@ -10,16 +10,16 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// The longest line of an answer.
 const LINE: u64 = 256;
 
-pub(super) struct Protocol {
+pub(super) struct QtestConnection {
     send: UnixStream,
     receive: BufReader<UnixStream>,
 }
 
-impl Protocol {
+impl QtestConnection {
     pub(super) fn new(stream: UnixStream) -> io::Result<Self> {
         stream.set_read_timeout(Some(LIMIT))?;
         stream.set_write_timeout(Some(LIMIT))?;
-        Ok(Protocol { send: stream.try_clone()?, receive: BufReader::new(stream) })
+        Ok(QtestConnection { send: stream.try_clone()?, receive: BufReader::new(stream) })
     }
 
     /// Sends a command, and returns the value in the answer; 0 where it has none.

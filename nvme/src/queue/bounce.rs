@@ -2,20 +2,20 @@
 
 use defuse_block::{Result, Segments};
 
-use super::data::Range;
+use super::data::BusRange;
 use crate::spec::PAGE;
-use crate::{Dma, Transport};
+use crate::{ControllerTransport, DmaMemory};
 
 /// The pages of a queue.
-pub(super) struct Bounce {
-    memory: Dma,
+pub(super) struct BounceBuffers {
+    memory: DmaMemory,
     free: Vec<u32>,
 }
 
-impl Bounce {
-    pub(super) fn new(transport: &dyn Transport, pages: u32) -> Result<Self> {
+impl BounceBuffers {
+    pub(super) fn new(transport: &dyn ControllerTransport, pages: u32) -> Result<Self> {
         let memory = transport.allocate(pages as usize * PAGE)?;
-        Ok(Bounce { memory, free: (0..pages).rev().collect() })
+        Ok(BounceBuffers { memory, free: (0..pages).rev().collect() })
     }
 
     /// Takes pages for `bytes` bytes; `None` while others have too many.
@@ -30,7 +30,7 @@ impl Bounce {
     }
 
     /// The ranges of the pages for the controller.
-    pub(super) fn ranges(&self, pages: &[u32], bytes: usize, out: &mut Vec<Range>) {
+    pub(super) fn ranges(&self, pages: &[u32], bytes: usize, out: &mut Vec<BusRange>) {
         out.clear();
         let lens = (0..bytes).step_by(PAGE).map(|at| PAGE.min(bytes - at));
         let start = |page: &u32| self.memory.bus() + (*page as usize * PAGE) as u64;

@@ -2,8 +2,8 @@
 
 use defuse_block::Segments;
 
-use crate::Dma;
-use crate::spec::{PAGE, Pointer};
+use crate::DmaMemory;
+use crate::spec::{DataPointer, PAGE};
 
 /// Entries of the list of a command, which has one page.
 pub(crate) const LIST: usize = PAGE / 8;
@@ -12,15 +12,15 @@ pub(crate) const LIST: usize = PAGE / 8;
 const DESCRIPTORS: usize = PAGE / 16;
 
 /// A range of memory as the controller sees it.
-pub(super) type Range = (u64, usize);
+pub(super) type BusRange = (u64, usize);
 
 /// Bus addresses of regions by their numbers.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Regions(pub(crate) Vec<(u64, u64)>);
+pub(crate) struct RegionAddresses(pub(crate) Vec<(u64, u64)>);
 
-impl Regions {
+impl RegionAddresses {
     /// The ranges of `memory` for the controller; `None` where a part is in no region that it reaches.
-    fn ranges(&self, memory: &Segments, out: &mut Vec<Range>) -> Option<()> {
+    fn ranges(&self, memory: &Segments, out: &mut Vec<BusRange>) -> Option<()> {
         for piece in memory.pieces() {
             let (region, at) = piece.place()?;
             let (_, bus) = self.0.iter().find(|(id, _)| *id == region.id())?;
@@ -39,10 +39,10 @@ impl Regions {
     pub(super) fn pointer(
         &self,
         memory: &Segments,
-        list: List<'_>,
+        list: PointerListPage<'_>,
         sgl: bool,
-        ranges: &mut Vec<Range>,
-    ) -> Option<Pointer> {
+        ranges: &mut Vec<BusRange>,
+    ) -> Option<DataPointer> {
         ranges.clear();
         self.ranges(memory, ranges)?;
         if is_of_pages(ranges) {
@@ -54,19 +54,19 @@ impl Regions {
 
 /// The page of a command for its list.
 #[derive(Clone, Copy)]
-pub(super) struct List<'a> {
-    pub(super) memory: &'a Dma,
+pub(super) struct PointerListPage<'a> {
+    pub(super) memory: &'a DmaMemory,
     pub(super) at: usize,
 }
 
-impl List<'_> {
+impl PointerListPage<'_> {
     pub(super) fn bus(self) -> u64 {
         self.memory.bus() + self.at as u64
     }
 }
 
 /// True where the ranges leave no page before its end except the last one, and begin pages except the first.
-fn is_of_pages(ranges: &[Range]) -> bool {
+fn is_of_pages(ranges: &[BusRange]) -> bool {
     let page = PAGE as u64;
     let last = ranges.len().saturating_sub(1);
     ranges.iter().enumerate().all(|(at, (start, len))| {
@@ -77,11 +77,11 @@ fn is_of_pages(ranges: &[Range]) -> bool {
 
 /// The pointer to ranges of whole pages.
 #[inline]
-pub(super) fn prp(ranges: &[Range], list: List<'_>) -> Pointer {
+pub(super) fn prp(ranges: &[BusRange], list: PointerListPage<'_>) -> DataPointer {
     let page = PAGE as u64;
     let (first, len) = ranges[0];
     if ranges.len() == 1 && first % page + len as u64 <= page {
-        return Pointer::Prp(first, 0);
+        return DataPointer::Prp(first, 0);
     }
     let pages = ranges.iter().flat_map(|(start, len)| {
         let end = start + *len as u64;
@@ -96,14 +96,14 @@ pub(super) fn prp(ranges: &[Range], list: List<'_>) -> Pointer {
         }
         count += 1;
     }
-    Pointer::Prp(first, if count > 1 { list.bus() } else { second })
+    DataPointer::Prp(first, if count > 1 { list.bus() } else { second })
 }
 
 /// A scatter gather list.
-fn scatter(ranges: &[Range], list: List<'_>) -> Pointer {
-    let block = |(start, len): Range| [start, len as u64];
+fn scatter(ranges: &[BusRange], list: PointerListPage<'_>) -> DataPointer {
+    let block = |(start, len): BusRange| [start, len as u64];
     if let [only] = ranges {
-        return Pointer::Sgl(block(*only));
+        return DataPointer::Sgl(block(*only));
     }
     for (at, range) in ranges.iter().enumerate() {
         let [start, len] = block(*range);
@@ -111,38 +111,38 @@ fn scatter(ranges: &[Range], list: List<'_>) -> Pointer {
         list.memory.write64(list.at + at * 16 + 8, len);
     }
     // Type 3: the last segment.
-    Pointer::Sgl([list.bus(), (ranges.len() * 16) as u64 | 0x30 << 56])
+    DataPointer::Sgl([list.bus(), (ranges.len() * 16) as u64 | 0x30 << 56])
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn pointer(ranges: &[Range]) -> (Option<Pointer>, Vec<u64>) {
-        let memory = Dma::heap(PAGE, 0x9000).unwrap();
-        let list = List { memory: &memory, at: 0 };
+    fn pointer(ranges: &[BusRange]) -> (Option<DataPointer>, Vec<u64>) {
+        let memory = DmaMemory::heap(PAGE, 0x9000).unwrap();
+        let list = PointerListPage { memory: &memory, at: 0 };
         let pointer = is_of_pages(ranges).then(|| prp(ranges, list));
         (pointer, (0..4).map(|at| memory.read64(at * 8)).collect())
     }
 
     #[test]
     fn up_to_two_pages_take_no_list() {
-        assert_eq!(pointer(&[(0x1000, 4096)]).0, Some(Pointer::Prp(0x1000, 0)));
-        assert_eq!(pointer(&[(0x1200, 512)]).0, Some(Pointer::Prp(0x1200, 0)));
-        assert_eq!(pointer(&[(0x1200, 4096)]).0, Some(Pointer::Prp(0x1200, 0x2000)));
+        assert_eq!(pointer(&[(0x1000, 4096)]).0, Some(DataPointer::Prp(0x1000, 0)));
+        assert_eq!(pointer(&[(0x1200, 512)]).0, Some(DataPointer::Prp(0x1200, 0)));
+        assert_eq!(pointer(&[(0x1200, 4096)]).0, Some(DataPointer::Prp(0x1200, 0x2000)));
         let apart = [(0x5000, 4096), (0x1000, 100)];
-        assert_eq!(pointer(&apart).0, Some(Pointer::Prp(0x5000, 0x1000)));
+        assert_eq!(pointer(&apart).0, Some(DataPointer::Prp(0x5000, 0x1000)));
         let three = pointer(&[(0x1200, 0xe00), (0x8000, 0x2000)]);
-        assert_eq!(three, (Some(Pointer::Prp(0x1200, 0x9000)), vec![0x8000, 0x9000, 0, 0]));
+        assert_eq!(three, (Some(DataPointer::Prp(0x1200, 0x9000)), vec![0x8000, 0x9000, 0, 0]));
     }
 
     #[test]
     fn pieces_of_pages_take_a_scatter_gather_list() {
         let pieces = [(0x1000, 512), (0x3200, 1024)];
         assert_eq!(pointer(&pieces).0, None);
-        let memory = Dma::heap(PAGE, 0x9000).unwrap();
-        let found = scatter(&pieces, List { memory: &memory, at: 64 });
-        assert_eq!(found, Pointer::Sgl([0x9040, 32 | 0x30 << 56]));
+        let memory = DmaMemory::heap(PAGE, 0x9000).unwrap();
+        let found = scatter(&pieces, PointerListPage { memory: &memory, at: 64 });
+        assert_eq!(found, DataPointer::Sgl([0x9040, 32 | 0x30 << 56]));
         let words: Vec<u64> = (8..12).map(|at| memory.read64(at * 8)).collect();
         assert_eq!(words, [0x1000, 512, 0x3200, 1024]);
     }

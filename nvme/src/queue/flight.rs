@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use defuse_block::{Errno, Op, OpKind, Result};
 
-use super::data::{List, Range, prp};
-use super::{NvmeQueue, bounce::Bounce};
-use crate::spec::{Command, Io, PAGE, Pointer};
+use super::data::{BusRange, PointerListPage, prp};
+use super::{NvmeQueue, bounce::BounceBuffers};
+use crate::spec::{DataPointer, IoOpcode, PAGE, SubmissionEntry};
 
 /// The place of an operation.
 #[derive(Default)]
-pub(super) struct Slot {
-    pub(super) flight: Option<Flight>,
+pub(super) struct CommandSlot {
+    pub(super) flight: Option<ActiveOperation>,
     /// A part of the numbers of its commands, so that an answer to an old one is noticed.
     pub(super) sequence: u16,
     /// The controller has a command of it.
@@ -22,7 +22,7 @@ pub(super) struct Slot {
     pub(super) tries: u8,
 }
 
-pub(super) struct Flight {
+pub(super) struct ActiveOperation {
     pub(super) tag: u64,
     pub(super) kind: OpKind,
     /// Pages that stand in for its memory.
@@ -35,16 +35,16 @@ pub(super) struct Flight {
 }
 
 /// A command that can be sent now, or not.
-pub(super) enum Ready {
-    Yes(Command),
+pub(super) enum CommandReadiness {
+    Yes(SubmissionEntry),
     /// Others have the pages that it needs.
     Later,
 }
 
-impl Flight {
+impl ActiveOperation {
     pub(super) fn new(op: Op, block_size: u32) -> Self {
         let (block, left) = op.kind.range(block_size).unwrap_or_default();
-        Flight { tag: op.tag, kind: op.kind, pages: Vec::new(), block, left, step: 0 }
+        ActiveOperation { tag: op.tag, kind: op.kind, pages: Vec::new(), block, left, step: 0 }
     }
 
     /// Notes that a command is done. True where the operation is, too.
@@ -58,31 +58,40 @@ impl Flight {
 impl NvmeQueue {
     /// The next command of the operation in `slot`.
     #[inline]
-    pub(super) fn command(&mut self, slot: usize) -> Result<Ready> {
-        let Some(mut flight) = self.slots[slot].flight.take() else { return Ok(Ready::Later) };
+    pub(super) fn command(&mut self, slot: usize) -> Result<CommandReadiness> {
+        let Some(mut flight) = self.slots[slot].flight.take() else {
+            return Ok(CommandReadiness::Later);
+        };
         let ready = self.command_of(slot, &mut flight);
         self.slots[slot].flight = Some(flight);
         ready
     }
 
-    fn command_of(&mut self, slot: usize, flight: &mut Flight) -> Result<Ready> {
+    fn command_of(
+        &mut self,
+        slot: usize,
+        flight: &mut ActiveOperation,
+    ) -> Result<CommandReadiness> {
         let space = &self.space;
         let id = space.id;
         let (block, left) = (flight.block, flight.left);
         flight.step = left;
         let (opcode, fua) = match &flight.kind {
-            OpKind::Read { .. } => (Io::Read, false),
-            OpKind::Write { .. } if self.use_.compares => (Io::Compare, false),
-            OpKind::Write { fua, .. } => (Io::Write, *fua),
-            OpKind::Flush => return Ok(Ready::Yes(Command::io(Io::Flush, id))),
+            OpKind::Read { .. } => (IoOpcode::Read, false),
+            OpKind::Write { .. } if self.use_.compares => (IoOpcode::Compare, false),
+            OpKind::Write { fua, .. } => (IoOpcode::Write, *fua),
+            OpKind::Flush => {
+                return Ok(CommandReadiness::Yes(SubmissionEntry::io(IoOpcode::Flush, id)));
+            }
             OpKind::Discard { .. } => {
                 flight.step = left.min(space.max_discard);
-                return Ok(Ready::Yes(self.deallocate(slot, block, flight.step as u32)));
+                return Ok(CommandReadiness::Yes(self.deallocate(slot, block, flight.step as u32)));
             }
             OpKind::Zero { .. } if space.writes_zeroes => {
                 flight.step = left.min(space.max_zeroes);
-                let command = Command::io(Io::WriteZeroes, id).range(block, flight.step as u32);
-                return Ok(Ready::Yes(command));
+                let command =
+                    SubmissionEntry::io(IoOpcode::WriteZeroes, id).range(block, flight.step as u32);
+                return Ok(CommandReadiness::Yes(command));
             }
             OpKind::Zero { .. } => {
                 let largest = self.space.facts.max_transfer / self.space.facts.block_size;
@@ -90,18 +99,26 @@ impl NvmeQueue {
                 return self.write_of_zeros(slot, block, flight.step as u32);
             }
         };
-        let Some(pointer) = self.pointer(slot, flight)? else { return Ok(Ready::Later) };
-        let command = Command::io(opcode, id).range(block, left as u32).data(pointer);
-        Ok(Ready::Yes(if fua { command.dword(12, command.get(12) | 1 << 30) } else { command }))
+        let Some(pointer) = self.pointer(slot, flight)? else { return Ok(CommandReadiness::Later) };
+        let command = SubmissionEntry::io(opcode, id).range(block, left as u32).data(pointer);
+        Ok(CommandReadiness::Yes(if fua {
+            command.dword(12, command.get(12) | 1 << 30)
+        } else {
+            command
+        }))
     }
 
     /// The pointer to the data of a read or write; `None` while others have the pages that it needs.
     #[inline]
-    fn pointer(&mut self, slot: usize, flight: &mut Flight) -> Result<Option<Pointer>> {
+    fn pointer(
+        &mut self,
+        slot: usize,
+        flight: &mut ActiveOperation,
+    ) -> Result<Option<DataPointer>> {
         let (OpKind::Read { memory, .. } | OpKind::Write { memory, .. }) = &flight.kind else {
             return Ok(None);
         };
-        let list = List { memory: &self.lists, at: slot * PAGE };
+        let list = PointerListPage { memory: &self.lists, at: slot * PAGE };
         if flight.pages.is_empty() {
             let direct = self.regions.pointer(memory, list, self.space.sgl, &mut self.ranges);
             if direct.is_some() {
@@ -109,7 +126,7 @@ impl NvmeQueue {
             }
         }
         if self.bounce.is_none() {
-            self.bounce = Some(Bounce::new(&*self.controller.transport, self.bounce_pages)?);
+            self.bounce = Some(BounceBuffers::new(&*self.controller.transport, self.bounce_pages)?);
         }
         let Some(bounce) = &mut self.bounce else { return Err(Errno::NOMEM) };
         let bytes = memory.bytes();
@@ -125,16 +142,16 @@ impl NvmeQueue {
     }
 
     /// Dataset Management with one range, which lies in the page of the slot.
-    fn deallocate(&self, slot: usize, block: u64, blocks: u32) -> Command {
-        let list = List { memory: &self.lists, at: slot * PAGE };
+    fn deallocate(&self, slot: usize, block: u64, blocks: u32) -> SubmissionEntry {
+        let list = PointerListPage { memory: &self.lists, at: slot * PAGE };
         list.memory.write64(list.at, u64::from(blocks) << 32);
         list.memory.write64(list.at + 8, block);
-        let command = Command::io(Io::DatasetManagement, self.space.id);
-        command.data(Pointer::Prp(list.bus(), 0)).dword(11, 1 << 2)
+        let command = SubmissionEntry::io(IoOpcode::DatasetManagement, self.space.id);
+        command.data(DataPointer::Prp(list.bus(), 0)).dword(11, 1 << 2)
     }
 
     /// A write all of whose pages are the same page of zeros.
-    fn write_of_zeros(&mut self, slot: usize, block: u64, blocks: u32) -> Result<Ready> {
+    fn write_of_zeros(&mut self, slot: usize, block: u64, blocks: u32) -> Result<CommandReadiness> {
         if self.zeros.is_none() {
             self.zeros = Some(self.controller.transport.allocate(PAGE)?);
         }
@@ -142,8 +159,10 @@ impl NvmeQueue {
         let bytes = blocks as usize * self.space.facts.block_size as usize;
         self.ranges.clear();
         let lens = (0..bytes).step_by(PAGE).map(|at| PAGE.min(bytes - at));
-        self.ranges.extend(lens.map(|len| -> Range { (zeros.bus(), len) }));
-        let pointer = prp(&self.ranges, List { memory: &self.lists, at: slot * PAGE });
-        Ok(Ready::Yes(Command::io(Io::Write, self.space.id).range(block, blocks).data(pointer)))
+        self.ranges.extend(lens.map(|len| -> BusRange { (zeros.bus(), len) }));
+        let pointer = prp(&self.ranges, PointerListPage { memory: &self.lists, at: slot * PAGE });
+        Ok(CommandReadiness::Yes(
+            SubmissionEntry::io(IoOpcode::Write, self.space.id).range(block, blocks).data(pointer),
+        ))
     }
 }

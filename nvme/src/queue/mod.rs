@@ -13,17 +13,17 @@ use std::time::Duration;
 
 use defuse_block::{Done, Errno, OpKind, Priority, Queue, Result};
 
-use crate::Dma;
-use crate::controller::{Controller, Life};
-use crate::device::Space;
-use crate::ring::{Next, Ring};
-use crate::spec::{Completion, PAGE, Status};
-use bounce::Bounce;
-use data::Range;
-pub(crate) use data::{LIST, Regions};
-use flight::{Flight, Ready, Slot};
-use patience::Patience;
-use recovery::Line;
+use crate::DmaMemory;
+use crate::controller::{ControllerState, NvmeController};
+use crate::device::NamespaceParameters;
+use crate::ring::{NextCompletion, QueuePair};
+use crate::spec::{CommandStatus, CompletionEntry, PAGE};
+use bounce::BounceBuffers;
+use data::BusRange;
+pub(crate) use data::{LIST, RegionAddresses};
+use flight::{ActiveOperation, CommandReadiness, CommandSlot};
+use patience::PollingPolicy;
+use recovery::QueuePairState;
 
 /// Bits of a command's number that name its slot.
 const SLOT_BITS: u32 = 9;
@@ -39,21 +39,21 @@ const CHECK: Duration = Duration::from_millis(500);
 
 /// The use of a queue.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Use {
+pub(crate) struct QueueParameters {
     pub(crate) priority: Priority,
     /// Writes of this queue compare: their data is what the blocks must hold.
     pub(crate) compares: bool,
 }
 
 pub(crate) struct NvmeQueue {
-    controller: Arc<Controller>,
-    use_: Use,
-    space: Arc<Space>,
-    ring: Ring,
-    line: Line,
+    controller: Arc<NvmeController>,
+    use_: QueueParameters,
+    space: Arc<NamespaceParameters>,
+    ring: QueuePair,
+    line: QueuePairState,
     /// The generation of the controller that knows the ring.
     generation: u64,
-    slots: Vec<Slot>,
+    slots: Vec<CommandSlot>,
     free: Vec<u16>,
     /// Slots whose commands have not been written yet.
     waiting: VecDeque<u16>,
@@ -61,29 +61,29 @@ pub(crate) struct NvmeQueue {
     fresh: Vec<u16>,
     done: Vec<Done>,
     /// A page for each slot.
-    lists: Dma,
-    regions: Regions,
-    ranges: Vec<Range>,
-    bounce: Option<Bounce>,
+    lists: DmaMemory,
+    regions: RegionAddresses,
+    ranges: Vec<BusRange>,
+    bounce: Option<BounceBuffers>,
     bounce_pages: u32,
-    zeros: Option<Dma>,
+    zeros: Option<DmaMemory>,
     vector: u16,
     next_check: Duration,
-    patience: Patience,
+    patience: PollingPolicy,
 }
 
 impl NvmeQueue {
     /// Makes queue `number`, for `depth` operations.
     pub(crate) fn new(
-        controller: &Arc<Controller>,
-        space: &Arc<Space>,
-        regions: Regions,
+        controller: &Arc<NvmeController>,
+        space: &Arc<NamespaceParameters>,
+        regions: RegionAddresses,
         (number, depth): (u16, u16),
-        use_: Use,
+        use_: QueueParameters,
     ) -> Result<Self> {
         let transport = &controller.transport;
         let memory = || {
-            let ring = Ring::new(transport, controller.capabilities, number, depth + 1)?;
+            let ring = QueuePair::new(transport, controller.capabilities, number, depth + 1)?;
             Ok((ring, transport.allocate(usize::from(depth) * PAGE)?))
         };
         let (ring, lists) = memory().inspect_err(|_| controller.give_number(number))?;
@@ -91,10 +91,10 @@ impl NvmeQueue {
         let mut queue = NvmeQueue {
             use_,
             ring,
-            line: Line::Lost,
+            line: QueuePairState::Lost,
             // Its ring is made when it finds that the controller is in another one.
             generation: 0,
-            slots: (0..depth).map(|_| Slot::default()).collect(),
+            slots: (0..depth).map(|_| CommandSlot::default()).collect(),
             free: (0..depth).rev().collect(),
             waiting: VecDeque::new(),
             fresh: Vec::new(),
@@ -107,20 +107,20 @@ impl NvmeQueue {
             zeros: None,
             vector: number,
             next_check: Duration::ZERO,
-            patience: Patience::new(),
+            patience: PollingPolicy::new(),
             controller: Arc::clone(controller),
             space: Arc::clone(space),
         };
-        while queue.line.is_growing() || queue.line == Line::Lost {
+        while queue.line.is_growing() || queue.line == QueuePairState::Lost {
             queue.recover();
             controller.nap();
         }
-        if queue.line == Line::Live { Ok(queue) } else { Err(Errno::BUSY) }
+        if queue.line == QueuePairState::Live { Ok(queue) } else { Err(Errno::BUSY) }
     }
 
     /// Writes commands that waited, as many as can be.
     fn send_waiting(&mut self) {
-        while self.line == Line::Live
+        while self.line == QueuePairState::Live
             && let Some(slot) = self.waiting.pop_front()
         {
             if !self.send(slot) {
@@ -134,7 +134,7 @@ impl NvmeQueue {
     #[inline]
     fn send(&mut self, slot: u16) -> bool {
         match self.command(usize::from(slot)) {
-            Ok(Ready::Yes(command)) => {
+            Ok(CommandReadiness::Yes(command)) => {
                 let place = &mut self.slots[usize::from(slot)];
                 place.sequence = place.sequence.wrapping_add(1) & (u16::MAX >> SLOT_BITS);
                 (place.sent, place.late) = (true, false);
@@ -144,7 +144,7 @@ impl NvmeQueue {
                 self.fresh.push(slot);
                 true
             }
-            Ok(Ready::Later) => false,
+            Ok(CommandReadiness::Later) => false,
             Err(errno) => {
                 self.answer(slot, Err(errno));
                 true
@@ -157,23 +157,26 @@ impl NvmeQueue {
         let (life, generation) = (self.controller.life(), self.controller.generation());
         let mut broken = false;
         let mut some = false;
-        if self.line == Line::Live {
+        if self.line == QueuePairState::Live {
             for _ in 0..self.ring.entries() {
                 match self.ring.next() {
-                    Next::Empty => break,
-                    Next::Done(completion) => broken |= !self.complete(completion),
-                    Next::Invalid => broken = true,
+                    NextCompletion::Empty => break,
+                    NextCompletion::Done(completion) => broken |= !self.complete(completion),
+                    NextCompletion::Invalid => broken = true,
                 }
                 some = true;
             }
-            if some && life == Life::Running && generation == self.generation {
+            if some && life == ControllerState::Running && generation == self.generation {
                 self.ring.release();
             }
         }
         if broken {
             self.controller.reset(self.generation, "a queue has a completion of no command");
         }
-        if life != Life::Running || generation != self.generation || self.line != Line::Live {
+        if life != ControllerState::Running
+            || generation != self.generation
+            || self.line != QueuePairState::Live
+        {
             self.recover();
         } else if !some && self.in_flight() > 0 {
             self.look_after();
@@ -186,7 +189,7 @@ impl NvmeQueue {
 
     /// Takes a completion. False where no command is in flight that it can belong to.
     #[inline]
-    fn complete(&mut self, completion: Completion) -> bool {
+    fn complete(&mut self, completion: CompletionEntry) -> bool {
         let number = completion.id & ((1 << SLOT_BITS) - 1);
         let Some(slot) = self.slots.get_mut(usize::from(number)) else { return false };
         if !slot.sent || slot.sequence != completion.id >> SLOT_BITS {
@@ -204,14 +207,14 @@ impl NvmeQueue {
         }
         slot.tries += 1;
         let errno = match (completion.status.code(), slot.late) {
-            (code, true) if code == Status::ABORTED.code() => Errno::TIMEDOUT,
+            (code, true) if code == CommandStatus::ABORTED.code() => Errno::TIMEDOUT,
             _ if completion.status.is_retryable() && slot.tries < TRIES => {
                 self.waiting.push_back(number);
                 return true;
             }
             _ => completion.status.errno(),
         };
-        if completion.status.code() != Status::DIFFERENT.code() {
+        if completion.status.code() != CommandStatus::DIFFERENT.code() {
             let name = &self.space.facts.name;
             log::warn!("{name}: {:?} failed: {}", flight.kind, completion.status);
         }
@@ -223,7 +226,9 @@ impl NvmeQueue {
     fn answer(&mut self, number: u16, result: Result<()>) {
         let slot = &mut self.slots[usize::from(number)];
         (slot.sent, slot.late, slot.tries) = (false, false, 0);
-        let Some(Flight { tag, mut kind, mut pages, .. }) = slot.flight.take() else { return };
+        let Some(ActiveOperation { tag, mut kind, mut pages, .. }) = slot.flight.take() else {
+            return;
+        };
         if let Some(bounce) = &mut self.bounce
             && !pages.is_empty()
         {

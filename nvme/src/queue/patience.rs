@@ -18,17 +18,17 @@ const TRIAL: u32 = 32;
 
 /// The times of answers so far.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct PollingPolicy {
     /// A moving average of the time that an answer was waited for.
     usual: Duration,
     /// Waits without a look since the last one.
     blind: u32,
 }
 
-impl Patience {
+impl PollingPolicy {
     /// Knows nothing: the first wait looks.
     pub(super) fn new() -> Self {
-        Patience { usual: LOOK, blind: TRIAL }
+        PollingPolicy { usual: LOOK, blind: TRIAL }
     }
 
     /// The time for a look at the beginning of a wait.
@@ -73,7 +73,7 @@ mod tests {
     const WOKEN: Duration = Duration::from_micros(40);
 
     /// Waits `count` times for answers that come after `time`, and returns how many of them slept.
-    fn sleeps(patience: &mut Patience, time: Duration, count: u32) -> u32 {
+    fn sleeps(patience: &mut PollingPolicy, time: Duration, count: u32) -> u32 {
         let mut sleeps = 0;
         for _ in 0..count {
             if time <= patience.look() {
@@ -89,7 +89,7 @@ mod tests {
 
     #[test]
     fn a_controller_that_becomes_fast_is_looked_at_although_waking_up_takes_longer_than_a_look() {
-        let mut patience = Patience::new();
+        let mut patience = PollingPolicy::new();
         assert_eq!(sleeps(&mut patience, LATE, 1000), 1000);
         assert!(patience.usual > LOOK && WOKEN > LOOK);
         let before = sleeps(&mut patience, SOON, 1000);
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn one_wait_of_many_looks_where_answers_come_late() {
-        let mut patience = Patience::new();
+        let mut patience = PollingPolicy::new();
         sleeps(&mut patience, LATE, 1000);
         let mut looks = 0;
         for _ in 0..100 * (TRIAL + 1) {
@@ -112,7 +112,7 @@ mod tests {
     /// A look that loses its processor finds the answer late, although it came soon.
     #[test]
     fn where_processors_are_short_few_waits_look() {
-        let mut patience = Patience::new();
+        let mut patience = PollingPolicy::new();
         let mut looks = 0;
         for _ in 0..100 * (TRIAL + 1) {
             if patience.look().is_zero() {
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn one_late_answer_does_not_end_looking_and_several_do() {
-        let mut patience = Patience::new();
+        let mut patience = PollingPolicy::new();
         sleeps(&mut patience, SOON, 100);
         assert_eq!(sleeps(&mut patience, Duration::from_secs(1), 1), 1);
         assert_eq!(sleeps(&mut patience, SOON, 10), 0);

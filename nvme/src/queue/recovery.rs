@@ -5,48 +5,48 @@ use std::time::Duration;
 use defuse_block::Errno;
 
 use super::{CHECK, NvmeQueue, TRIES};
-use crate::controller::{Life, Ticket};
+use crate::controller::{CommandTicket, ControllerState};
 
 /// The state of a pair of queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Line {
+pub(super) enum QueuePairState {
     /// The controller forgot it, and is not ready.
     Lost,
     /// It is to be made: first the completion queue.
     New,
     /// The completion queue is being made.
-    Completions(Ticket),
+    Completions(CommandTicket),
     /// The completion queue is there.
     Half,
     /// The submission queue is being made.
-    Submissions(Ticket),
+    Submissions(CommandTicket),
     Live,
     /// It never works again.
     Dead,
 }
 
-impl Line {
+impl QueuePairState {
     pub(super) fn is_growing(self) -> bool {
-        !matches!(self, Line::Lost | Line::Live | Line::Dead)
+        !matches!(self, QueuePairState::Lost | QueuePairState::Live | QueuePairState::Dead)
     }
 }
 
 impl NvmeQueue {
     /// Goes on with a reset, with making the queue anew, or with its end.
     pub(super) fn recover(&mut self) {
-        if self.controller.life() == Life::Resetting {
+        if self.controller.life() == ControllerState::Resetting {
             self.controller.step();
         }
         match self.controller.life() {
-            Life::Running => {}
-            Life::Resetting => return,
-            Life::Dead => {
+            ControllerState::Running => {}
+            ControllerState::Resetting => return,
+            ControllerState::Dead => {
                 self.end();
                 return;
             }
         }
         let generation = self.controller.generation();
-        if generation != self.generation && self.line != Line::Dead {
+        if generation != self.generation && self.line != QueuePairState::Dead {
             self.generation = generation;
             self.begin_again();
         }
@@ -57,7 +57,7 @@ impl NvmeQueue {
     fn begin_again(&mut self) {
         self.ring.clear();
         self.fresh.clear();
-        self.line = Line::New;
+        self.line = QueuePairState::New;
         for at in 0..self.slots.len() {
             let slot = &mut self.slots[at];
             if !slot.sent {
@@ -79,29 +79,29 @@ impl NvmeQueue {
         let vector = (self.controller.transport.vectors() > 0).then_some(self.vector);
         let commands = self.controller.creation(&self.ring, vector, self.use_.priority);
         match self.line {
-            Line::New => {
+            QueuePairState::New => {
                 if let Some(ticket) = self.controller.send(commands[0]) {
-                    self.line = Line::Completions(ticket);
+                    self.line = QueuePairState::Completions(ticket);
                 }
             }
-            Line::Half => {
+            QueuePairState::Half => {
                 if let Some(ticket) = self.controller.send(commands[1]) {
-                    self.line = Line::Submissions(ticket);
+                    self.line = QueuePairState::Submissions(ticket);
                 }
             }
-            Line::Completions(ticket) => self.grown(ticket, Line::Half),
-            Line::Submissions(ticket) => {
-                self.grown(ticket, Line::Live);
-                if self.line == Line::Live {
+            QueuePairState::Completions(ticket) => self.grown(ticket, QueuePairState::Half),
+            QueuePairState::Submissions(ticket) => {
+                self.grown(ticket, QueuePairState::Live);
+                if self.line == QueuePairState::Live {
                     self.send_waiting();
                     self.ring_doorbell();
                 }
             }
-            Line::Lost | Line::Live | Line::Dead => {}
+            QueuePairState::Lost | QueuePairState::Live | QueuePairState::Dead => {}
         }
     }
 
-    fn grown(&mut self, ticket: Ticket, next: Line) {
+    fn grown(&mut self, ticket: CommandTicket, next: QueuePairState) {
         match self.controller.take(ticket) {
             None => {}
             Some(Ok(completion)) if completion.status.is_ok() => self.line = next,
@@ -111,13 +111,13 @@ impl NvmeQueue {
                 self.end();
             }
             // A reset came between; the next one begins anew.
-            Some(Err(_)) => self.line = Line::Lost,
+            Some(Err(_)) => self.line = QueuePairState::Lost,
         }
     }
 
     /// Answers everything: the controller has been cut off, or has no queue of ours.
     fn end(&mut self) {
-        self.line = Line::Dead;
+        self.line = QueuePairState::Dead;
         self.waiting.clear();
         self.fresh.clear();
         for at in 0..self.slots.len() {

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use defuse_block::{Done, Errno, Op, Queue, Result, Waker};
 
-use super::flight::Flight;
-use super::recovery::Line;
+use super::flight::ActiveOperation;
+use super::recovery::QueuePairState;
 use super::{CHECK, NvmeQueue};
-use crate::controller::Life;
+use crate::controller::ControllerState;
 
 impl NvmeQueue {
     /// Looks until `end`. True where an answer came.
@@ -32,15 +32,15 @@ impl Queue for NvmeQueue {
             return Err(op);
         }
         let facts = &self.space.facts;
-        let dead = self.line == Line::Dead;
+        let dead = self.line == QueuePairState::Dead;
         let checked = op.kind.check(facts).and(if dead { Err(Errno::IO) } else { Ok(()) });
         if let Err(errno) = checked {
             self.done.push(Done { tag: op.tag, result: Err(errno), memory: op.kind.into_memory() });
             return Ok(());
         }
         let Some(slot) = self.free.pop() else { return Err(op) };
-        self.slots[usize::from(slot)].flight = Some(Flight::new(op, facts.block_size));
-        let is_next = self.line == Line::Live && self.waiting.is_empty();
+        self.slots[usize::from(slot)].flight = Some(ActiveOperation::new(op, facts.block_size));
+        let is_next = self.line == QueuePairState::Live && self.waiting.is_empty();
         if !is_next || !self.send(slot) {
             self.waiting.push_back(slot);
         }
@@ -48,7 +48,7 @@ impl Queue for NvmeQueue {
     }
 
     fn kick(&mut self) {
-        if self.controller.life() == Life::Running
+        if self.controller.life() == ControllerState::Running
             && self.controller.generation() == self.generation
         {
             self.ring_doorbell();
@@ -80,7 +80,7 @@ impl Queue for NvmeQueue {
             }
             self.patience.sleeps();
         }
-        let limit = match (busy, self.line == Line::Live) {
+        let limit = match (busy, self.line == QueuePairState::Live) {
             (true, true) if transport.vectors() > 0 => {
                 let soon = self.next_check.saturating_sub(begin).max(Duration::from_micros(1));
                 Some(soon.min(CHECK))
@@ -121,7 +121,7 @@ impl Drop for NvmeQueue {
             self.done.clear();
         }
         let number = self.ring.number();
-        if self.controller.generation() == self.generation && self.line == Line::Live {
+        if self.controller.generation() == self.generation && self.line == QueuePairState::Live {
             self.controller.delete(number);
         }
         self.controller.give_number(number);

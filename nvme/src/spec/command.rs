@@ -3,7 +3,7 @@
 /// Opcodes of the admin queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Admin {
+pub enum AdminOpcode {
     /// Delete I/O Submission Queue.
     DeleteSubmissionQueue = 0x00,
     /// Create I/O Submission Queue.
@@ -27,7 +27,7 @@ pub enum Admin {
 /// Opcodes of an I/O queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Io {
+pub enum IoOpcode {
     /// Flush.
     Flush = 0x00,
     /// Write.
@@ -44,7 +44,7 @@ pub enum Io {
 
 /// The data of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pointer {
+pub enum DataPointer {
     /// The address of the first page, and of the second or of a list.
     Prp(u64, u64),
     /// One SGL descriptor.
@@ -53,23 +53,23 @@ pub enum Pointer {
 
 /// A submission queue entry, as the words that are written to memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Command(pub [u64; 8]);
+pub struct SubmissionEntry(pub [u64; 8]);
 
-impl Command {
+impl SubmissionEntry {
     /// A command of the admin queue. Its queue gives it a number.
-    pub fn admin(opcode: Admin, namespace: u32) -> Self {
-        Command::new(opcode as u8, namespace)
+    pub fn admin(opcode: AdminOpcode, namespace: u32) -> Self {
+        SubmissionEntry::new(opcode as u8, namespace)
     }
 
     /// A command of an I/O queue.
-    pub fn io(opcode: Io, namespace: u32) -> Self {
-        Command::new(opcode as u8, namespace)
+    pub fn io(opcode: IoOpcode, namespace: u32) -> Self {
+        SubmissionEntry::new(opcode as u8, namespace)
     }
 
     fn new(opcode: u8, namespace: u32) -> Self {
         let mut words = [0; 8];
         words[0] = u64::from(opcode) | u64::from(namespace) << 32;
-        Command(words)
+        SubmissionEntry(words)
     }
 
     /// The command with the number `id`.
@@ -81,10 +81,10 @@ impl Command {
 
     /// The command with its data.
     #[must_use]
-    pub fn data(mut self, pointer: Pointer) -> Self {
+    pub fn data(mut self, pointer: DataPointer) -> Self {
         match pointer {
-            Pointer::Prp(first, second) => (self.0[3], self.0[4]) = (first, second),
-            Pointer::Sgl(descriptor) => {
+            DataPointer::Prp(first, second) => (self.0[3], self.0[4]) = (first, second),
+            DataPointer::Sgl(descriptor) => {
                 self.0[0] |= 1 << 14;
                 (self.0[3], self.0[4]) = (descriptor[0], descriptor[1]);
             }
@@ -106,7 +106,7 @@ impl Command {
     pub fn range(self, block: u64, blocks: u32) -> Self {
         let mut words = self.0;
         words[5] = block;
-        Command(words).dword(12, blocks.saturating_sub(1) & 0xffff)
+        SubmissionEntry(words).dword(12, blocks.saturating_sub(1) & 0xffff)
     }
 
     /// The opcode.
@@ -130,10 +130,10 @@ impl Command {
     }
 
     /// The data.
-    pub fn pointer(&self) -> Pointer {
+    pub fn pointer(&self) -> DataPointer {
         match self.0[0] >> 14 & 3 {
-            0 => Pointer::Prp(self.0[3], self.0[4]),
-            _ => Pointer::Sgl([self.0[3], self.0[4]]),
+            0 => DataPointer::Prp(self.0[3], self.0[4]),
+            _ => DataPointer::Sgl([self.0[3], self.0[4]]),
         }
     }
 }
@@ -144,14 +144,14 @@ mod tests {
 
     #[test]
     fn a_command_has_its_fields_where_the_specification_has_them() {
-        let command = Command::io(Io::Write, 7).id(0x1234).range(0x1_0000_0002, 256);
-        let command = command.dword(13, 0xdead).data(Pointer::Prp(0x5000, 0x6000));
+        let command = SubmissionEntry::io(IoOpcode::Write, 7).id(0x1234).range(0x1_0000_0002, 256);
+        let command = command.dword(13, 0xdead).data(DataPointer::Prp(0x5000, 0x6000));
         let bytes: Vec<u8> = command.0.iter().flat_map(|word| word.to_le_bytes()).collect();
         assert_eq!(bytes[..8], [1, 0, 0x34, 0x12, 7, 0, 0, 0]);
         assert_eq!((bytes[25], bytes[33]), (0x50, 0x60), "the data pointer begins at byte 24");
         assert_eq!(bytes[40..50], [2, 0, 0, 0, 1, 0, 0, 0, 255, 0]);
         assert_eq!(bytes[52..54], [0xad, 0xde]);
-        let sgl = Command::io(Io::Read, 1).data(Pointer::Sgl([1, 2]));
-        assert_eq!((sgl.0[0] >> 14 & 3, sgl.pointer()), (1, Pointer::Sgl([1, 2])));
+        let sgl = SubmissionEntry::io(IoOpcode::Read, 1).data(DataPointer::Sgl([1, 2]));
+        assert_eq!((sgl.0[0] >> 14 & 3, sgl.pointer()), (1, DataPointer::Sgl([1, 2])));
     }
 }

@@ -6,7 +6,7 @@ use defuse_block::Errno;
 
 /// A completion queue entry without its phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Completion {
+pub struct CompletionEntry {
     /// The result of the command (DW0).
     pub result: u32,
     /// The head of the submission queue.
@@ -16,40 +16,40 @@ pub struct Completion {
     /// The number of the command.
     pub id: u16,
     /// The status.
-    pub status: Status,
+    pub status: CommandStatus,
 }
 
 /// The status of a command: 15 bits, of which the lowest eight are a code and the next three its type.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Status(pub u16);
+pub struct CommandStatus(pub u16);
 
-impl Status {
+impl CommandStatus {
     /// Success.
-    pub const SUCCESS: Status = Status(0);
+    pub const SUCCESS: CommandStatus = CommandStatus(0);
     /// Invalid Command Opcode.
-    pub const INVALID_OPCODE: Status = Status(0x01);
+    pub const INVALID_OPCODE: CommandStatus = CommandStatus(0x01);
     /// Invalid Field in Command.
-    pub const INVALID_FIELD: Status = Status(0x02);
+    pub const INVALID_FIELD: CommandStatus = CommandStatus(0x02);
     /// Data Transfer Error.
-    pub const TRANSFER: Status = Status(0x04);
+    pub const TRANSFER: CommandStatus = CommandStatus(0x04);
     /// Internal Error.
-    pub const INTERNAL: Status = Status(0x06);
+    pub const INTERNAL: CommandStatus = CommandStatus(0x06);
     /// Command Abort Requested.
-    pub const ABORTED: Status = Status(0x07);
+    pub const ABORTED: CommandStatus = CommandStatus(0x07);
     /// LBA Out of Range.
-    pub const OUT_OF_RANGE: Status = Status(0x80);
+    pub const OUT_OF_RANGE: CommandStatus = CommandStatus(0x80);
     /// Namespace Not Ready.
-    pub const NOT_READY: Status = Status(0x82);
+    pub const NOT_READY: CommandStatus = CommandStatus(0x82);
     /// Invalid Queue Identifier.
-    pub const INVALID_QUEUE: Status = Status(0x101);
+    pub const INVALID_QUEUE: CommandStatus = CommandStatus(0x101);
     /// Invalid Log Page.
-    pub const INVALID_LOG: Status = Status(0x109);
+    pub const INVALID_LOG: CommandStatus = CommandStatus(0x109);
     /// Write Fault.
-    pub const WRITE_FAULT: Status = Status(0x280);
+    pub const WRITE_FAULT: CommandStatus = CommandStatus(0x280);
     /// Unrecovered Read Error.
-    pub const READ_ERROR: Status = Status(0x281);
+    pub const READ_ERROR: CommandStatus = CommandStatus(0x281);
     /// Compare Failure.
-    pub const DIFFERENT: Status = Status(0x285);
+    pub const DIFFERENT: CommandStatus = CommandStatus(0x285);
     /// Retrying cannot help.
     pub const DO_NOT_RETRY: u16 = 1 << 14;
 
@@ -66,7 +66,7 @@ impl Status {
     /// True where the same command can succeed a moment later.
     pub fn is_retryable(self) -> bool {
         let transient = matches!(self.code(), 0x04 | 0x06 | 0x08 | 0x82) || self.code() >> 8 == 3;
-        transient && self.0 & Status::DO_NOT_RETRY == 0
+        transient && self.0 & CommandStatus::DO_NOT_RETRY == 0
     }
 
     /// The error for a user of the device.
@@ -85,7 +85,7 @@ impl Status {
     }
 }
 
-impl fmt::Display for Status {
+impl fmt::Display for CommandStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self.code() {
             0x00 => "success",
@@ -113,7 +113,7 @@ impl fmt::Display for Status {
     }
 }
 
-impl fmt::Debug for Status {
+impl fmt::Debug for CommandStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }

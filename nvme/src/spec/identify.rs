@@ -41,7 +41,7 @@ pub struct ControllerFacts {
 
 /// The format of the logical blocks of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Format {
+pub struct BlockFormat {
     /// Bytes of a block.
     pub block_size: u32,
     /// Bytes of metadata of a block.
@@ -56,7 +56,7 @@ pub struct NamespaceFacts {
     /// Blocks.
     pub blocks: u64,
     /// The format of its blocks.
-    pub format: Format,
+    pub format: BlockFormat,
     /// Blocks that an aligned write replaces whole or not at all at a power failure.
     pub atomic_blocks: u32,
     /// Blocks that are best deallocated together; 0 if it does not say.
@@ -65,7 +65,7 @@ pub struct NamespaceFacts {
 
 /// A reason why a namespace cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unusable {
+pub enum UnsupportedNamespace {
     /// It has no blocks, or is none.
     Empty,
     /// Blocks of this many bytes are no power of two from 512 to 65,536.
@@ -107,26 +107,26 @@ impl NamespaceFacts {
     ///
     /// # Errors
     ///
-    /// See [`Unusable`].
-    pub fn parse(id: u32, bytes: &[u8]) -> Result<Self, Unusable> {
+    /// See [`UnsupportedNamespace`].
+    pub fn parse(id: u32, bytes: &[u8]) -> Result<Self, UnsupportedNamespace> {
         let blocks = u64_at(bytes, 0);
         if blocks == 0 {
-            return Err(Unusable::Empty);
+            return Err(UnsupportedNamespace::Empty);
         }
         let flbas = usize::from(bytes[26]);
         let index = flbas & 0xf | (flbas >> 5 & 3) << 4;
         let format = u32_at(bytes, 128 + 4 * index);
         let (metadata, shift) = (format as u16, (format >> 16) as u8);
         if !(9..=16).contains(&shift) {
-            return Err(Unusable::BlockSize(shift));
+            return Err(UnsupportedNamespace::BlockSize(shift));
         }
         if metadata != 0 {
-            return Err(Unusable::Metadata(metadata));
+            return Err(UnsupportedNamespace::Metadata(metadata));
         }
         if blocks.checked_mul(1 << shift).is_none() {
-            return Err(Unusable::Huge);
+            return Err(UnsupportedNamespace::Huge);
         }
-        let format = Format { block_size: 1 << shift, metadata };
+        let format = BlockFormat { block_size: 1 << shift, metadata };
         let has_own = bytes[24] & 1 << 1 != 0;
         let preferred = bytes[24] & 1 << 4 != 0;
         let deallocate_blocks = if preferred { u32::from(u16_at(bytes, 66)) + 1 } else { 0 };
@@ -148,15 +148,15 @@ fn atomic(bytes: &[u8]) -> u32 {
     largest.min(aligned(u32::from(boundary) + 1)).min(aligned(u32::from(offset)))
 }
 
-impl fmt::Display for Unusable {
+impl fmt::Display for UnsupportedNamespace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Unusable::Empty => write!(f, "has no blocks"),
-            Unusable::BlockSize(shift) => write!(f, "has blocks of 2^{shift} bytes"),
-            Unusable::Metadata(bytes) => {
+            UnsupportedNamespace::Empty => write!(f, "has no blocks"),
+            UnsupportedNamespace::BlockSize(shift) => write!(f, "has blocks of 2^{shift} bytes"),
+            UnsupportedNamespace::Metadata(bytes) => {
                 write!(f, "has {bytes} bytes of metadata with each block: format it without")
             }
-            Unusable::Huge => write!(f, "claims more bytes than 2^64"),
+            UnsupportedNamespace::Huge => write!(f, "claims more bytes than 2^64"),
         }
     }
 }
@@ -165,7 +165,7 @@ impl fmt::Display for Unusable {
 mod tests {
     use super::*;
 
-    fn namespace(change: impl FnOnce(&mut [u8])) -> Result<NamespaceFacts, Unusable> {
+    fn namespace(change: impl FnOnce(&mut [u8])) -> Result<NamespaceFacts, UnsupportedNamespace> {
         let mut bytes = vec![0; 4096];
         bytes[0] = 100;
         bytes[128 + 2] = 12;
@@ -194,11 +194,15 @@ mod tests {
     #[test]
     fn a_namespace_that_cannot_be_used_is_told_why() {
         assert_eq!(namespace(|_| ()).unwrap().format.block_size, 4096);
-        assert_eq!(namespace(|bytes| bytes[0] = 0), Err(Unusable::Empty));
-        assert_eq!(namespace(|bytes| bytes[130] = 200), Err(Unusable::BlockSize(200)));
-        assert_eq!(namespace(|bytes| bytes[128] = 8), Err(Unusable::Metadata(8)));
-        assert_eq!(namespace(|bytes| bytes[7] = 255), Err(Unusable::Huge));
-        assert_eq!(namespace(|bytes| bytes[26] = 0x6f), Err(Unusable::BlockSize(0)), "format 63");
+        assert_eq!(namespace(|bytes| bytes[0] = 0), Err(UnsupportedNamespace::Empty));
+        assert_eq!(namespace(|bytes| bytes[130] = 200), Err(UnsupportedNamespace::BlockSize(200)));
+        assert_eq!(namespace(|bytes| bytes[128] = 8), Err(UnsupportedNamespace::Metadata(8)));
+        assert_eq!(namespace(|bytes| bytes[7] = 255), Err(UnsupportedNamespace::Huge));
+        assert_eq!(
+            namespace(|bytes| bytes[26] = 0x6f),
+            Err(UnsupportedNamespace::BlockSize(0)),
+            "format 63"
+        );
     }
 
     #[test]

@@ -4,7 +4,7 @@ use super::{u16_at, u64_at, u128_at};
 
 /// The SMART / Health Information log page (02h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Smart {
+pub struct SmartLog {
     /// Bits of critical warnings.
     pub critical_warning: u8,
     /// Temperature in kelvins.
@@ -50,13 +50,13 @@ pub struct ErrorEntry {
     pub block: u64,
 }
 
-impl Smart {
+impl SmartLog {
     /// Bytes of the page.
     pub const BYTES: usize = 512;
 
     /// Reads the page.
     pub fn parse(bytes: &[u8]) -> Self {
-        Smart {
+        SmartLog {
             critical_warning: bytes[0],
             temperature_k: u16_at(bytes, 1),
             available_spare_percent: bytes[3],

@@ -7,11 +7,11 @@ mod identify;
 mod logs;
 mod registers;
 
-pub use command::{Admin, Command, Io, Pointer};
-pub use completion::{Completion, Status};
-pub use identify::{ControllerFacts, Format, NamespaceFacts, Unusable};
-pub use logs::{ErrorEntry, Smart};
-pub use registers::{Capabilities, register};
+pub use command::{AdminOpcode, DataPointer, IoOpcode, SubmissionEntry};
+pub use completion::{CommandStatus, CompletionEntry};
+pub use identify::{BlockFormat, ControllerFacts, NamespaceFacts, UnsupportedNamespace};
+pub use logs::{ErrorEntry, SmartLog};
+pub use registers::{ControllerCapabilities, register};
 
 /// Bytes of a page of the controller's memory, the only size that this driver uses.
 pub const PAGE: usize = 4096;

@@ -47,9 +47,9 @@ pub mod register {
 
 /// The register CAP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Capabilities(pub u64);
+pub struct ControllerCapabilities(pub u64);
 
-impl Capabilities {
+impl ControllerCapabilities {
     /// Entries of a queue at most.
     pub fn max_entries(self) -> u32 {
         (self.0 & 0xffff) as u32 + 1

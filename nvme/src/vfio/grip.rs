@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use defuse_block::{Errno, Result};
 
-use super::iommu::Iommu;
-use super::registers::Registers;
-use super::space::Space;
+use super::iommu::IommuContext;
+use super::registers::MappedRegisters;
+use super::space::DeviceAddressSpace;
 use super::sys;
-use crate::host::{Address, Host, HostError};
+use crate::host::{HostError, PciAddress, SysfsHost};
 
 /// The command register of the configuration space.
 const COMMAND: u64 = 4;
@@ -25,34 +25,34 @@ const REGISTERS: u16 = 1 << 1;
 const MASTER: u16 = 1 << 2;
 
 /// The files of a device that was opened.
-pub(super) struct Opened {
+pub(super) struct OpenVfioDevice {
     /// The file that names the device.
     pub(super) path: PathBuf,
     pub(super) device: OwnedFd,
-    pub(super) iommu: Iommu,
+    pub(super) iommu: IommuContext,
     /// The group, where the device was opened by it.
     pub(super) group: Option<OwnedFd>,
 }
 
 /// A device in use, as long as the system leaves it here.
-pub(super) struct Grip {
-    registers: Registers,
+pub(super) struct VfioLease {
+    registers: MappedRegisters,
     configuration: u64,
-    held: Mutex<Option<Held>>,
-    memory: Arc<Space>,
+    held: Mutex<Option<LeasedDevice>>,
+    memory: Arc<DeviceAddressSpace>,
 }
 
-struct Held {
+struct LeasedDevice {
     device: File,
     _group: Option<OwnedFd>,
 }
 
 /// Opens the device at `address`: by its own file where the kernel has that and this user may, otherwise by its group.
 pub(super) fn open(
-    host: &Host,
-    address: &Address,
+    host: &SysfsHost,
+    address: &PciAddress,
     group: Option<u32>,
-) -> Result<Opened, HostError> {
+) -> Result<OpenVfioDevice, HostError> {
     if let Some(name) = host.vfio_name(address) {
         let path = host.path(&format!("dev/vfio/devices/{name}"));
         let open = |path: PathBuf| file(&path).map_err(|error| failed(path, error));
@@ -71,10 +71,10 @@ pub(super) fn open(
     by_group(host, address, group.ok_or_else(|| HostError::NoIommu(address.clone()))?)
 }
 
-fn by_iommufd(path: PathBuf, device: OwnedFd, iommufd: OwnedFd) -> Result<Opened> {
-    let iommu = Iommu::of_iommufd(iommufd)?;
+fn by_iommufd(path: PathBuf, device: OwnedFd, iommufd: OwnedFd) -> Result<OpenVfioDevice> {
+    let iommu = IommuContext::of_iommufd(iommufd)?;
     sys::attach(device.as_fd(), iommu.fd.as_fd(), iommu.space.unwrap_or_default())?;
-    Ok(Opened { path, device, iommu, group: None })
+    Ok(OpenVfioDevice { path, device, iommu, group: None })
 }
 
 /// The kernel calls the device of another process an invalid one.
@@ -82,7 +82,11 @@ fn busy(errno: Errno) -> io::Error {
     if errno == Errno::INVAL { Errno::BUSY.into() } else { errno.into() }
 }
 
-fn by_group(host: &Host, address: &Address, group: u32) -> Result<Opened, HostError> {
+fn by_group(
+    host: &SysfsHost,
+    address: &PciAddress,
+    group: u32,
+) -> Result<OpenVfioDevice, HostError> {
     let paths = [host.path("dev/vfio/vfio"), host.path(&format!("dev/vfio/{group}"))];
     let open = |at: usize| file(&paths[at]).map_err(|error| failed(paths[at].clone(), error));
     let (container, group) = (open(0)?, open(1)?);
@@ -97,8 +101,8 @@ fn by_group(host: &Host, address: &Address, group: u32) -> Result<Opened, HostEr
     }
     sys::join(group.as_fd(), container.as_fd()).map_err(at(1))?;
     let device = sys::device(group.as_fd(), &address.to_string()).map_err(at(1))?;
-    let iommu = Iommu::of_container(container.into());
-    Ok(Opened { path: paths[1].clone(), device, iommu, group: Some(group.into()) })
+    let iommu = IommuContext::of_container(container.into());
+    Ok(OpenVfioDevice { path: paths[1].clone(), device, iommu, group: Some(group.into()) })
 }
 
 fn file(path: &PathBuf) -> io::Result<File> {
@@ -109,21 +113,21 @@ fn failed(path: PathBuf, error: io::Error) -> HostError {
     HostError::System { path, error }
 }
 
-impl Grip {
+impl VfioLease {
     /// Maps the registers, and gives the device access to the bus.
-    pub(super) fn new(opened: Opened) -> Result<(Self, Arc<Space>)> {
+    pub(super) fn new(opened: OpenVfioDevice) -> Result<(Self, Arc<DeviceAddressSpace>)> {
         let device = opened.device.as_fd();
         let configuration = sys::region(device, sys::CONFIGURATION)?.offset;
-        let registers = Registers::new(device, &sys::region(device, sys::REGISTERS)?)?;
-        let memory = Arc::new(Space::new(opened.iommu));
-        let held = Held { device: opened.device.into(), _group: opened.group };
+        let registers = MappedRegisters::new(device, &sys::region(device, sys::REGISTERS)?)?;
+        let memory = Arc::new(DeviceAddressSpace::new(opened.iommu));
+        let held = LeasedDevice { device: opened.device.into(), _group: opened.group };
         let held = Mutex::new(Some(held));
-        let grip = Grip { registers, configuration, held, memory: Arc::clone(&memory) };
+        let grip = VfioLease { registers, configuration, held, memory: Arc::clone(&memory) };
         grip.command(|command| command | REGISTERS | MASTER).map_err(|_| Errno::IO)?;
         Ok((grip, memory))
     }
 
-    pub(super) fn registers(&self) -> &Registers {
+    pub(super) fn registers(&self) -> &MappedRegisters {
         &self.registers
     }
 
@@ -152,7 +156,7 @@ impl Grip {
     /// Changes the command register of the configuration space.
     fn command(&self, change: impl FnOnce(u16) -> u16) -> io::Result<()> {
         let held = self.held();
-        let Some(Held { device, .. }) = &*held else { return Err(Errno::NODEV.into()) };
+        let Some(LeasedDevice { device, .. }) = &*held else { return Err(Errno::NODEV.into()) };
         let at = self.configuration + COMMAND;
         let mut bytes = [0; 2];
         device.read_exact_at(&mut bytes, at)?;
@@ -160,7 +164,7 @@ impl Grip {
         device.write_all_at(&value.to_le_bytes(), at)
     }
 
-    fn held(&self) -> MutexGuard<'_, Option<Held>> {
+    fn held(&self) -> MutexGuard<'_, Option<LeasedDevice>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -14,7 +14,7 @@ const fn of_iommufd(nr: u64) -> u64 {
 }
 
 /// An address space.
-pub(super) struct Iommu {
+pub(super) struct IommuContext {
     pub(super) fd: OwnedFd,
     /// The number of a space of an iommufd; `None` for a container.
     pub(super) space: Option<u32>,
@@ -25,7 +25,7 @@ pub(super) struct Iommu {
 /// `struct vfio_iommu_type1_dma_map`.
 #[repr(C)]
 #[derive(Default)]
-struct Map {
+struct VfioDmaMap {
     argsz: u32,
     flags: u32,
     vaddr: u64,
@@ -36,7 +36,7 @@ struct Map {
 /// `struct vfio_iommu_type1_dma_unmap`.
 #[repr(C)]
 #[derive(Default)]
-struct Unmap {
+struct VfioDmaUnmap {
     argsz: u32,
     flags: u32,
     iova: u64,
@@ -46,7 +46,7 @@ struct Unmap {
 /// `struct iommu_ioas_alloc`.
 #[repr(C)]
 #[derive(Default)]
-struct SpaceAlloc {
+struct IoasAlloc {
     size: u32,
     flags: u32,
     out_ioas_id: u32,
@@ -55,7 +55,7 @@ struct SpaceAlloc {
 /// `struct iommu_ioas_map`.
 #[repr(C)]
 #[derive(Default)]
-struct SpaceMap {
+struct IoasMap {
     size: u32,
     flags: u32,
     ioas_id: u32,
@@ -68,25 +68,25 @@ struct SpaceMap {
 /// `struct iommu_ioas_unmap`.
 #[repr(C)]
 #[derive(Default)]
-struct SpaceUnmap {
+struct IoasUnmap {
     size: u32,
     ioas_id: u32,
     iova: u64,
     length: u64,
 }
 
-impl Iommu {
+impl IommuContext {
     /// The address space of a container that has an IOMMU.
     pub(super) fn of_container(fd: OwnedFd) -> Self {
-        Iommu { fd, space: None, is_over: AtomicBool::new(false) }
+        IommuContext { fd, space: None, is_over: AtomicBool::new(false) }
     }
 
     /// A new address space of an iommufd.
     pub(super) fn of_iommufd(fd: OwnedFd) -> Result<Self> {
-        let mut alloc = SpaceAlloc { size: size::<SpaceAlloc>(), ..SpaceAlloc::default() };
+        let mut alloc = IoasAlloc { size: size::<IoasAlloc>(), ..IoasAlloc::default() };
         // SAFETY: IOMMU_IOAS_ALLOC fills this structure.
         unsafe { by_reference(fd.as_fd(), of_iommufd(0x81), &mut alloc)? };
-        Ok(Iommu { fd, space: Some(alloc.out_ioas_id), is_over: AtomicBool::new(false) })
+        Ok(IommuContext { fd, space: Some(alloc.out_ioas_id), is_over: AtomicBool::new(false) })
     }
 
     /// Ends all access of the device to memory.
@@ -116,14 +116,14 @@ impl Iommu {
         let (start, bytes) = (region.start().addr() as u64, region.bytes() as u64);
         let Some(ioas_id) = self.space else {
             // The flags: the device reads and writes.
-            let argsz = size::<Map>();
-            let mut map = Map { argsz, flags: 1 | 2, vaddr: start, iova, size: bytes };
-            // SAFETY: VFIO_IOMMU_MAP_DMA reads this structure. The region stays mapped until `Mapping` ends the access of
+            let argsz = size::<VfioDmaMap>();
+            let mut map = VfioDmaMap { argsz, flags: 1 | 2, vaddr: start, iova, size: bytes };
+            // SAFETY: VFIO_IOMMU_MAP_DMA reads this structure. The region stays mapped until `IommuMapping` ends the access of
             // the device, which is told to use only frames of operations in flight.
             return unsafe { by_reference(self.fd.as_fd(), 13, &mut map).map(drop) };
         };
-        let mut map = SpaceMap {
-            size: size::<SpaceMap>(),
+        let mut map = IoasMap {
+            size: size::<IoasMap>(),
             // The given address; the device writes and reads.
             flags: 1 | 2 | 4,
             ioas_id,
@@ -138,32 +138,33 @@ impl Iommu {
 
     fn unmap(&self, flags: u32, iova: u64, bytes: u64) -> Result<()> {
         let Some(ioas_id) = self.space else {
-            let mut unmap = Unmap { argsz: size::<Unmap>(), flags, iova, size: bytes };
+            let mut unmap =
+                VfioDmaUnmap { argsz: size::<VfioDmaUnmap>(), flags, iova, size: bytes };
             // SAFETY: VFIO_IOMMU_UNMAP_DMA reads and writes this structure.
             return unsafe { by_reference(self.fd.as_fd(), 14, &mut unmap).map(drop) };
         };
-        let mut unmap = SpaceUnmap { size: size::<SpaceUnmap>(), ioas_id, iova, length: bytes };
+        let mut unmap = IoasUnmap { size: size::<IoasUnmap>(), ioas_id, iova, length: bytes };
         // SAFETY: IOMMU_IOAS_UNMAP reads and fills this structure.
         unsafe { by_reference(self.fd.as_fd(), of_iommufd(0x86), &mut unmap).map(drop) }
     }
 }
 
 /// A region that a device reaches, as long as this is there.
-pub(super) struct Mapping {
-    iommu: Arc<Iommu>,
+pub(super) struct IommuMapping {
+    iommu: Arc<IommuContext>,
     region: Arc<Region>,
     iova: u64,
 }
 
-impl Mapping {
+impl IommuMapping {
     /// Lets the device reach all of `region` from the address `iova` on.
-    pub(super) fn new(iommu: &Arc<Iommu>, region: &Arc<Region>, iova: u64) -> Result<Self> {
+    pub(super) fn new(iommu: &Arc<IommuContext>, region: &Arc<Region>, iova: u64) -> Result<Self> {
         iommu.map(region, iova)?;
-        Ok(Mapping { iommu: Arc::clone(iommu), region: Arc::clone(region), iova })
+        Ok(IommuMapping { iommu: Arc::clone(iommu), region: Arc::clone(region), iova })
     }
 }
 
-impl Drop for Mapping {
+impl Drop for IommuMapping {
     fn drop(&mut self) {
         let unmapped = self.iommu.unmap(0, self.iova, self.region.bytes() as u64);
         if unmapped.is_err() && !self.iommu.is_over.load(Ordering::Acquire) {
@@ -180,8 +181,8 @@ mod tests {
 
     #[test]
     fn structures_and_requests_are_those_of_the_headers() {
-        assert_eq!((size::<Map>(), size::<Unmap>(), request(13)), (32, 24, 0x3b71));
-        let sizes = [size::<SpaceAlloc>(), size::<SpaceMap>(), size::<SpaceUnmap>()];
+        assert_eq!((size::<VfioDmaMap>(), size::<VfioDmaUnmap>(), request(13)), (32, 24, 0x3b71));
+        let sizes = [size::<IoasAlloc>(), size::<IoasMap>(), size::<IoasUnmap>()];
         assert_eq!(sizes, [12, 40, 24]);
         // IOMMU_IOAS_ALLOC, IOMMU_IOAS_MAP and IOMMU_IOAS_UNMAP.
         let requests = [0x81, 0x85, 0x86].map(|nr| request(of_iommufd(nr)));
@@ -192,15 +193,15 @@ mod tests {
     #[test]
     fn a_file_is_no_address_space() {
         let file = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
-        assert_eq!(Iommu::of_iommufd(file()).err(), Some(Errno::NOTTY));
+        assert_eq!(IommuContext::of_iommufd(file()).err(), Some(Errno::NOTTY));
         let region = Region::new(1).unwrap();
         for space in [None, Some(1)] {
-            let iommu = Iommu { space, ..Iommu::of_container(file()) };
+            let iommu = IommuContext { space, ..IommuContext::of_container(file()) };
             assert_eq!(iommu.unmap_all(), Err(Errno::NOTTY));
             let iommu = Arc::new(iommu);
-            assert_eq!(Mapping::new(&iommu, &region, 1 << 32).err(), Some(Errno::NOTTY));
+            assert_eq!(IommuMapping::new(&iommu, &region, 1 << 32).err(), Some(Errno::NOTTY));
             iommu.end();
-            assert_eq!(Mapping::new(&iommu, &region, 1 << 32).err(), Some(Errno::IO));
+            assert_eq!(IommuMapping::new(&iommu, &region, 1 << 32).err(), Some(Errno::IO));
         }
     }
 }

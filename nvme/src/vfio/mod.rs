@@ -20,10 +20,10 @@ use std::time::Duration;
 use defuse_block::{Clock, Errno, FRAME, Monotonic, Region, Result, Waker};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use crate::host::{Address, Host, HostError, VFIO};
-use crate::{Dma, Transport};
-use grip::Grip;
-use space::Space;
+use crate::host::{HostError, PciAddress, SysfsHost, VFIO};
+use crate::{ControllerTransport, DmaMemory};
+use grip::VfioLease;
+use space::DeviceAddressSpace;
 
 /// Interrupts that are used at most.
 const VECTORS: u32 = 65;
@@ -32,31 +32,31 @@ const VECTORS: u32 = 65;
 ///
 /// When the kernel asks for the device back, because somebody takes it out or gives it to another driver, it is closed at once: a
 /// user that keeps it would let the kernel wait for ever. Its registers then read all ones, as those of a device that is gone.
-pub struct Vfio {
+pub struct VfioController {
     name: String,
     numa_node: Option<u32>,
     interrupts: Arc<Vec<OwnedFd>>,
-    grip: Arc<Grip>,
-    memory: Arc<Space>,
+    grip: Arc<VfioLease>,
+    memory: Arc<DeviceAddressSpace>,
     /// Regions of callers, which the device reaches as long as this is open.
-    kept: Mutex<Vec<Dma>>,
+    kept: Mutex<Vec<DmaMemory>>,
     clock: Monotonic,
-    _watch: Option<Watch>,
+    _watch: Option<ReleaseWatcher>,
 }
 
 /// The thread that waits for the kernel to ask for the device back.
-struct Watch {
+struct ReleaseWatcher {
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Vfio {
+impl VfioController {
     /// Opens the controller at `address`.
     ///
     /// # Errors
     ///
     /// [`HostError::NotBound`] where another driver has it, [`HostError::System`] with the file that cannot be used.
-    pub fn open(host: &Host, address: &Address) -> Result<Self, HostError> {
+    pub fn open(host: &SysfsHost, address: &PciAddress) -> Result<Self, HostError> {
         let found = host.controller(address)?;
         if found.driver.as_deref() != Some(VFIO) {
             let (address, driver) = (address.clone(), found.driver);
@@ -65,11 +65,11 @@ impl Vfio {
         let opened = grip::open(host, address, found.iommu_group)?;
         let path = opened.path.clone();
         let failed = |errno: Errno| HostError::System { path, error: errno.into() };
-        let vfio = Vfio::of(address, opened).map_err(failed)?;
-        Ok(Vfio { numa_node: found.numa_node, ..vfio })
+        let vfio = VfioController::of(address, opened).map_err(failed)?;
+        Ok(VfioController { numa_node: found.numa_node, ..vfio })
     }
 
-    fn of(address: &Address, opened: grip::Opened) -> Result<Self> {
+    fn of(address: &PciAddress, opened: grip::OpenVfioDevice) -> Result<Self> {
         let name = format!("NVMe controller {address}");
         let device = opened.device.as_fd();
         let count = sys::interrupts(device, sys::MSIX)?.min(VECTORS);
@@ -87,14 +87,23 @@ impl Vfio {
             }
             _ => None,
         };
-        let (grip, memory) = Grip::new(opened)?;
+        let (grip, memory) = VfioLease::new(opened)?;
         let grip = Arc::new(grip);
         let watch = match wanted {
-            Some(wanted) => Some(Watch::start(&name, wanted, &grip, &interrupts)?),
+            Some(wanted) => Some(ReleaseWatcher::start(&name, wanted, &grip, &interrupts)?),
             None => None,
         };
         let (kept, clock) = (Mutex::default(), Monotonic::default());
-        Ok(Vfio { name, numa_node: None, interrupts, grip, memory, kept, clock, _watch: watch })
+        Ok(VfioController {
+            name,
+            numa_node: None,
+            interrupts,
+            grip,
+            memory,
+            kept,
+            clock,
+            _watch: watch,
+        })
     }
 
     /// True where the device and its memory are reached by an iommufd, and not by a group.
@@ -102,7 +111,7 @@ impl Vfio {
         self.memory.by_iommufd()
     }
 
-    fn kept(&self) -> MutexGuard<'_, Vec<Dma>> {
+    fn kept(&self) -> MutexGuard<'_, Vec<DmaMemory>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -117,12 +126,12 @@ fn count(counter: &OwnedFd) {
     let _ = rustix::io::write(counter, &1_u64.to_ne_bytes());
 }
 
-impl Watch {
+impl ReleaseWatcher {
     /// Waits for `wanted`, and lets the device go then. Sleepers wake up.
     fn start(
         name: &str,
         wanted: OwnedFd,
-        grip: &Arc<Grip>,
+        grip: &Arc<VfioLease>,
         interrupts: &Arc<Vec<OwnedFd>>,
     ) -> Result<Self> {
         let stop = Arc::new(counter()?);
@@ -140,11 +149,11 @@ impl Watch {
         };
         let thread = std::thread::Builder::new().name("vfio".to_owned()).spawn(watch);
         let thread = thread.map_err(|_| Errno::AGAIN)?;
-        Ok(Watch { stop, thread: Some(thread) })
+        Ok(ReleaseWatcher { stop, thread: Some(thread) })
     }
 }
 
-impl Drop for Watch {
+impl Drop for ReleaseWatcher {
     fn drop(&mut self) {
         count(&self.stop);
         if let Some(thread) = self.thread.take() {
@@ -153,7 +162,7 @@ impl Drop for Watch {
     }
 }
 
-impl Transport for Vfio {
+impl ControllerTransport for VfioController {
     fn name(&self) -> String {
         self.name.clone()
     }
@@ -178,7 +187,7 @@ impl Transport for Vfio {
         self.grip.registers().len()
     }
 
-    fn allocate(&self, bytes: usize) -> Result<Dma> {
+    fn allocate(&self, bytes: usize) -> Result<DmaMemory> {
         let frames = u32::try_from(bytes.div_ceil(FRAME)).map_err(|_| Errno::NOMEM)?;
         self.memory.map(&Region::new(frames)?)
     }
@@ -235,7 +244,7 @@ impl Transport for Vfio {
     }
 }
 
-impl fmt::Debug for Vfio {
+impl fmt::Debug for VfioController {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Vfio({})", self.name)
     }

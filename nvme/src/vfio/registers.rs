@@ -9,21 +9,21 @@ use defuse_block::{Errno, Result};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::sys::RegionInfo;
+use super::sys::VfioRegionInfo;
 
 /// Registers of a device in the address space of this process.
-pub(super) struct Registers {
+pub(super) struct MappedRegisters {
     start: *mut u8,
     len: usize,
 }
 
 // SAFETY: all access is by single volatile reads and writes, which the device orders.
-unsafe impl Send for Registers {}
+unsafe impl Send for MappedRegisters {}
 // SAFETY: as above.
-unsafe impl Sync for Registers {}
+unsafe impl Sync for MappedRegisters {}
 
-impl Registers {
-    pub(super) fn new(device: BorrowedFd<'_>, info: &RegionInfo) -> Result<Self> {
+impl MappedRegisters {
+    pub(super) fn new(device: BorrowedFd<'_>, info: &VfioRegionInfo) -> Result<Self> {
         let len = usize::try_from(info.size).map_err(|_| Errno::INVAL)?;
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses a free range of addresses.
@@ -37,7 +37,7 @@ impl Registers {
                 info.offset,
             )?
         };
-        Ok(Registers { start: start.cast(), len })
+        Ok(MappedRegisters { start: start.cast(), len })
     }
 
     pub(super) fn len(&self) -> u64 {
@@ -75,7 +75,7 @@ impl Registers {
     }
 }
 
-impl Registers {
+impl MappedRegisters {
     /// Puts memory in the place of the registers, all of whose bits are set, as those of a device that is not there.
     /// The device is then not in use by this mapping.
     pub(super) fn leave(&self) -> Result<()> {
@@ -92,7 +92,7 @@ impl Registers {
     }
 }
 
-impl Drop for Registers {
+impl Drop for MappedRegisters {
     fn drop(&mut self) {
         // SAFETY: the mapping of `new`, to which no reference leads.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
@@ -109,7 +109,7 @@ mod tests {
     fn registers_of_a_device_that_was_left_read_all_ones() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8192).unwrap();
-        let registers = Registers::new(file.as_fd(), &RegionInfo::at(0, 8192)).unwrap();
+        let registers = MappedRegisters::new(file.as_fd(), &VfioRegionInfo::at(0, 8192)).unwrap();
         registers.write32(4096, 7);
         assert_eq!((registers.read32(4096), registers.read64(0)), (7, 0));
         registers.leave().unwrap();

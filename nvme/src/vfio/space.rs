@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use defuse_block::{Errno, Region, Result};
 use rustix::process::{Resource, getrlimit};
 
-use super::iommu::{Iommu, Mapping};
-use crate::Dma;
+use super::iommu::{IommuContext, IommuMapping};
+use crate::DmaMemory;
 
 /// The first address of memory for the device, above what machines have at fixed addresses.
 const FIRST: u64 = 1 << 32;
@@ -19,14 +19,14 @@ const END: u64 = 1 << 39;
 const ROOM: u64 = 16 << 20;
 
 /// The address space of a device.
-pub(super) struct Space {
-    iommu: Arc<Iommu>,
-    addresses: Mutex<Addresses>,
+pub(super) struct DeviceAddressSpace {
+    iommu: Arc<IommuContext>,
+    addresses: Mutex<AddressAllocator>,
 }
 
 /// The kernel pins what a device reaches, and counts it as locked memory of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shortage {
+struct LockedMemoryShortage {
     /// Bytes that the device reaches, and those that it was to reach in addition.
     needed: u64,
     /// Bytes that the process may lock.
@@ -35,26 +35,26 @@ struct Shortage {
 
 /// Addresses for the device.
 #[derive(Default)]
-struct Addresses {
+struct AddressAllocator {
     used: u64,
     /// Bytes that the device reaches.
     reached: u64,
-    shortage: Option<Shortage>,
+    shortage: Option<LockedMemoryShortage>,
     /// Ranges that were given back: length and start.
     free: Vec<(usize, u64)>,
 }
 
 /// A region that the device reaches, and its address.
-struct Reached {
-    mapping: Option<Mapping>,
-    space: Arc<Space>,
+struct MappedRegion {
+    mapping: Option<IommuMapping>,
+    space: Arc<DeviceAddressSpace>,
     bus: u64,
     bytes: usize,
 }
 
-impl Space {
-    pub(super) fn new(iommu: Iommu) -> Self {
-        Space { iommu: Arc::new(iommu), addresses: Mutex::default() }
+impl DeviceAddressSpace {
+    pub(super) fn new(iommu: IommuContext) -> Self {
+        DeviceAddressSpace { iommu: Arc::new(iommu), addresses: Mutex::default() }
     }
 
     pub(super) fn by_iommufd(&self) -> bool {
@@ -62,14 +62,14 @@ impl Space {
     }
 
     /// Lets the device reach all of `region`.
-    pub(super) fn map(self: &Arc<Self>, region: &Arc<Region>) -> Result<Dma> {
+    pub(super) fn map(self: &Arc<Self>, region: &Arc<Region>) -> Result<DmaMemory> {
         let bytes = region.bytes();
         let bus = self.addresses().take(bytes).ok_or(Errno::NOMEM)?;
-        let mapping = Mapping::new(&self.iommu, region, bus);
+        let mapping = IommuMapping::new(&self.iommu, region, bus);
         self.addresses().note(bytes, bus, mapping.as_ref().err().copied());
         let mapping = Some(mapping?);
-        let reached = Reached { mapping, space: Arc::clone(self), bus, bytes };
-        Ok(Dma::region(region, bus, Box::new(reached)))
+        let reached = MappedRegion { mapping, space: Arc::clone(self), bus, bytes };
+        Ok(DmaMemory::region(region, bus, Box::new(reached)))
     }
 
     /// The limit that the last mapping has met, if it has met one.
@@ -88,12 +88,12 @@ impl Space {
         self.iommu.end();
     }
 
-    fn addresses(&self) -> MutexGuard<'_, Addresses> {
+    fn addresses(&self) -> MutexGuard<'_, AddressAllocator> {
         self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Addresses {
+impl AddressAllocator {
     fn take(&mut self, bytes: usize) -> Option<u64> {
         if let Some(at) = self.free.iter().position(|(len, _)| *len == bytes) {
             return Some(self.free.swap_remove(at).1);
@@ -115,15 +115,15 @@ impl Addresses {
             self.reached = needed;
         }
         let limit = getrlimit(Resource::Memlock).current;
-        self.shortage = Shortage::of(error, needed, limit);
+        self.shortage = LockedMemoryShortage::of(error, needed, limit);
     }
 }
 
-impl Shortage {
+impl LockedMemoryShortage {
     /// The limit that `error` comes from, where that can be.
     fn of(error: Option<Errno>, needed: u64, limit: Option<u64>) -> Option<Self> {
         let limit = limit.filter(|limit| error == Some(Errno::NOMEM) && needed > *limit)?;
-        Some(Shortage { needed, limit })
+        Some(LockedMemoryShortage { needed, limit })
     }
 
     /// A limit that leaves room for the queues and buffers that come after what has failed.
@@ -132,7 +132,7 @@ impl Shortage {
     }
 }
 
-impl fmt::Display for Shortage {
+impl fmt::Display for LockedMemoryShortage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (needed, limit) = (self.needed.div_ceil(1024), self.limit / 1024);
         let enough = self.enough() / 1024;
@@ -144,7 +144,7 @@ impl fmt::Display for Shortage {
     }
 }
 
-impl Drop for Reached {
+impl Drop for MappedRegion {
     fn drop(&mut self) {
         // The address is free when nothing is mapped there any more.
         drop(self.mapping.take());
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn a_limit_is_named_only_where_it_is_the_reason() {
-        let of = |error, needed| Shortage::of(error, needed, Some(8 << 20));
+        let of = |error, needed| LockedMemoryShortage::of(error, needed, Some(8 << 20));
         let shortage = of(Some(Errno::NOMEM), (8 << 20) + 1).unwrap().to_string();
         assert!(shortage.contains("8193 KiB"), "{shortage}");
         assert!(
@@ -170,12 +170,12 @@ mod tests {
         assert_eq!(of(Some(Errno::NOMEM), 8 << 20), None);
         assert_eq!(of(Some(Errno::IO), 9 << 20), None);
         assert_eq!(of(None, 9 << 20), None);
-        assert_eq!(Shortage::of(Some(Errno::NOMEM), 9 << 20, None), None, "no limit");
+        assert_eq!(LockedMemoryShortage::of(Some(Errno::NOMEM), 9 << 20, None), None, "no limit");
     }
 
     #[test]
     fn an_address_that_was_not_mapped_is_free_again_and_counts_for_nothing() {
-        let mut addresses = Addresses::default();
+        let mut addresses = AddressAllocator::default();
         let first = addresses.take(4096).unwrap();
         addresses.note(4096, first, Some(Errno::NOMEM));
         assert_eq!((addresses.take(4096), addresses.reached), (Some(first), 0));

@@ -32,7 +32,7 @@ const VIABLE: u32 = 1;
 
 #[repr(C)]
 #[derive(Default)]
-struct GroupStatus {
+struct VfioGroupStatus {
     argsz: u32,
     flags: u32,
 }
@@ -40,7 +40,7 @@ struct GroupStatus {
 /// A part of a device: `struct vfio_region_info`.
 #[repr(C)]
 #[derive(Default)]
-pub(super) struct RegionInfo {
+pub(super) struct VfioRegionInfo {
     argsz: u32,
     flags: u32,
     index: u32,
@@ -49,17 +49,17 @@ pub(super) struct RegionInfo {
     pub(super) offset: u64,
 }
 
-impl RegionInfo {
+impl VfioRegionInfo {
     /// A region of `size` bytes at `offset`.
     #[cfg(test)]
     pub(super) fn at(offset: u64, size: u64) -> Self {
-        RegionInfo { offset, size, ..RegionInfo::default() }
+        VfioRegionInfo { offset, size, ..VfioRegionInfo::default() }
     }
 }
 
 #[repr(C)]
 #[derive(Default)]
-struct IrqInfo {
+struct VfioIrqInfo {
     argsz: u32,
     flags: u32,
     index: u32,
@@ -69,7 +69,7 @@ struct IrqInfo {
 /// `struct vfio_device_bind_iommufd`.
 #[repr(C)]
 #[derive(Default)]
-struct Bind {
+struct VfioBindIommufd {
     argsz: u32,
     flags: u32,
     iommufd: i32,
@@ -79,7 +79,7 @@ struct Bind {
 /// `struct vfio_device_attach_iommufd_pt`.
 #[repr(C)]
 #[derive(Default)]
-struct Attach {
+struct VfioAttachIommufd {
     argsz: u32,
     flags: u32,
     pt_id: u32,
@@ -122,7 +122,8 @@ pub(super) fn check_container(container: BorrowedFd<'_>) -> Result<()> {
 
 /// True if all devices of a group belong to user space.
 pub(super) fn is_viable(group: BorrowedFd<'_>) -> Result<bool> {
-    let mut status = GroupStatus { argsz: size::<GroupStatus>(), ..GroupStatus::default() };
+    let mut status =
+        VfioGroupStatus { argsz: size::<VfioGroupStatus>(), ..VfioGroupStatus::default() };
     // SAFETY: VFIO_GROUP_GET_STATUS fills this structure.
     unsafe { by_reference(group, 3, &mut status)? };
     Ok(status.flags & VIABLE != 0)
@@ -148,17 +149,20 @@ pub(super) fn device(group: BorrowedFd<'_>, name: &str) -> Result<OwnedFd> {
 /// Gives a device, opened by its own file, the address space `space` of an iommufd.
 pub(super) fn attach(device: BorrowedFd<'_>, iommufd: BorrowedFd<'_>, space: u32) -> Result<()> {
     let iommufd = iommufd.as_raw_fd();
-    let mut bind = Bind { argsz: size::<Bind>(), iommufd, ..Bind::default() };
+    let mut bind =
+        VfioBindIommufd { argsz: size::<VfioBindIommufd>(), iommufd, ..VfioBindIommufd::default() };
     // SAFETY: VFIO_DEVICE_BIND_IOMMUFD reads and fills this structure.
     unsafe { by_reference(device, 18, &mut bind)? };
-    let mut attach = Attach { argsz: size::<Attach>(), flags: 0, pt_id: space };
+    let mut attach =
+        VfioAttachIommufd { argsz: size::<VfioAttachIommufd>(), flags: 0, pt_id: space };
     // SAFETY: VFIO_DEVICE_ATTACH_IOMMUFD_PT reads and fills this structure.
     unsafe { by_reference(device, 19, &mut attach).map(drop) }
 }
 
 /// The place and length of a region of a device.
-pub(super) fn region(device: BorrowedFd<'_>, index: u32) -> Result<RegionInfo> {
-    let mut info = RegionInfo { argsz: size::<RegionInfo>(), index, ..RegionInfo::default() };
+pub(super) fn region(device: BorrowedFd<'_>, index: u32) -> Result<VfioRegionInfo> {
+    let mut info =
+        VfioRegionInfo { argsz: size::<VfioRegionInfo>(), index, ..VfioRegionInfo::default() };
     // SAFETY: VFIO_DEVICE_GET_REGION_INFO fills this structure.
     unsafe { by_reference(device, 8, &mut info)? };
     Ok(info)
@@ -166,7 +170,7 @@ pub(super) fn region(device: BorrowedFd<'_>, index: u32) -> Result<RegionInfo> {
 
 /// The number of interrupts of a kind.
 pub(super) fn interrupts(device: BorrowedFd<'_>, index: u32) -> Result<u32> {
-    let mut info = IrqInfo { argsz: size::<IrqInfo>(), index, ..IrqInfo::default() };
+    let mut info = VfioIrqInfo { argsz: size::<VfioIrqInfo>(), index, ..VfioIrqInfo::default() };
     // SAFETY: VFIO_DEVICE_GET_IRQ_INFO fills this structure.
     unsafe { by_reference(device, 9, &mut info)? };
     Ok(info.count)
@@ -194,9 +198,9 @@ mod tests {
 
     #[test]
     fn structures_and_requests_are_those_of_the_header() {
-        let sizes = [size::<GroupStatus>(), size::<RegionInfo>(), size::<IrqInfo>()];
+        let sizes = [size::<VfioGroupStatus>(), size::<VfioRegionInfo>(), size::<VfioIrqInfo>()];
         assert_eq!(sizes, [8, 32, 16]);
-        assert_eq!((size::<Bind>(), size::<Attach>()), (16, 12));
+        assert_eq!((size::<VfioBindIommufd>(), size::<VfioAttachIommufd>()), (16, 12));
         // VFIO_GET_API_VERSION, VFIO_DEVICE_BIND_IOMMUFD and VFIO_DEVICE_ATTACH_IOMMUFD_PT.
         assert_eq!((request(0), request(18), request(19)), (0x3b64, 0x3b76, 0x3b77));
     }

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use defuse_testkit::gluster::{HOST, Servers, VOLUMES, why_not};
+use defuse_testkit::gluster::{GlusterServers, HOST, VOLUMES, why_not};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -84,10 +84,10 @@ fn run(program: &str, arguments: &[&str]) -> Result<ExitCode> {
     Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1)))
 }
 
-fn start() -> Result<Servers> {
+fn start() -> Result<GlusterServers> {
     match why_not() {
         Some(reason) => bail!("{reason}: `cargo xtask test packages` names the Debian packages"),
-        None => Servers::start(),
+        None => GlusterServers::start(),
     }
 }
 

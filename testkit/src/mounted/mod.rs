@@ -19,7 +19,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-use crate::gluster::Servers;
+use crate::gluster::GlusterServers;
 
 pub use ext4::Ext4;
 pub(crate) use ext4::succeed;
@@ -117,7 +117,7 @@ impl Mount {
     ///
     /// The error contains the log of the client.
     pub fn native(
-        servers: &Servers,
+        servers: &GlusterServers,
         (host, volume): (&str, &str),
         place: &Path,
         args: &[&str],

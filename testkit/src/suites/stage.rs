@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use defuse_measure::server::Server;
+use defuse_measure::server::ServerProcess;
 use tempfile::TempDir;
 
-use crate::gluster::{HOST, Servers};
+use crate::gluster::{GlusterServers, HOST};
 use crate::mounted::{Ext4, Mount, program, scratch, succeed};
 
 /// The server of the files.
@@ -161,12 +161,12 @@ pub struct Stage {
     text: OsString,
     mount: Option<Mount>,
     /// The server of a source that is shared.
-    server: Option<Server>,
+    server: Option<ServerProcess>,
     lower: Option<Ext4>,
     /// The image of uhs.
     image: Option<PathBuf>,
     /// The servers of a volume.
-    servers: Option<Servers>,
+    servers: Option<GlusterServers>,
     /// The directory of one of several clients.
     own: Option<PathBuf>,
     // Dropped last, because the others are in it.
@@ -193,7 +193,7 @@ impl Stage {
     pub fn new(config: &'static Config) -> Result<Stage> {
         let mut stage = Stage::bare(config)?;
         if config.needs_servers() {
-            stage.servers = Some(Servers::start()?);
+            stage.servers = Some(GlusterServers::start()?);
         }
         let Some((mut text, is_shared)) = config.source() else {
             stage.lower = Some(stage.new_ext4()?);
@@ -214,7 +214,7 @@ impl Stage {
         stage.text = text.into();
         if is_shared {
             let socket = stage.place.path().join("socket");
-            stage.server = Some(Server::start(program()?, &stage.text, &socket)?);
+            stage.server = Some(ServerProcess::start(program()?, &stage.text, &socket)?);
             stage.text = OsString::from("shared:");
             stage.text.push(socket);
         }
@@ -307,7 +307,7 @@ impl Stage {
         let image = self.image.clone()?;
         let check = |stage: &mut Stage| -> Result<()> {
             stage.unmount()?;
-            stage.server.take().map_or(Ok(()), Server::end)?;
+            stage.server.take().map_or(Ok(()), ServerProcess::end)?;
             succeed(Command::new(program()?).arg("fsck").arg(image)).map(drop)
         };
         Some(check(self))

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use defuse_testkit::cluster::Cluster;
+use defuse_testkit::cluster::GlusterCluster;
 use defuse_testkit::mounted::Mount;
 
 pub use load::{Callers, LONG, Load, Written};
@@ -35,7 +35,7 @@ pub fn until(what: &str, mut is: impl FnMut() -> bool) {
 }
 
 /// Mounts a volume by this program. The third server has no bricks, and never fails.
-pub fn mount(cluster: &Cluster, volume: &str, place: &Path) -> Mount {
+pub fn mount(cluster: &GlusterCluster, volume: &str, place: &Path) -> Mount {
     let inside = cluster.servers().inside();
     let inside: Vec<&str> = inside.iter().map(String::as_str).collect();
     let source = format!("gluster://{}/{volume}", cluster.host(3));
@@ -43,7 +43,7 @@ pub fn mount(cluster: &Cluster, volume: &str, place: &Path) -> Mount {
 }
 
 /// Mounts a volume by GlusterFS's own client.
-pub fn native(cluster: &Cluster, volume: &str, place: &Path) -> Mount {
+pub fn native(cluster: &GlusterCluster, volume: &str, place: &Path) -> Mount {
     Mount::native(cluster.servers(), (&cluster.host(3), volume), place, &[]).unwrap()
 }
 
@@ -63,7 +63,7 @@ pub fn ticks(pid: u32) -> u64 {
 }
 
 /// Waits until no file of a replicated volume has to be healed, and both bricks have the same.
-pub fn heals(cluster: &Cluster, volume: &str) {
+pub fn heals(cluster: &GlusterCluster, volume: &str) {
     heal_until(cluster, volume, "both bricks have everything", || {
         let info = cluster.gluster(3, &["volume", "heal", volume, "info"]).unwrap_or_default();
         info.matches("Number of entries: 0").count() == 2
@@ -77,7 +77,12 @@ pub fn heals(cluster: &Cluster, volume: &str) {
 }
 
 /// Has a replicated volume healed until `is` is true.
-pub fn heal_until(cluster: &Cluster, volume: &str, what: &str, mut is: impl FnMut() -> bool) {
+pub fn heal_until(
+    cluster: &GlusterCluster,
+    volume: &str,
+    what: &str,
+    mut is: impl FnMut() -> bool,
+) {
     let mut asked = None::<Instant>;
     until(what, || {
         // A healer that has looked too early sleeps for minutes.

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::statistics::Requests;
+use super::statistics::RequestCounts;
 use crate::command;
 
 /// A temporary directory: `source` is mounted on each `mnt/PROFILE`.
@@ -77,12 +77,12 @@ impl DemoDir {
     }
 
     /// The statistics of a mount so far; empty for targets without a mount.
-    pub fn statistics(&self, target: &str) -> Result<Requests> {
+    pub fn statistics(&self, target: &str) -> Result<RequestCounts> {
         if !super::is_mount(target) {
-            return Ok(Requests::default());
+            return Ok(RequestCounts::default());
         }
         let mut stat = self.defuse(&["stat", "--json"]);
-        Requests::parse(&command::output(stat.arg(self.root(target)))?)
+        RequestCounts::parse(&command::output(stat.arg(self.root(target)))?)
     }
 
     /// Unmounts everything and removes the files that the programs created.

@@ -17,19 +17,19 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::children::Children;
+use crate::children::ChildPrograms;
 use crate::command;
-use crate::packages::{self, Tool};
+use crate::packages::{self, RequiredTool};
 use dir::DemoDir;
-use programs::{Job, PROGRAMS};
-use report::{Measured, Report};
+use programs::{DemoJob, PROGRAMS};
+use report::{DemoMeasurement, DemoReport};
 
 /// Tools that the demo needs.
-pub const TOOLS: &[Tool] = &[
-    Tool::package("git", "git"),
-    Tool::package("grep", "grep"),
-    Tool::package("sqlite3", "sqlite3"),
-    Tool::package("tar", "tar"),
+pub const TOOLS: &[RequiredTool] = &[
+    RequiredTool::package("git", "git"),
+    RequiredTool::package("grep", "grep"),
+    RequiredTool::package("sqlite3", "sqlite3"),
+    RequiredTool::package("tar", "tar"),
 ];
 
 /// The targets of the programs: native, mounts with these profiles, and `defuse run`.
@@ -89,12 +89,12 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     command::run(command::cargo().args(["build", "--release", "--package", "defuse"]))?;
     let program = command::target_dir()?.join("release/defuse");
     let begun = Instant::now();
-    let children = Children::watch_signals()?;
+    let children = ChildPrograms::watch_signals()?;
     let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
     let mut place = DemoDir::new(&dir, program)?;
     let tree = tree::copy(&children, &place, args.size * 1_000_000)?;
     println!("{tree}");
-    let mut report = Report::default();
+    let mut report = DemoReport::default();
     for round in 0..args.rounds {
         if round > 0 && begun.elapsed() > ENOUGH {
             break;
@@ -113,9 +113,9 @@ pub fn run(args: &DemoArgs) -> Result<()> {
 /// Mounts all targets, runs every program once on every target, and unmounts.
 fn run_round(
     round: usize,
-    children: &Children,
+    children: &ChildPrograms,
     place: &mut DemoDir,
-    report: &mut Report,
+    report: &mut DemoReport,
 ) -> Result<()> {
     for profile in profiles() {
         children.check()?;
@@ -127,7 +127,7 @@ fn run_round(
             // Another target begins each time, so that the order does not favour one.
             let target = (turn + number + round) % TARGETS.len();
             let name = TARGETS[target];
-            let mut job = Job::new(children, place, name)?;
+            let mut job = DemoJob::new(children, place, name)?;
             let before = place.statistics(name)?;
             let mut said = (program.run)(&mut job)?;
             let requests = place.statistics(name)?.since(&before);
@@ -135,7 +135,7 @@ fn run_round(
                 said += &finish(&job)?;
             }
             let seconds = job.elapsed.as_secs_f64();
-            report.add(number, target, Measured { seconds, said, requests });
+            report.add(number, target, DemoMeasurement { seconds, said, requests });
         }
         println!("  {}", program.name);
     }

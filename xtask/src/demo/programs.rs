@@ -9,39 +9,39 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::dir::DemoDir;
-use crate::children::{Children, Printed};
+use crate::children::{ChildPrograms, ProgramOutput};
 use crate::command;
 
 /// Transactions of the database, each of a few rows.
 const TRANSACTIONS: usize = 4000;
 
 /// A program of the demo.
-pub struct Program {
+pub struct DemoProgram {
     /// Its name in the tables.
     pub name: &'static str,
     /// Runs it on one target. Its result must be the same on every target.
-    pub run: fn(&mut Job<'_>) -> Result<String>,
+    pub run: fn(&mut DemoJob<'_>) -> Result<String>,
     /// Checks the files that it made, and removes large ones. It is neither timed nor counted; its
     /// result must be the same on every target.
-    pub finish: Option<fn(&Job<'_>) -> Result<String>>,
+    pub finish: Option<fn(&DemoJob<'_>) -> Result<String>>,
 }
 
 /// All programs, in the order in which they run.
-pub const PROGRAMS: &[Program] = &[
-    Program { name: "tar to a pipe", run: tar_to_a_pipe, finish: None },
-    Program { name: "tar to a file", run: tar_to_a_file, finish: Some(remove_tar) },
-    Program { name: "grep -r", run: grep, finish: None },
-    Program { name: "git init, add", run: git_add, finish: None },
-    Program { name: "git commit", run: git_commit, finish: None },
-    Program { name: "git gc", run: git_gc, finish: Some(check_repository) },
-    Program { name: "sqlite3", run: sqlite, finish: None },
+pub const PROGRAMS: &[DemoProgram] = &[
+    DemoProgram { name: "tar to a pipe", run: tar_to_a_pipe, finish: None },
+    DemoProgram { name: "tar to a file", run: tar_to_a_file, finish: Some(remove_tar) },
+    DemoProgram { name: "grep -r", run: grep, finish: None },
+    DemoProgram { name: "git init, add", run: git_add, finish: None },
+    DemoProgram { name: "git commit", run: git_commit, finish: None },
+    DemoProgram { name: "git gc", run: git_gc, finish: Some(check_repository) },
+    DemoProgram { name: "sqlite3", run: sqlite, finish: None },
 ];
 
 /// One program on one target.
-pub struct Job<'a> {
+pub struct DemoJob<'a> {
     /// Running time of its programs.
     pub elapsed: Duration,
-    children: &'a Children,
+    children: &'a ChildPrograms,
     place: &'a DemoDir,
     target: &'static str,
     /// The shared directory, as programs of the target see it.
@@ -55,13 +55,13 @@ pub struct Job<'a> {
     script: PathBuf,
 }
 
-impl<'a> Job<'a> {
+impl<'a> DemoJob<'a> {
     /// Creates a job on a target.
     pub fn new(
-        children: &'a Children,
+        children: &'a ChildPrograms,
         place: &'a DemoDir,
         target: &'static str,
-    ) -> Result<Job<'a>> {
+    ) -> Result<DemoJob<'a>> {
         let root = place.root(target);
         let own = root.join("own").join(target);
         let real_own = place.real_root(target).join("own").join(target);
@@ -71,7 +71,7 @@ impl<'a> Job<'a> {
             fs::write(&script, load())?;
         }
         let elapsed = Duration::ZERO;
-        Ok(Job { elapsed, children, place, target, root, own, real_own, errors, script })
+        Ok(DemoJob { elapsed, children, place, target, root, own, real_own, errors, script })
     }
 
     /// A program to run in `directory`.
@@ -80,7 +80,7 @@ impl<'a> Job<'a> {
     }
 
     /// Runs a program, adds its running time, and returns its output.
-    fn run(&mut self, command: &mut Command) -> Result<Printed> {
+    fn run(&mut self, command: &mut Command) -> Result<ProgramOutput> {
         command.env("LC_ALL", "C");
         let (printed, took) = self.children.run(command, &self.errors)?;
         self.elapsed += took;
@@ -89,28 +89,28 @@ impl<'a> Job<'a> {
 }
 
 /// Through a pipe, because tar reads no files if its output is /dev/null.
-fn tar_to_a_pipe(job: &mut Job<'_>) -> Result<String> {
+fn tar_to_a_pipe(job: &mut DemoJob<'_>) -> Result<String> {
     let mut tar = job.program("tar", None);
     tar.arg("-C").arg(&job.root).args(["-cf", "-", "tree"]);
     let printed = job.run(&mut tar)?;
     Ok(format!("{} bytes", printed.bytes))
 }
 
-fn tar_to_a_file(job: &mut Job<'_>) -> Result<String> {
+fn tar_to_a_file(job: &mut DemoJob<'_>) -> Result<String> {
     let mut tar = job.program("tar", None);
     tar.arg("-C").arg(&job.root).arg("-cf").arg(job.own.join("tree.tar")).arg("tree");
     job.run(&mut tar)?;
     Ok(String::new())
 }
 
-fn remove_tar(job: &Job<'_>) -> Result<String> {
+fn remove_tar(job: &DemoJob<'_>) -> Result<String> {
     let tar = job.real_own.join("tree.tar");
     let bytes = tar.metadata()?.len();
     fs::remove_file(tar).context("tree.tar")?;
     Ok(format!("{bytes} bytes"))
 }
 
-fn grep(job: &mut Job<'_>) -> Result<String> {
+fn grep(job: &mut DemoJob<'_>) -> Result<String> {
     let mut grep = job.program("grep", Some(&job.root));
     grep.args(["-r", "-I", "-e", "static"]).arg("tree");
     let printed = job.run(&mut grep)?;
@@ -118,7 +118,7 @@ fn grep(job: &mut Job<'_>) -> Result<String> {
 }
 
 /// git with a repository per target, on the files that all targets share.
-fn git(job: &Job<'_>, arguments: &[&str]) -> Command {
+fn git(job: &DemoJob<'_>, arguments: &[&str]) -> Command {
     let mut git = job.program("git", Some(&job.root.join("subset")));
     git.arg("-c").arg("gc.auto=0").args(arguments);
     git.env("GIT_DIR", job.own.join("git")).env("GIT_WORK_TREE", job.root.join("subset"));
@@ -132,30 +132,30 @@ fn git(job: &Job<'_>, arguments: &[&str]) -> Command {
     git
 }
 
-fn git_add(job: &mut Job<'_>) -> Result<String> {
+fn git_add(job: &mut DemoJob<'_>) -> Result<String> {
     job.run(&mut git(job, &["init", "--quiet"]))?;
     // Includes files that the projects ignore.
     job.run(&mut git(job, &["add", "--all", "--force"]))?;
     Ok(String::new())
 }
 
-fn git_commit(job: &mut Job<'_>) -> Result<String> {
+fn git_commit(job: &mut DemoJob<'_>) -> Result<String> {
     job.run(&mut git(job, &["commit", "--quiet", "--message=demo"]))?;
     Ok(String::new())
 }
 
-fn git_gc(job: &mut Job<'_>) -> Result<String> {
+fn git_gc(job: &mut DemoJob<'_>) -> Result<String> {
     job.run(&mut git(job, &["gc", "--quiet"]))?;
     Ok(String::new())
 }
 
-fn check_repository(job: &Job<'_>) -> Result<String> {
+fn check_repository(job: &DemoJob<'_>) -> Result<String> {
     command::output(&mut git(job, &["fsck", "--no-progress"]))?;
     let commit = command::output(&mut git(job, &["rev-parse", "HEAD"]))?;
     Ok(commit.trim().to_owned())
 }
 
-fn sqlite(job: &mut Job<'_>) -> Result<String> {
+fn sqlite(job: &mut DemoJob<'_>) -> Result<String> {
     let script = fs::File::open(&job.script)?;
     let mut sqlite = job.program("sqlite3", None);
     sqlite.arg("-batch").arg(job.own.join("load.db")).stdin(Stdio::from(script));

@@ -7,29 +7,29 @@ use anyhow::{Result, bail};
 use serde_json::json;
 
 use super::programs::PROGRAMS;
-use super::statistics::Requests;
+use super::statistics::RequestCounts;
 use super::{TARGETS, is_mount};
 use crate::median::median;
 
 /// One run of a program on a target.
-pub struct Measured {
+pub struct DemoMeasurement {
     /// Duration in seconds.
     pub seconds: f64,
     /// The result, which must be the same on every target.
     pub said: String,
     /// The requests to the mount during the run.
-    pub requests: Requests,
+    pub requests: RequestCounts,
 }
 
 /// All runs, by program and by target (0 is the native directory).
 #[derive(Default)]
-pub struct Report {
-    runs: BTreeMap<(usize, usize), Vec<Measured>>,
+pub struct DemoReport {
+    runs: BTreeMap<(usize, usize), Vec<DemoMeasurement>>,
 }
 
-impl Report {
+impl DemoReport {
     /// Adds a run.
-    pub fn add(&mut self, program: usize, target: usize, measured: Measured) {
+    pub fn add(&mut self, program: usize, target: usize, measured: DemoMeasurement) {
         self.runs.entry((program, target)).or_default().push(measured);
     }
 
@@ -49,7 +49,7 @@ impl Report {
 
     /// All results as JSON.
     pub fn json(&self) -> serde_json::Value {
-        let row = |(&(program, target), runs): (&(usize, usize), &Vec<Measured>)| {
+        let row = |(&(program, target), runs): (&(usize, usize), &Vec<DemoMeasurement>)| {
             let seconds: Vec<f64> = runs.iter().map(|run| run.seconds).collect();
             json!({
                 "program": PROGRAMS[program].name,
@@ -75,7 +75,7 @@ impl Report {
         median(&ratios.collect::<Vec<_>>())
     }
 
-    fn requests(&self, program: usize, target: usize) -> Option<&Requests> {
+    fn requests(&self, program: usize, target: usize) -> Option<&RequestCounts> {
         self.runs.get(&(program, target))?.last().map(|run| &run.requests)
     }
 
@@ -123,7 +123,7 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for DemoReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.write_times(f)?;
         write!(f, "\n{:<27}", "requests")?;
@@ -159,14 +159,14 @@ fn mounts() -> impl Iterator<Item = usize> + Clone {
 mod tests {
     use super::*;
 
-    fn measured(seconds: f64, said: &str) -> Measured {
+    fn measured(seconds: f64, said: &str) -> DemoMeasurement {
         let counts = BTreeMap::from([("READ".to_owned(), 7)]);
-        Measured { seconds, said: said.to_owned(), requests: Requests { counts } }
+        DemoMeasurement { seconds, said: said.to_owned(), requests: RequestCounts { counts } }
     }
 
     #[test]
     fn ratios_are_taken_within_a_round() {
-        let mut report = Report::default();
+        let mut report = DemoReport::default();
         for (native, mounted) in [(1.0, 2.0), (10.0, 20.0), (1.0, 4.0)] {
             report.add(0, 0, measured(native, "same"));
             report.add(0, 1, measured(mounted, "same"));

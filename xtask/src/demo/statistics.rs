@@ -6,14 +6,14 @@ use anyhow::{Context, Result};
 
 /// Counts of requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Requests {
+pub struct RequestCounts {
     /// By the name of the operation.
     pub counts: BTreeMap<String, u64>,
 }
 
-impl Requests {
+impl RequestCounts {
     /// Parses the output of `defuse stat --json`.
-    pub fn parse(json: &str) -> Result<Requests> {
+    pub fn parse(json: &str) -> Result<RequestCounts> {
         let value: serde_json::Value = serde_json::from_str(json).context("defuse stat --json")?;
         let ops = value["ops"].as_array().context("defuse stat --json has no `ops`")?;
         let mut counts = BTreeMap::new();
@@ -22,16 +22,16 @@ impl Requests {
             let (op, count) = op.zip(count).context("a row of `ops` has no `op` or `count`")?;
             counts.insert(op.to_owned(), count);
         }
-        Ok(Requests { counts })
+        Ok(RequestCounts { counts })
     }
 
     /// The requests since `earlier`.
-    pub fn since(&self, earlier: &Requests) -> Requests {
+    pub fn since(&self, earlier: &RequestCounts) -> RequestCounts {
         let new = |(op, count): (&String, &u64)| {
             let before = earlier.counts.get(op).copied().unwrap_or(0);
             (*count > before).then(|| (op.clone(), count - before))
         };
-        Requests { counts: self.counts.iter().filter_map(new).collect() }
+        RequestCounts { counts: self.counts.iter().filter_map(new).collect() }
     }
 }
 
@@ -44,9 +44,9 @@ mod tests {
         let stat = |reads: u64| {
             let json = r#"{"ops":[{"op":"READ","stage":"user","count":COUNT},
                 {"op":"READ","stage":"pending","count":9},{"op":"OPEN","stage":"user","count":1}]}"#;
-            Requests::parse(&json.replace("COUNT", &reads.to_string())).unwrap()
+            RequestCounts::parse(&json.replace("COUNT", &reads.to_string())).unwrap()
         };
         assert_eq!(stat(5).since(&stat(2)).counts, BTreeMap::from([("READ".to_owned(), 3)]));
-        assert!(Requests::parse("{}").is_err());
+        assert!(RequestCounts::parse("{}").is_err());
     }
 }

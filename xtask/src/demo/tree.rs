@@ -8,27 +8,27 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::dir::DemoDir;
-use crate::children::Children;
+use crate::children::ChildPrograms;
 
 /// Size in bytes of the part that git uses.
 const SUBSET: u64 = 12_000_000;
 
 /// The copied tree.
-pub struct Tree {
+pub struct DemoTree {
     from: PathBuf,
-    all: Size,
-    subset: Size,
+    all: TreeSize,
+    subset: TreeSize,
 }
 
 #[derive(Clone, Copy, Default)]
-struct Size {
+struct TreeSize {
     files: u64,
     bytes: u64,
 }
 
-impl fmt::Display for Tree {
+impl fmt::Display for DemoTree {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tree { from, all, subset } = self;
+        let DemoTree { from, all, subset } = self;
         let mb = |bytes: u64| bytes as f64 / 1e6;
         write!(
             f,
@@ -44,13 +44,13 @@ impl fmt::Display for Tree {
 
 /// Copies the largest available tree, up to `limit` bytes, to `tree` in the source, and a part of
 /// it to `subset`.
-pub fn copy(children: &Children, place: &DemoDir, limit: u64) -> Result<Tree> {
+pub fn copy(children: &ChildPrograms, place: &DemoDir, limit: u64) -> Result<DemoTree> {
     let largest = candidates().into_iter().max_by_key(|dir| measure(dir).bytes.min(limit));
     let from = largest.context("neither cargo's sources nor /usr/include are there")?;
     let (tree, subset) = (place.source().join("tree"), place.source().join("subset"));
     let copy = |from: &Path, to: &Path, limit| {
         fs::create_dir(to)?;
-        let mut size = Size::default();
+        let mut size = TreeSize::default();
         for entry in sorted(from)? {
             let more = measure(&entry);
             if size.bytes + more.bytes > limit {
@@ -59,7 +59,7 @@ pub fn copy(children: &Children, place: &DemoDir, limit: u64) -> Result<Tree> {
             let mut cp = Command::new("cp");
             cp.args(["-R", "-P", "--"]).arg(&entry).arg(to);
             children.run(&mut cp, &place.path("errors"))?;
-            size = Size { files: size.files + more.files, bytes: size.bytes + more.bytes };
+            size = TreeSize { files: size.files + more.files, bytes: size.bytes + more.bytes };
         }
         anyhow::Ok(size)
     };
@@ -67,7 +67,7 @@ pub fn copy(children: &Children, place: &DemoDir, limit: u64) -> Result<Tree> {
     let subset = copy(&tree, &subset, SUBSET)?;
     // Write back now, so that it does not slow down later programs.
     children.run(Command::new("sync").arg("-f").arg(place.source()), &place.path("errors"))?;
-    Ok(Tree { from, all, subset })
+    Ok(DemoTree { from, all, subset })
 }
 
 /// Directories that usually have many real files.
@@ -87,15 +87,15 @@ fn sorted(dir: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Number and size of the files below `path` (or of `path`), without following symbolic links.
-fn measure(path: &Path) -> Size {
-    let Ok(data) = path.symlink_metadata() else { return Size::default() };
+fn measure(path: &Path) -> TreeSize {
+    let Ok(data) = path.symlink_metadata() else { return TreeSize::default() };
     if !data.is_dir() {
-        return Size { files: 1, bytes: data.len() };
+        return TreeSize { files: 1, bytes: data.len() };
     }
-    let add = |size: Size, more: Size| Size {
+    let add = |size: TreeSize, more: TreeSize| TreeSize {
         files: size.files + more.files,
         bytes: size.bytes + more.bytes,
     };
     let entries = sorted(path).unwrap_or_default();
-    entries.iter().map(|path| measure(path)).fold(Size::default(), add)
+    entries.iter().map(|path| measure(path)).fold(TreeSize::default(), add)
 }

@@ -11,19 +11,19 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail, ensure};
 
-use crate::apt::Apt;
-use crate::children::Children;
+use crate::apt::AptTool;
+use crate::children::ChildPrograms;
 use crate::command;
-use crate::packages::{self, Tool};
+use crate::packages::{self, RequiredTool};
 use crate::suite;
-use release::Release;
-use root::Root;
+use release::DebianRelease;
+use root::MinimalRoot;
 
 /// Tools for creating a root.
-pub const TOOLS: &[Tool] = &[
-    Tool::package("mmdebstrap", "mmdebstrap"),
-    Tool::package("util-linux", "unshare"),
-    Tool::package("git", "git"),
+pub const TOOLS: &[RequiredTool] = &[
+    RequiredTool::package("mmdebstrap", "mmdebstrap"),
+    RequiredTool::package("util-linux", "unshare"),
+    RequiredTool::package("git", "git"),
 ];
 
 /// The supported releases.
@@ -55,7 +55,7 @@ pub struct FreshArgs {
 
 /// Runs the commands, or looks up the packages.
 pub fn run(args: &FreshArgs) -> Result<()> {
-    let release = Release::find(args.release.as_deref().unwrap_or(&own_release()))?;
+    let release = DebianRelease::find(args.release.as_deref().unwrap_or(&own_release()))?;
     if args.resolve {
         return resolve(&release);
     }
@@ -75,14 +75,14 @@ pub fn run(args: &FreshArgs) -> Result<()> {
 /// The test step: looks up the packages in all releases, and runs the commands in one.
 pub fn check() -> Result<()> {
     for name in RELEASES {
-        resolve(&Release::find(name)?)?;
+        resolve(&DebianRelease::find(name)?)?;
     }
     run(&FreshArgs { release: None, resolve: false, dir: None, command: Vec::new() })
 }
 
-fn run_in(release: &Release, dir: &std::path::Path, commands: &[&[&str]]) -> Result<()> {
-    let children = Children::watch_signals()?;
-    let root = Root::make(&children, release, dir, FIRST)?;
+fn run_in(release: &DebianRelease, dir: &std::path::Path, commands: &[&[&str]]) -> Result<()> {
+    let children = ChildPrograms::watch_signals()?;
+    let root = MinimalRoot::make(&children, release, dir, FIRST)?;
     for words in commands {
         println!("\n#### on a new {}: cargo xtask {}", release.name(), words.join(" "));
         root.xtask(&children, words)?;
@@ -93,9 +93,9 @@ fn run_in(release: &Release, dir: &std::path::Path, commands: &[&[&str]]) -> Res
 }
 
 /// Looks up every package in the lists of a release, as if none were installed.
-fn resolve(release: &Release) -> Result<()> {
+fn resolve(release: &DebianRelease) -> Result<()> {
     let place = root::place(&std::env::temp_dir())?;
-    let apt = Apt::of_empty_machine().with_options(release.apt_options(place.path())?);
+    let apt = AptTool::of_empty_machine().with_options(release.apt_options(place.path())?);
     apt.update()?;
     let names = suite::all_packages();
     let complaints = apt.not_installable(&names)?;

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::apt::{self, Apt};
+use crate::apt::{self, AptTool};
 use crate::command;
 
 /// The format for the list of apt's sources, one line per list.
@@ -24,7 +24,7 @@ const SETTINGS: [&str; 6] = [
 
 /// A release, and its sources.
 #[derive(Debug)]
-pub struct Release {
+pub struct DebianRelease {
     name: String,
     /// Lines of sources.list(5).
     sources: String,
@@ -32,24 +32,24 @@ pub struct Release {
     settings: String,
 }
 
-impl Release {
+impl DebianRelease {
     /// The release of this name.
     ///
     /// # Errors
     ///
     /// Fails if apt on this machine has no mirror of Debian.
-    pub fn find(name: &str) -> Result<Release> {
+    pub fn find(name: &str) -> Result<DebianRelease> {
         ensure!(apt::is_there(), "there is no apt, whose mirror and settings are used");
         let own = codename().context("/etc/os-release names no release")?;
         let mut sources = sources(&targets()?, &own, name);
         if sources.is_empty() {
             // apt knows the origin of a mirror only from its lists.
-            Apt::of_this_machine().update()?;
+            AptTool::of_this_machine().update()?;
             sources = self::sources(&targets()?, &own, name);
         }
         ensure!(!sources.is_empty(), "this machine's apt knows no mirror of Debian");
         let dump = command::output(Command::new("apt-config").arg("dump"))?;
-        Ok(Release { name: name.to_owned(), sources, settings: settings(&dump) })
+        Ok(DebianRelease { name: name.to_owned(), sources, settings: settings(&dump) })
     }
 
     /// The name of the release.

@@ -9,8 +9,8 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-use super::release::Release;
-use crate::children::Children;
+use super::release::DebianRelease;
+use crate::children::ChildPrograms;
 use crate::command;
 
 /// Sets up the namespaces of the system, and enters it.
@@ -27,7 +27,7 @@ const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
 const OUR_CERTIFICATES: &str = "/opt/certificates.crt";
 
 /// A system in a directory, which is removed when this value is dropped.
-pub struct Root {
+pub struct MinimalRoot {
     place: TempDir,
     toolchain: PathBuf,
     registry: Option<PathBuf>,
@@ -41,16 +41,17 @@ pub fn place(parent: &Path) -> Result<TempDir> {
     Ok(place)
 }
 
-impl Root {
+impl MinimalRoot {
     /// Creates a root below `parent` with the essential packages and `packages`, and clones the
     /// project into it.
     pub fn make(
-        children: &Children,
-        release: &Release,
+        children: &ChildPrograms,
+        release: &DebianRelease,
         parent: &Path,
         packages: &str,
-    ) -> Result<Root> {
-        let root = Root { place: place(parent)?, toolchain: toolchain()?, registry: registry() };
+    ) -> Result<MinimalRoot> {
+        let root =
+            MinimalRoot { place: place(parent)?, toolchain: toolchain()?, registry: registry() };
         println!("creating a root of {} in {}", release.name(), root.dir().display());
         let (sources, settings) = (root.path("sources.list"), root.path("apt.conf"));
         fs::write(&sources, release.sources())?;
@@ -68,7 +69,7 @@ impl Root {
     }
 
     /// Runs a command of the project in the root.
-    pub fn xtask(&self, children: &Children, words: &[&str]) -> Result<()> {
+    pub fn xtask(&self, children: &ChildPrograms, words: &[&str]) -> Result<()> {
         let mut command = self.in_namespaces("sh");
         command.args(["-c", ENTER, "enter"]).arg(self.dir()).arg(&self.toolchain);
         command.arg(self.registry.clone().unwrap_or_default()).arg(self.path("downloads"));

@@ -15,14 +15,14 @@ const REGULAR: u32 = 0o100_000;
 
 /// An archive that grows.
 #[derive(Default)]
-pub struct Archive {
+pub struct CpioArchive {
     bytes: Vec<u8>,
     serial: u32,
     directories: BTreeSet<PathBuf>,
     files: BTreeSet<PathBuf>,
 }
 
-impl Archive {
+impl CpioArchive {
     /// Adds a file at the absolute path `to`, with the directories above it.
     pub fn file(&mut self, to: &str, content: &[u8], permissions: u32) -> Result<()> {
         let to = Path::new(to);
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn an_archive_has_each_directory_once_and_before_its_files() {
-        let mut archive = Archive::default();
+        let mut archive = CpioArchive::default();
         archive.file("/a/b/one", b"1", 0o644).unwrap();
         archive.file("/a/b/two", b"22", 0o755).unwrap();
         archive.file("/a/b/two", b"again", 0o755).unwrap();

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::apt::Apt;
+use crate::apt::AptTool;
 use crate::command;
 
 /// The package that depends on the kernel of the release.
@@ -17,19 +17,19 @@ pub const PACKAGE: &str = "linux-image-amd64";
 const OTHER: &str = "DEFUSE_GUEST_KERNEL";
 
 /// A kernel that is unpacked.
-pub struct Kernel {
+pub struct UnpackedKernel {
     /// The directory of the package.
     root: PathBuf,
     version: String,
 }
 
-impl Kernel {
+impl UnpackedKernel {
     /// The kernel of this release, which is downloaded unless it is in `dir`; or that of [`OTHER`].
-    pub fn get(dir: &Path) -> Result<Kernel> {
+    pub fn get(dir: &Path) -> Result<UnpackedKernel> {
         if let Some(root) = std::env::var_os(OTHER) {
-            return Kernel::below(root.into());
+            return UnpackedKernel::below(root.into());
         }
-        let apt = Apt::of_this_machine();
+        let apt = AptTool::of_this_machine();
         let package = match apt.dependency(PACKAGE, "linux-image-") {
             Ok(package) => package,
             Err(_) => {
@@ -40,7 +40,7 @@ impl Kernel {
         };
         let root = dir.join(&package);
         let version = package.trim_start_matches("linux-image-").to_owned();
-        let kernel = Kernel { root, version };
+        let kernel = UnpackedKernel { root, version };
         if !kernel.modules().join("modules.dep").exists() {
             kernel.unpack(dir, &package, &apt)?;
         }
@@ -48,16 +48,16 @@ impl Kernel {
     }
 
     /// The kernel that `make` and `make modules_install INSTALL_MOD_PATH=ROOT` have left, with its image in `boot`.
-    fn below(root: PathBuf) -> Result<Kernel> {
+    fn below(root: PathBuf) -> Result<UnpackedKernel> {
         let versions = root.join("lib/modules");
         let names = fs::read_dir(&versions).with_context(|| versions.display().to_string())?;
         let names = names.map_while(Result::ok).map(|entry| entry.file_name());
         let mut names: Vec<_> = names.filter_map(|name| name.into_string().ok()).collect();
         ensure!(names.len() == 1, "{}: not one version but {names:?}", versions.display());
-        Ok(Kernel { version: names.remove(0), root })
+        Ok(UnpackedKernel { version: names.remove(0), root })
     }
 
-    fn unpack(&self, dir: &Path, package: &str, apt: &Apt) -> Result<()> {
+    fn unpack(&self, dir: &Path, package: &str, apt: &AptTool) -> Result<()> {
         println!("downloading {package} to {}", dir.display());
         let archive = apt.download(package, dir)?;
         let mut unpack = Command::new("dpkg-deb");
@@ -90,7 +90,7 @@ impl Kernel {
     /// Those of `names` that are modules of this kernel.
     pub fn those_there<'a>(&self, names: &[&'a str]) -> Result<Vec<&'a str>> {
         let needs = fs::read_to_string(self.modules().join("modules.dep"))?;
-        let known = Dependencies::parse(&needs);
+        let known = ModuleDependencies::parse(&needs);
         Ok(names.iter().copied().filter(|name| known.find(name).is_some()).collect())
     }
 
@@ -99,7 +99,7 @@ impl Kernel {
     pub fn with_needed(&self, names: &[&str]) -> Result<Vec<(String, Vec<u8>)>> {
         let read = |name: &str| fs::read_to_string(self.modules().join(name));
         let (needs, builtin) = (read("modules.dep")?, read("modules.builtin")?);
-        let known = Dependencies::parse(&needs);
+        let known = ModuleDependencies::parse(&needs);
         let mut order = Vec::new();
         for name in names {
             if known.find(name).is_none() && builtin.lines().any(|path| module_name(path) == *name)
@@ -124,15 +124,15 @@ impl Kernel {
 }
 
 /// modules.dep: the path of each module, and of those that it needs.
-struct Dependencies<'a>(BTreeMap<String, (&'a str, Vec<&'a str>)>);
+struct ModuleDependencies<'a>(BTreeMap<String, (&'a str, Vec<&'a str>)>);
 
-impl<'a> Dependencies<'a> {
+impl<'a> ModuleDependencies<'a> {
     fn parse(text: &'a str) -> Self {
         let line = |line: &'a str| {
             let (path, needs) = line.split_once(':')?;
             Some((module_name(path), (path, needs.split_whitespace().collect())))
         };
-        Dependencies(text.lines().filter_map(line).collect())
+        ModuleDependencies(text.lines().filter_map(line).collect())
     }
 
     fn find(&self, name: &str) -> Option<&(&'a str, Vec<&'a str>)> {
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn a_module_comes_after_what_it_needs_and_only_once() {
         let text = "kernel/a.ko:\nkernel/b-x.ko.xz: kernel/a.ko\nkernel/c.ko: kernel/b-x.ko.xz kernel/a.ko\n";
-        let known = Dependencies::parse(text);
+        let known = ModuleDependencies::parse(text);
         let mut order = Vec::new();
         known.visit("c", &mut order).unwrap();
         known.visit("b_x", &mut order).unwrap();

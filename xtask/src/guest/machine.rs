@@ -17,7 +17,7 @@ const SHOWN: usize = 30;
 const LEAVES: Duration = Duration::from_secs(60);
 
 /// The files that a machine needs.
-pub struct Files {
+pub struct MachineFiles {
     /// The image of the kernel.
     pub kernel: PathBuf,
     /// The initial file system.
@@ -29,7 +29,7 @@ pub struct Files {
 }
 
 /// A running machine. It ends when this is dropped, as by a power cut.
-pub struct Machine {
+pub struct GuestMachine {
     child: Child,
     lines: Receiver<String>,
     /// All lines so far, for messages.
@@ -42,7 +42,7 @@ pub struct Machine {
 
 /// A line of the guest.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Said {
+pub enum GuestLine {
     /// A check passed.
     Passed(String),
     /// A value: its name and text.
@@ -55,10 +55,10 @@ pub enum Said {
     End,
 }
 
-impl Machine {
+impl GuestMachine {
     /// Boots the guest for the job that is the first word of `line`, which may take `limit`. All of `line` is on the
     /// command line of the kernel.
-    pub fn boot(files: &Files, line: &str, limit: Duration) -> Result<Machine> {
+    pub fn boot(files: &MachineFiles, line: &str, limit: Duration) -> Result<GuestMachine> {
         let job = line.split(' ').next().unwrap_or(line);
         let control = files.dir.join("control");
         let console = files.dir.join(format!("console-{job}"));
@@ -79,7 +79,7 @@ impl Machine {
         };
         std::thread::Builder::new().name("guest".to_owned()).spawn(read)?;
         let (job, until) = (job.to_owned(), Instant::now() + limit);
-        Ok(Machine { child, lines, seen: Vec::new(), control, console, job, until })
+        Ok(GuestMachine { child, lines, seen: Vec::new(), control, console, job, until })
     }
 
     /// Its job.
@@ -92,7 +92,7 @@ impl Machine {
     /// # Errors
     ///
     /// Fails where a check of the guest failed, and where it says nothing in time.
-    pub fn next(&mut self) -> Result<Said> {
+    pub fn next(&mut self) -> Result<GuestLine> {
         loop {
             let left = self.until.saturating_duration_since(Instant::now());
             let line = match self.lines.recv_timeout(left) {
@@ -179,14 +179,14 @@ fn is_in_its_slot(error: &anyhow::Error) -> bool {
     ["Duplicate device ID", "Permission conflict on node"].iter().any(|part| said.contains(part))
 }
 
-impl Drop for Machine {
+impl Drop for GuestMachine {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-fn arguments(files: &Files, job: &str, control: &Path, console: &Path) -> Vec<String> {
+fn arguments(files: &MachineFiles, job: &str, control: &Path, console: &Path) -> Vec<String> {
     // Without `iommu=pt` the kernel's own driver would pay for mappings that this comparison is not about.
     let line = format!("console=ttyS0 loglevel=5 intel_iommu=on iommu=pt panic=-1 job={job}");
     let text = "-nodefaults -no-user-config -display none -no-reboot -accel tcg,thread=multi -smp 2 -m 1G \
@@ -233,16 +233,16 @@ fn controller(at: usize) -> Value {
 }
 
 /// The meaning of a line: `None` for what is only shown, and the name of a check that failed as an error.
-fn parse(line: &str) -> Option<Result<Said, String>> {
+fn parse(line: &str) -> Option<Result<GuestLine, String>> {
     let (word, rest) = line.strip_prefix('@')?.split_once(' ').unwrap_or((line.get(1..)?, ""));
     let (first, second) = rest.split_once(' ').unwrap_or((rest, ""));
     Some(Ok(match word {
-        "ok" => Said::Passed(rest.to_owned()),
+        "ok" => GuestLine::Passed(rest.to_owned()),
         "fail" => return Some(Err(rest.to_owned())),
-        "value" => Said::Value(first.to_owned(), second.to_owned()),
-        "want" => Said::Wants(rest.to_owned()),
-        "durable" => Said::Durable(first.parse().ok()?, second.parse().ok()?),
-        "end" => Said::End,
+        "value" => GuestLine::Value(first.to_owned(), second.to_owned()),
+        "want" => GuestLine::Wants(rest.to_owned()),
+        "durable" => GuestLine::Durable(first.parse().ok()?, second.parse().ok()?),
+        "end" => GuestLine::End,
         _ => return None,
     }))
 }
@@ -253,12 +253,12 @@ mod tests {
 
     #[test]
     fn lines_of_the_guest_are_told_apart() {
-        assert_eq!(parse("@ok a check"), Some(Ok(Said::Passed("a check".to_owned()))));
+        assert_eq!(parse("@ok a check"), Some(Ok(GuestLine::Passed("a check".to_owned()))));
         assert_eq!(parse("@fail a check"), Some(Err("a check".to_owned())));
-        assert_eq!(parse("@durable 1 20"), Some(Ok(Said::Durable(1, 20))));
-        let value = Said::Value("rate".to_owned(), "1 2".to_owned());
+        assert_eq!(parse("@durable 1 20"), Some(Ok(GuestLine::Durable(1, 20))));
+        let value = GuestLine::Value("rate".to_owned(), "1 2".to_owned());
         assert_eq!(parse("@value rate 1 2"), Some(Ok(value)));
-        assert_eq!(parse("@end"), Some(Ok(Said::End)));
+        assert_eq!(parse("@end"), Some(Ok(GuestLine::End)));
         for line in ["", "# text", "@", "@durable x 1", "@unknown"] {
             assert_eq!(parse(line), None, "{line}");
         }

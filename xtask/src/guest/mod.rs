@@ -15,23 +15,23 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::packages::Tool;
-use crate::parts::Parts;
+use crate::packages::RequiredTool;
+use crate::parts::RunRecord;
 use crate::{apt, command};
-use archive::Archive;
-use kernel::Kernel;
-use machine::{Files, Machine, Said};
+use archive::CpioArchive;
+use kernel::UnpackedKernel;
+use machine::{GuestLine, GuestMachine, MachineFiles};
 
 /// The tools of the step.
-pub const TOOLS: &[Tool] = &[
-    Tool::package("qemu-system-x86", "qemu-system-x86_64"),
-    Tool::package("kmod", "depmod"),
-    Tool::package("xz-utils", "xz"),
-    Tool::package("busybox-static", "busybox"),
-    Tool::package("binutils", "strip"),
-    Tool::package("e2fsprogs", "mkfs.ext4"),
-    Tool::package("xfsprogs", "mkfs.xfs"),
-    Tool::package("f2fs-tools", "mkfs.f2fs"),
+pub const TOOLS: &[RequiredTool] = &[
+    RequiredTool::package("qemu-system-x86", "qemu-system-x86_64"),
+    RequiredTool::package("kmod", "depmod"),
+    RequiredTool::package("xz-utils", "xz"),
+    RequiredTool::package("busybox-static", "busybox"),
+    RequiredTool::package("binutils", "strip"),
+    RequiredTool::package("e2fsprogs", "mkfs.ext4"),
+    RequiredTool::package("xfsprogs", "mkfs.xfs"),
+    RequiredTool::package("f2fs-tools", "mkfs.f2fs"),
 ];
 
 /// The package of the kernel, which is downloaded and not installed.
@@ -53,7 +53,7 @@ const DISK: u64 = 512 << 20;
 const LIMIT: Duration = Duration::from_secs(900);
 
 /// Runs all jobs.
-pub fn check(parts: &mut Parts) -> Result<()> {
+pub fn check(parts: &mut RunRecord) -> Result<()> {
     if std::env::consts::ARCH != "x86_64" {
         parts.not_here("the guest has the processor of a PC");
         return Ok(());
@@ -81,11 +81,11 @@ pub fn check(parts: &mut Parts) -> Result<()> {
 }
 
 /// Builds what the guest needs below `dir`.
-fn prepare(dir: &Path) -> Result<Files> {
+fn prepare(dir: &Path) -> Result<MachineFiles> {
     let target = command::target_dir()?;
     let kept = target.join("guest");
     fs::create_dir_all(&kept)?;
-    let kernel = Kernel::get(&kept)?;
+    let kernel = UnpackedKernel::get(&kept)?;
     command::run(command::cargo().args(["build", "--release", "--package", "defuse"]))?;
     let initial = dir.join("initial");
     fs::write(&initial, initial_files(&kernel, &target.join("release/defuse"), dir)?)?;
@@ -94,11 +94,11 @@ fn prepare(dir: &Path) -> Result<Files> {
         File::create(disk)?.set_len(DISK)?;
     }
     println!("the guest has Linux {}", kernel.version());
-    Ok(Files { kernel: kernel.image(), initial, disks, dir: dir.to_owned() })
+    Ok(MachineFiles { kernel: kernel.image(), initial, disks, dir: dir.to_owned() })
 }
 
-fn initial_files(kernel: &Kernel, program: &Path, dir: &Path) -> Result<Vec<u8>> {
-    let mut archive = Archive::default();
+fn initial_files(kernel: &UnpackedKernel, program: &Path, dir: &Path) -> Result<Vec<u8>> {
+    let mut archive = CpioArchive::default();
     archive.file("/init", include_bytes!("init.sh"), 0o755)?;
     archive.program(&find("busybox")?, "/bin/busybox")?;
     let small = dir.join("defuse");
@@ -127,15 +127,15 @@ fn find(program: &str) -> Result<PathBuf> {
 }
 
 /// Cuts the power of a guest whose two programs write, and looks for what was durable.
-fn power_cut(files: &Files) -> Result<()> {
-    let mut machine = Machine::boot(files, "load", LIMIT)?;
+fn power_cut(files: &MachineFiles) -> Result<()> {
+    let mut machine = GuestMachine::boot(files, "load", LIMIT)?;
     let mut durable = [0; 2];
     // By chance, but some files of each.
     let enough = fastrand::u32(20..80);
     while durable[0].min(durable[1]) < enough {
         match machine.next()? {
-            Said::Durable(writer @ 1..=2, file) => durable[writer as usize - 1] = file,
-            Said::Passed(_) => {}
+            GuestLine::Durable(writer @ 1..=2, file) => durable[writer as usize - 1] = file,
+            GuestLine::Passed(_) => {}
             said => bail!("guest, load: {said:?} is not expected"),
         }
     }
@@ -147,20 +147,20 @@ fn power_cut(files: &Files) -> Result<()> {
 
 /// Runs the job that is the first word of `line`, whose further words are for the guest. Returns the values that it
 /// reports.
-fn job(files: &Files, line: &str) -> Result<Vec<(String, String)>> {
-    let mut machine = Machine::boot(files, line, LIMIT)?;
+fn job(files: &MachineFiles, line: &str) -> Result<Vec<(String, String)>> {
+    let mut machine = GuestMachine::boot(files, line, LIMIT)?;
     let name = machine.job().to_owned();
     let (mut passed, mut values) = (0, Vec::new());
     loop {
         match machine.next()? {
-            Said::Passed(check) => {
+            GuestLine::Passed(check) => {
                 println!("guest, {name}: {check}");
                 passed += 1;
             }
-            Said::Value(what, text) => values.push((what, text)),
-            Said::Wants(what) if what == "device_del" => machine.take_out()?,
-            Said::Wants(what) if what == "device_add" => machine.put_in()?,
-            Said::End => break,
+            GuestLine::Value(what, text) => values.push((what, text)),
+            GuestLine::Wants(what) if what == "device_del" => machine.take_out()?,
+            GuestLine::Wants(what) if what == "device_add" => machine.put_in()?,
+            GuestLine::End => break,
             said => bail!("guest, {name}: {said:?} is not expected"),
         }
     }

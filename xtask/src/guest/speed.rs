@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use crate::median::median;
 
 /// Numbers by what was measured.
-type Numbers = BTreeMap<String, Vec<f64>>;
+type GuestFigures = BTreeMap<String, Vec<f64>>;
 
 /// Prints what the job "speed" reported.
 pub fn report(values: &[(String, String)]) {
@@ -14,7 +14,8 @@ pub fn report(values: &[(String, String)]) {
 }
 
 fn text(values: &[(String, String)]) -> String {
-    let (mut rates, mut cpu, mut small) = (Numbers::new(), Numbers::new(), Numbers::new());
+    let (mut rates, mut cpu, mut small) =
+        (GuestFigures::new(), GuestFigures::new(), GuestFigures::new());
     for (name, text) in values {
         let words: Vec<&str> = text.split(' ').collect();
         match (name.as_str(), &words[..]) {
@@ -30,7 +31,8 @@ fn text(values: &[(String, String)]) -> String {
         }
     }
     let mut text = String::new();
-    let of = |numbers: &Numbers, key: &str| middle(numbers.get(key).map_or(&[], Vec::as_slice));
+    let of =
+        |numbers: &GuestFigures, key: &str| middle(numbers.get(key).map_or(&[], Vec::as_slice));
     for depth in ["1", "32"] {
         let [driver, kernel] = ["driver", "kernel"].map(|who| format!("{who} {depth}"));
         let (ours, theirs) = (of(&rates, &driver), of(&rates, &kernel));
@@ -48,7 +50,7 @@ fn text(values: &[(String, String)]) -> String {
     text
 }
 
-fn add(numbers: &mut Numbers, key: &str, text: &str) {
+fn add(numbers: &mut GuestFigures, key: &str, text: &str) {
     if let Ok(number) = text.parse() {
         numbers.entry(key.to_owned()).or_default().push(number);
     }

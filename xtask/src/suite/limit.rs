@@ -9,15 +9,15 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Limits the time of one step until it is dropped.
-pub struct Limit {
+pub struct StepTimeLimit {
     done: Option<Sender<()>>,
     watcher: Option<JoinHandle<()>>,
 }
 
-impl Limit {
+impl StepTimeLimit {
     /// Kills all descendants of this process after `time`.
     pub fn new(step: &'static str, time: Duration) -> Self {
-        Limit::over(std::process::id(), step, time)
+        StepTimeLimit::over(std::process::id(), step, time)
     }
 
     /// Kills all descendants of the process `root`.
@@ -29,11 +29,11 @@ impl Limit {
                 kill_descendants(root);
             }
         });
-        Limit { done: Some(done), watcher: Some(watcher) }
+        StepTimeLimit { done: Some(done), watcher: Some(watcher) }
     }
 }
 
-impl Drop for Limit {
+impl Drop for StepTimeLimit {
     fn drop(&mut self) {
         drop(self.done.take());
         if let Some(watcher) = self.watcher.take() {
@@ -98,10 +98,10 @@ mod tests {
         while descendants(step.id(), &parents()).is_empty() {
             std::thread::sleep(Duration::from_millis(5));
         }
-        let limit = Limit::over(step.id(), "a test", Duration::from_millis(50));
+        let limit = StepTimeLimit::over(step.id(), "a test", Duration::from_millis(50));
         assert!(!step.wait().unwrap().success());
         drop(limit);
-        let limit = Limit::new("a test", Duration::from_secs(600));
+        let limit = StepTimeLimit::new("a test", Duration::from_secs(600));
         assert!(Command::new("true").status().unwrap().success());
         drop(limit);
     }

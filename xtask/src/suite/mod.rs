@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use crate::command;
-use crate::packages::{self, Tool};
-use crate::parts::{Failure, LeftOut, Parts};
+use crate::packages::{self, RequiredTool};
+use crate::parts::{OmittedPart, RunRecord, TestFailure};
 pub use steps::all_packages;
-use steps::{Run, STEPS, Step, When};
+use steps::{STEPS, StepAction, StepSchedule, TestStep};
 use times::RecordedTimes;
 
 /// Check everything that decides whether a change lands
@@ -41,15 +41,15 @@ const PATIENCE: Duration = Duration::from_secs(40 * 60);
 const BUSIEST: &str = "test";
 
 /// The result of a step.
-enum Outcome {
+enum StepOutcome {
     Passed,
     Failed(String),
     Skipped(String),
 }
 
-struct Report {
-    step: &'static Step,
-    outcome: Outcome,
+struct StepReport {
+    step: &'static TestStep,
+    outcome: StepOutcome,
     took: Duration,
 }
 
@@ -60,7 +60,7 @@ pub fn run(args: &TestArgs) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let chosen = choose(args)?;
-    let mut parts = Parts::default();
+    let mut parts = RunRecord::default();
     space::warn(space::RUN);
     prepare(&chosen, &mut parts);
     let mut ahead = Vec::new();
@@ -87,11 +87,11 @@ pub fn run(args: &TestArgs) -> Result<ExitCode> {
 
 /// True if no step failed and, in a strict run, nothing was left out that this machine could do.
 fn passes<'a>(
-    mut outcomes: impl Iterator<Item = &'a Outcome>,
-    parts: &Parts,
+    mut outcomes: impl Iterator<Item = &'a StepOutcome>,
+    parts: &RunRecord,
     strict: bool,
 ) -> bool {
-    let failed = outcomes.any(|outcome| matches!(outcome, Outcome::Failed(_)));
+    let failed = outcomes.any(|outcome| matches!(outcome, StepOutcome::Failed(_)));
     let incomplete = strict && !parts.left_out(true).is_empty();
     !failed && !incomplete
 }
@@ -104,22 +104,25 @@ fn is_strict(ci: Option<&str>) -> bool {
 fn list() {
     for step in STEPS {
         let when = match step.when {
-            When::Always => "",
-            When::Full => " (with --full)",
-            When::Quick => " (with --quick)",
+            StepSchedule::Always => "",
+            StepSchedule::Full => " (with --full)",
+            StepSchedule::Quick => " (with --quick)",
         };
         println!("{:<12} {}{when}", step.name, step.what);
     }
 }
 
-fn choose(args: &TestArgs) -> Result<Vec<&'static Step>> {
-    let all = |chosen: fn(&Step) -> bool| Ok(STEPS.iter().filter(|step| chosen(step)).collect());
+fn choose(args: &TestArgs) -> Result<Vec<&'static TestStep>> {
+    let all =
+        |chosen: fn(&TestStep) -> bool| Ok(STEPS.iter().filter(|step| chosen(step)).collect());
     match (args.quick, args.full) {
         (true, _) => {
-            return all(|step| step.when == When::Quick || quick::CHECKS.contains(&step.name));
+            return all(|step| {
+                step.when == StepSchedule::Quick || quick::CHECKS.contains(&step.name)
+            });
         }
-        (_, true) => return all(|step| step.when != When::Quick),
-        _ if args.steps.is_empty() => return all(|step| step.when == When::Always),
+        (_, true) => return all(|step| step.when != StepSchedule::Quick),
+        _ if args.steps.is_empty() => return all(|step| step.when == StepSchedule::Always),
         _ => {}
     }
     let find = |name: &String| {
@@ -130,8 +133,8 @@ fn choose(args: &TestArgs) -> Result<Vec<&'static Step>> {
 }
 
 /// Installs the tools that the steps need, and prints what will be left out.
-fn prepare(steps: &[&Step], parts: &mut Parts) {
-    let mut tools: Vec<Tool> = Vec::new();
+fn prepare(steps: &[&TestStep], parts: &mut RunRecord) {
+    let mut tools: Vec<RequiredTool> = Vec::new();
     for tool in steps.iter().flat_map(|step| step.tools) {
         if !tools.contains(tool) {
             tools.push(*tool);
@@ -155,7 +158,7 @@ fn prepare(steps: &[&Step], parts: &mut Parts) {
 }
 
 /// Begins the builds of steps that come later.
-fn begin(steps: &[&Step]) -> Vec<Child> {
+fn begin(steps: &[&TestStep]) -> Vec<Child> {
     let builds = steps.iter().filter_map(|step| Some((step.name, step.ahead?)));
     let begun = builds.filter_map(|(name, build)| {
         build().inspect_err(|error| println!("{name} is not built ahead: {error:#}")).ok()
@@ -171,27 +174,28 @@ fn end(builds: Vec<Child>) {
     }
 }
 
-fn perform(step: &'static Step, parts: &mut Parts) -> Report {
+fn perform(step: &'static TestStep, parts: &mut RunRecord) -> StepReport {
     println!("\n==== {}: {}", step.name, step.what);
     let begun = Instant::now();
-    let limit = (step.when == When::Always).then(|| limit::Limit::new(step.name, PATIENCE));
+    let limit =
+        (step.when == StepSchedule::Always).then(|| limit::StepTimeLimit::new(step.name, PATIENCE));
     parts.begin(step.name);
     let outcome = attempt(step, parts);
     drop(limit);
     let took = begun.elapsed();
     println!("---- {}: {} ({:.1} s)", step.name, word(&outcome), took.as_secs_f64());
-    Report { step, outcome, took }
+    StepReport { step, outcome, took }
 }
 
-fn attempt(step: &Step, parts: &mut Parts) -> Outcome {
+fn attempt(step: &TestStep, parts: &mut RunRecord) -> StepOutcome {
     let missing = step.tools.iter().find(|tool| tool.part.is_none() && !tool.is_there());
     if let Some(tool) = missing {
         let why = format!("{} is missing: {}", tool.name, tool.by_hand());
         parts.skip(&why);
-        return Outcome::Skipped(why);
+        return StepOutcome::Skipped(why);
     }
     let outcome = match step.run {
-        Run::Cargo(arguments) => {
+        StepAction::Cargo(arguments) => {
             let mut cargo = command::cargo();
             cargo.args(arguments).envs(step.env.iter().copied());
             if arguments[0] == "test" {
@@ -200,53 +204,53 @@ fn attempt(step: &Step, parts: &mut Parts) -> Outcome {
                 command::run(&mut cargo)
             }
         }
-        Run::Call(call) => call(parts),
+        StepAction::Call(call) => call(parts),
     };
     match outcome {
-        Ok(()) => Outcome::Passed,
-        Err(error) => Outcome::Failed(format!("{error:#}")),
+        Ok(()) => StepOutcome::Passed,
+        Err(error) => StepOutcome::Failed(format!("{error:#}")),
     }
 }
 
-fn word(outcome: &Outcome) -> String {
+fn word(outcome: &StepOutcome) -> String {
     match outcome {
-        Outcome::Passed => "passed".to_owned(),
-        Outcome::Failed(why) => format!("FAILED: {why}"),
-        Outcome::Skipped(why) => format!("skipped: {why}"),
+        StepOutcome::Passed => "passed".to_owned(),
+        StepOutcome::Failed(why) => format!("FAILED: {why}"),
+        StepOutcome::Skipped(why) => format!("skipped: {why}"),
     }
 }
 
 /// Prints the tests that failed, with their last words. They come late, because a reader of a long
 /// run begins at its end.
-fn say_failures(failures: &[Failure]) {
-    for Failure { step, test, passed_later } in failures {
+fn say_failures(failures: &[TestFailure]) {
+    for TestFailure { step, test, passed_later } in failures {
         let later = if *passed_later { ", and passed at the second attempt" } else { "" };
         println!("\n==== failed: {step}: {}{later}", test.name);
         test.said.iter().for_each(|line| println!("{line}"));
     }
 }
 
-fn summarize(reports: &[Report]) {
+fn summarize(reports: &[StepReport]) {
     println!("\n==== summary");
-    for Report { step, outcome, took } in reports {
+    for StepReport { step, outcome, took } in reports {
         println!("{:<12} {:>7.1} s  {}", step.name, took.as_secs_f64(), word(outcome));
     }
-    let count = |is: fn(&Outcome) -> bool| reports.iter().filter(|r| is(&r.outcome)).count();
-    let skipped = count(|outcome| matches!(outcome, Outcome::Skipped(_)));
+    let count = |is: fn(&StepOutcome) -> bool| reports.iter().filter(|r| is(&r.outcome)).count();
+    let skipped = count(|outcome| matches!(outcome, StepOutcome::Skipped(_)));
     if skipped > 0 {
         println!("{skipped} skipped");
     }
-    let failed = reports.iter().filter(|report| matches!(report.outcome, Outcome::Failed(_)));
+    let failed = reports.iter().filter(|report| matches!(report.outcome, StepOutcome::Failed(_)));
     let failed: Vec<_> = failed.map(|report| report.step.name).collect();
     if !failed.is_empty() {
         println!("run what failed again with `cargo xtask test {}`", failed.join(" "));
     }
-    let passed = count(|outcome| matches!(outcome, Outcome::Passed));
+    let passed = count(|outcome| matches!(outcome, StepOutcome::Passed));
     println!("{passed} passed, {} failed", failed.len());
 }
 
 /// Prints the last lines: the parts that were left out, and the consequence.
-fn say_left_out(parts: &Parts, strict: bool) {
+fn say_left_out(parts: &RunRecord, strict: bool) {
     let not_here = parts.left_out(false);
     if !not_here.is_empty() {
         println!("{} parts cannot run on this machine, whatever is installed:", not_here.len());
@@ -262,7 +266,7 @@ fn say_left_out(parts: &Parts, strict: bool) {
     say_each(&left_out);
 }
 
-fn say_each(parts: &[&LeftOut]) {
+fn say_each(parts: &[&OmittedPart]) {
     for part in parts {
         println!("  {}: {}", part.place, part.why);
     }
@@ -303,12 +307,12 @@ mod tests {
     fn left_out_parts_fail_the_run_if_ci_is_set() {
         assert!(is_strict(Some("true")) && is_strict(Some("1")));
         assert!(!is_strict(None) && !is_strict(Some("")) && !is_strict(Some("false")));
-        let verdict = |outcome: &Outcome, parts: &Parts| {
+        let verdict = |outcome: &StepOutcome, parts: &RunRecord| {
             [false, true].map(|strict| passes(std::iter::once(outcome), parts, strict))
         };
-        let mut parts = Parts::silent();
+        let mut parts = RunRecord::silent();
         parts.begin("test");
-        let (passed, failed) = (Outcome::Passed, Outcome::Failed("no".to_owned()));
+        let (passed, failed) = (StepOutcome::Passed, StepOutcome::Failed("no".to_owned()));
         assert_eq!(verdict(&passed, &parts), [true, true]);
         assert_eq!(verdict(&failed, &parts), [false, false]);
         parts.not_here("this kernel has none");
@@ -320,7 +324,7 @@ mod tests {
     #[test]
     fn long_steps_run_when_asked_for() {
         let usual = choose(&args(&[], false)).unwrap();
-        assert!(usual.iter().all(|step| step.when == When::Always) && !usual.is_empty());
+        assert!(usual.iter().all(|step| step.when == StepSchedule::Always) && !usual.is_empty());
         assert_eq!(choose(&args(&[], true)).unwrap().len(), STEPS.len() - 1);
         let quick = choose(&TestArgs { quick: true, ..args(&[], false) }).unwrap();
         let names: Vec<_> = quick.iter().map(|step| step.name).collect();

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::times::RecordedTimes;
 use crate::command;
-use crate::parts::Parts;
+use crate::parts::RunRecord;
 
 /// The steps before the tests.
 pub const CHECKS: &[&str] = &["fmt", "structure", "clippy"];
@@ -26,7 +26,7 @@ const UNKNOWN: Duration = Duration::from_secs(10);
 
 /// A package of the workspace.
 #[derive(Debug, Default)]
-struct Package {
+struct CargoPackage {
     name: String,
     /// Its directory, relative to the root of the project.
     dir: PathBuf,
@@ -38,7 +38,7 @@ struct Package {
 }
 
 /// Runs the tests of the changed crates, then those of their dependents until the time is over.
-pub fn test(parts: &mut Parts) -> Result<()> {
+pub fn test(parts: &mut RunRecord) -> Result<()> {
     let deadline = Instant::now() + BUDGET.saturating_sub(parts.elapsed());
     let packages = packages()?;
     let changed = owners(&packages, &changed_files()?);
@@ -81,13 +81,13 @@ pub fn test(parts: &mut Parts) -> Result<()> {
     result
 }
 
-fn names<'a>(packages: &[&'a Package]) -> Vec<&'a str> {
+fn names<'a>(packages: &[&'a CargoPackage]) -> Vec<&'a str> {
     packages.iter().map(|package| &*package.name).collect()
 }
 
 /// The test programs of packages, each name once.
 fn shortest_first<'a>(
-    packages: &[&'a Package],
+    packages: &[&'a CargoPackage],
     time_of: impl Fn(&&str) -> Duration,
 ) -> Vec<&'a str> {
     let programs = packages.iter().flat_map(|package| &package.tests);
@@ -98,18 +98,18 @@ fn shortest_first<'a>(
 }
 
 /// The packages with changed files.
-fn owners<'a>(packages: &'a [Package], files: &[PathBuf]) -> Vec<&'a Package> {
+fn owners<'a>(packages: &'a [CargoPackage], files: &[PathBuf]) -> Vec<&'a CargoPackage> {
     let owner = |file: &PathBuf| {
         let holders = packages.iter().filter(|package| file.starts_with(&package.dir));
         holders.max_by_key(|package| package.dir.components().count())
     };
-    let owners: BTreeMap<&Path, &Package> =
+    let owners: BTreeMap<&Path, &CargoPackage> =
         files.iter().filter_map(owner).map(|package| (&*package.dir, package)).collect();
     owners.into_values().collect()
 }
 
 /// The packages that depend on others, directly or not, without these.
-fn dependents<'a>(packages: &'a [Package], on: &[&Package]) -> Vec<&'a Package> {
+fn dependents<'a>(packages: &'a [CargoPackage], on: &[&CargoPackage]) -> Vec<&'a CargoPackage> {
     let mut reached: BTreeSet<&Path> = on.iter().map(|package| &*package.dir).collect();
     let mut found = Vec::new();
     loop {
@@ -138,13 +138,13 @@ fn changed_files() -> Result<Vec<PathBuf>> {
 }
 
 /// The packages of the workspace.
-fn packages() -> Result<Vec<Package>> {
+fn packages() -> Result<Vec<CargoPackage>> {
     let metadata = command::metadata()?;
     let packages = metadata["packages"].as_array().context("cargo names no packages")?;
     packages.iter().map(package).collect()
 }
 
-fn package(described: &Value) -> Result<Package> {
+fn package(described: &Value) -> Result<CargoPackage> {
     let relative = |path: &Path| path.strip_prefix(command::root()).map(Path::to_owned);
     let list = |name: &str| described[name].as_array().cloned().unwrap_or_default();
     let manifest = described["manifest_path"].as_str().map(Path::new).context("a manifest")?;
@@ -158,7 +158,7 @@ fn package(described: &Value) -> Result<Package> {
         target["kind"][0] == "test"
             && target["required-features"].as_array().is_none_or(Vec::is_empty)
     });
-    Ok(Package {
+    Ok(CargoPackage {
         name: described["name"].as_str().context("a package without a name")?.to_owned(),
         dir,
         needs: needs.collect(),
@@ -171,8 +171,8 @@ fn package(described: &Value) -> Result<Package> {
 mod tests {
     use super::*;
 
-    fn example() -> Vec<Package> {
-        let package = |dir: &str, needs: &[&str], tests: &[&str]| Package {
+    fn example() -> Vec<CargoPackage> {
+        let package = |dir: &str, needs: &[&str], tests: &[&str]| CargoPackage {
             name: dir.replace('/', "-"),
             dir: dir.into(),
             needs: needs.iter().map(PathBuf::from).collect(),
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn the_shortest_programs_come_first() {
         let packages = example();
-        let all: Vec<&Package> = packages.iter().collect();
+        let all: Vec<&CargoPackage> = packages.iter().collect();
         let by_length = shortest_first(&all, |name| Duration::from_secs(name.len() as u64));
         assert_eq!(by_length, ["run", "pool", "model", "pages", "session"]);
     }

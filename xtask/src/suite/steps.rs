@@ -5,14 +5,14 @@ use std::process::Child;
 use anyhow::{Result, ensure};
 
 use super::quick;
-use crate::apt::Apt;
-use crate::packages::Tool;
-use crate::parts::Parts;
+use crate::apt::AptTool;
+use crate::packages::RequiredTool;
+use crate::parts::RunRecord;
 use crate::{apt, bpf, demo, fresh, fuzz, guest, lanes, rings, runs};
 
 /// When a step runs without being named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
+pub enum StepSchedule {
     /// Always. Together these decide whether a change lands.
     Always,
     /// With `--full`.
@@ -22,27 +22,27 @@ pub enum When {
 }
 
 /// The action of a step.
-pub enum Run {
+pub enum StepAction {
     /// Cargo, with these arguments, in the root of the project.
     Cargo(&'static [&'static str]),
     /// A function, which records the parts that it leaves out.
-    Call(fn(&mut Parts) -> Result<()>),
+    Call(fn(&mut RunRecord) -> Result<()>),
 }
 
 /// One step.
-pub struct Step {
+pub struct TestStep {
     /// Its name on the command line.
     pub name: &'static str,
     /// A description of what it checks, in one line.
     pub what: &'static str,
     /// When it runs.
-    pub when: When,
+    pub when: StepSchedule,
     /// Tools to install first. The step is skipped without a tool that has no `part`.
-    pub tools: &'static [Tool],
+    pub tools: &'static [RequiredTool],
     /// Environment variables for cargo.
     pub env: &'static [(&'static str, &'static str)],
     /// The action.
-    pub run: Run,
+    pub run: StepAction,
     /// Begins a build of the step that takes long, in a directory of its own and at the lowest priority, when the tests of all crates
     /// have ended: the steps in between wait for mounts and timers most of their time.
     pub ahead: Option<fn() -> Result<Child>>,
@@ -51,16 +51,16 @@ pub struct Step {
 const fn cargo(
     name: &'static str,
     what: &'static str,
-    tools: &'static [Tool],
+    tools: &'static [RequiredTool],
     arguments: &'static [&'static str],
-) -> Step {
-    Step {
+) -> TestStep {
+    TestStep {
         name,
         what,
-        when: When::Always,
+        when: StepSchedule::Always,
         tools,
         env: &[],
-        run: Run::Cargo(arguments),
+        run: StepAction::Cargo(arguments),
         ahead: None,
     }
 }
@@ -68,114 +68,142 @@ const fn cargo(
 const fn call(
     name: &'static str,
     what: &'static str,
-    tools: &'static [Tool],
-    call: fn(&mut Parts) -> Result<()>,
-) -> Step {
-    Step { name, what, when: When::Always, tools, env: &[], run: Run::Call(call), ahead: None }
+    tools: &'static [RequiredTool],
+    call: fn(&mut RunRecord) -> Result<()>,
+) -> TestStep {
+    TestStep {
+        name,
+        what,
+        when: StepSchedule::Always,
+        tools,
+        env: &[],
+        run: StepAction::Call(call),
+        ahead: None,
+    }
 }
 
 const fn full(
     name: &'static str,
     what: &'static str,
-    tools: &'static [Tool],
-    action: fn(&mut Parts) -> Result<()>,
-) -> Step {
-    Step { when: When::Full, ..call(name, what, tools, action) }
+    tools: &'static [RequiredTool],
+    action: fn(&mut RunRecord) -> Result<()>,
+) -> TestStep {
+    TestStep { when: StepSchedule::Full, ..call(name, what, tools, action) }
 }
 
 /// Tools that tests use if installed, and otherwise leave out the parts that need them.
-pub const TEST_TOOLS: &[Tool] = &[
-    Tool::package_for("e2fsprogs", "mkfs.ext4", "the POSIX cases on ext4"),
-    Tool::package_for("xfsprogs", "mkfs.xfs", "uhs beside xfs on the same device"),
-    Tool::package_for("fuse3", "fusermount3", "mounts of other users than root, mount.fuse3(8)"),
-    Tool::package_for(
+pub const TEST_TOOLS: &[RequiredTool] = &[
+    RequiredTool::package_for("e2fsprogs", "mkfs.ext4", "the POSIX cases on ext4"),
+    RequiredTool::package_for("xfsprogs", "mkfs.xfs", "uhs beside xfs on the same device"),
+    RequiredTool::package_for(
+        "fuse3",
+        "fusermount3",
+        "mounts of other users than root, mount.fuse3(8)",
+    ),
+    RequiredTool::package_for(
         "linux-libc-dev",
         "/usr/include/linux/fuse.h",
         "the ABI against the C header",
     ),
-    Tool::package_for("util-linux", "setpriv", "files created by users other than root"),
-    Tool::package_for("chromium", "chromium", "the report of a study in a browser"),
-    Tool::package_for("bindfs", "bindfs", "statistics of other FUSE file systems"),
-    Tool::package_for("sshfs", "sshfs", "statistics of sshfs, and FUSE programs over a socket"),
-    Tool::package_for("openssh-server", "sshd", "the server of sshfs"),
-    Tool::package_for(
+    RequiredTool::package_for("util-linux", "setpriv", "files created by users other than root"),
+    RequiredTool::package_for("chromium", "chromium", "the report of a study in a browser"),
+    RequiredTool::package_for("bindfs", "bindfs", "statistics of other FUSE file systems"),
+    RequiredTool::package_for(
+        "sshfs",
+        "sshfs",
+        "statistics of sshfs, and FUSE programs over a socket",
+    ),
+    RequiredTool::package_for("openssh-server", "sshd", "the server of sshfs"),
+    RequiredTool::package_for(
         "fio",
         "fio",
         "latencies in the kernel compared with fio, clients of GlusterFS",
     ),
-    Tool::package_for(
+    RequiredTool::package_for(
         "libpython3.*-testsuite",
         "/usr/lib/python3.*/test/test_mmap.py",
         "Python's own tests under defuse run",
     ),
-    Tool::package_for("busybox-static", "busybox", "static programs in a run"),
-    Tool::package_for("lmdb-utils", "mdb_load", "a database of many writers in a run"),
-    Tool::package_for("squashfuse", "squashfuse", "FUSE programs over a socket"),
-    Tool::package_for("squashfs-tools", "mksquashfs", "squashfuse over a socket"),
-    Tool::package_for("gocryptfs", "gocryptfs", "FUSE programs over a socket"),
-    Tool::package_for(
+    RequiredTool::package_for("busybox-static", "busybox", "static programs in a run"),
+    RequiredTool::package_for("lmdb-utils", "mdb_load", "a database of many writers in a run"),
+    RequiredTool::package_for("squashfuse", "squashfuse", "FUSE programs over a socket"),
+    RequiredTool::package_for("squashfs-tools", "mksquashfs", "squashfuse over a socket"),
+    RequiredTool::package_for("gocryptfs", "gocryptfs", "FUSE programs over a socket"),
+    RequiredTool::package_for(
         "libfuse3-dev",
         "/usr/share/doc/libfuse3-dev/examples/hello.c",
         "libfuse's examples over a socket",
     ),
-    Tool::package_for("g++", "c++", "the header of libdefuse as C++"),
-    Tool::package_for("groff", "groff", "manual pages without warnings"),
-    Tool::package_for("binutils", "readelf", "the symbols of libdefuse and their versions"),
-    Tool::package_for("pkg-config", "pkg-config", "programs in C by what pkg-config says"),
-    Tool::package_for("python3", "python3", "waiting for locks on a mount (which fails without)"),
-    Tool::package_for("golang-go", "go", "Go programs in a run"),
-    Tool::package_for("nodejs", "node", "a runtime that prefers rings, in a run"),
-    Tool::package_for("git", "git", "git on a mount and in a run"),
-    Tool::package_for("sqlite3", "sqlite3", "sqlite3 on a mount and in a run"),
-    Tool::package_for(
+    RequiredTool::package_for("g++", "c++", "the header of libdefuse as C++"),
+    RequiredTool::package_for("groff", "groff", "manual pages without warnings"),
+    RequiredTool::package_for("binutils", "readelf", "the symbols of libdefuse and their versions"),
+    RequiredTool::package_for("pkg-config", "pkg-config", "programs in C by what pkg-config says"),
+    RequiredTool::package_for(
+        "python3",
+        "python3",
+        "waiting for locks on a mount (which fails without)",
+    ),
+    RequiredTool::package_for("golang-go", "go", "Go programs in a run"),
+    RequiredTool::package_for("nodejs", "node", "a runtime that prefers rings, in a run"),
+    RequiredTool::package_for("git", "git", "git on a mount and in a run"),
+    RequiredTool::package_for("sqlite3", "sqlite3", "sqlite3 on a mount and in a run"),
+    RequiredTool::package_for(
         "qemu-system-x86",
         "qemu-system-x86_64",
         "the NVMe driver on the controller of QEMU",
     ),
-    Tool::package_for("make", "make", "make on a mount and in a run"),
-    Tool::package_for("strace", "strace", "the system calls after bind(2)"),
-    Tool::package_for("vim", "vim", "an editor in a run"),
-    Tool::package_for("rsync", "rsync", "rsync on a mount"),
-    Tool::package_for("attr", "setfattr", "rsync with attributes on a mount"),
-    Tool::package_for("acl", "setfacl", "rsync with access lists on a mount"),
-    Tool::package_for("glusterfs-server", "glusterd", "GlusterFS: the servers"),
-    Tool::package_for("glusterfs-cli", "gluster", "GlusterFS: the servers' commands"),
-    Tool::package_for("glusterfs-client", "glusterfs", "GlusterFS: its own client beside ours"),
-    Tool::package_for(
+    RequiredTool::package_for("make", "make", "make on a mount and in a run"),
+    RequiredTool::package_for("strace", "strace", "the system calls after bind(2)"),
+    RequiredTool::package_for("vim", "vim", "an editor in a run"),
+    RequiredTool::package_for("rsync", "rsync", "rsync on a mount"),
+    RequiredTool::package_for("attr", "setfattr", "rsync with attributes on a mount"),
+    RequiredTool::package_for("acl", "setfacl", "rsync with access lists on a mount"),
+    RequiredTool::package_for("glusterfs-server", "glusterd", "GlusterFS: the servers"),
+    RequiredTool::package_for("glusterfs-cli", "gluster", "GlusterFS: the servers' commands"),
+    RequiredTool::package_for(
+        "glusterfs-client",
+        "glusterfs",
+        "GlusterFS: its own client beside ours",
+    ),
+    RequiredTool::package_for(
         "libglusterfs-dev",
         "/usr/include/glusterfs/glusterfs.h",
         "GlusterFS: a volume without servers",
     ),
-    Tool::package_for("libgfapi0", "/usr/lib/*/libgfapi.so.0", "GlusterFS: the client's library"),
-    Tool::package_for("iproute2", "ip", "GlusterFS: the network of its servers"),
+    RequiredTool::package_for(
+        "libgfapi0",
+        "/usr/lib/*/libgfapi.so.0",
+        "GlusterFS: the client's library",
+    ),
+    RequiredTool::package_for("iproute2", "ip", "GlusterFS: the network of its servers"),
 ];
 
 /// Tools of the step with memcheck, which needs all of them.
-const MEMCHECK_TOOLS: &[Tool] = &[
-    Tool::package("valgrind", "valgrind"),
-    Tool::package("glusterfs-server", "glusterd"),
-    Tool::package("glusterfs-cli", "gluster"),
-    Tool::package("libgfapi0", "/usr/lib/*/libgfapi.so.0"),
-    Tool::package("iproute2", "ip"),
-    Tool::package("util-linux", "nsenter"),
+const MEMCHECK_TOOLS: &[RequiredTool] = &[
+    RequiredTool::package("valgrind", "valgrind"),
+    RequiredTool::package("glusterfs-server", "glusterd"),
+    RequiredTool::package("glusterfs-cli", "gluster"),
+    RequiredTool::package("libgfapi0", "/usr/lib/*/libgfapi.so.0"),
+    RequiredTool::package("iproute2", "ip"),
+    RequiredTool::package("util-linux", "nsenter"),
 ];
 
 /// Tools of the step with programs on volumes without a mount, which needs all of them.
-const VOLUME_TOOLS: &[Tool] = &[
-    Tool::package("glusterfs-server", "glusterd"),
-    Tool::package("glusterfs-cli", "gluster"),
-    Tool::package("libgfapi0", "/usr/lib/*/libgfapi.so.0"),
-    Tool::package("iproute2", "ip"),
-    Tool::package("util-linux", "nsenter"),
-    Tool::package("e2fsprogs", "mkfs.ext4"),
+const VOLUME_TOOLS: &[RequiredTool] = &[
+    RequiredTool::package("glusterfs-server", "glusterd"),
+    RequiredTool::package("glusterfs-cli", "gluster"),
+    RequiredTool::package("libgfapi0", "/usr/lib/*/libgfapi.so.0"),
+    RequiredTool::package("iproute2", "ip"),
+    RequiredTool::package("util-linux", "nsenter"),
+    RequiredTool::package("e2fsprogs", "mkfs.ext4"),
 ];
 
 /// All steps, quick ones first.
-pub const STEPS: &[Step] = &[
+pub const STEPS: &[TestStep] = &[
     cargo(
         "fmt",
         "the code is formatted",
-        &[Tool::component("rustfmt", "rustfmt")],
+        &[RequiredTool::component("rustfmt", "rustfmt")],
         &["fmt", "--all", "--check"],
     ),
     cargo(
@@ -187,7 +215,7 @@ pub const STEPS: &[Step] = &[
     cargo(
         "clippy",
         "no warnings",
-        &[Tool::component("clippy", "cargo-clippy")],
+        &[RequiredTool::component("clippy", "cargo-clippy")],
         &["clippy", "--workspace", "--all-targets", "--", "--deny", "warnings"],
     ),
     call(
@@ -196,12 +224,12 @@ pub const STEPS: &[Step] = &[
         &[],
         check_packages,
     ),
-    Step {
+    TestStep {
         env: &[("RUSTDOCFLAGS", "-Dwarnings")],
         ..cargo("doc", "documentation without warnings", &[], &["doc", "--workspace", "--no-deps"])
     },
-    Step {
-        when: When::Quick,
+    TestStep {
+        when: StepSchedule::Quick,
         ..call(
             "quick",
             "the tests of the changed crates, and the shortest of their dependents",
@@ -224,13 +252,13 @@ pub const STEPS: &[Step] = &[
         // All of the workspace, so that dependencies have the features that they have in step `test`.
         &["test", "--workspace", "--features", "defuse-session/shuttle", "--test", "shuttle"],
     ),
-    Step {
+    TestStep {
         ahead: Some(fuzz::build_ahead),
         ..call("fuzz", "12 s of every fuzz target", fuzz::TOOLS, |_| fuzz::all(12))
     },
     full("fuzz-long", "ten minutes of every fuzz target", fuzz::TOOLS, |_| fuzz::all(600)),
-    Step {
-        when: When::Full,
+    TestStep {
+        when: StepSchedule::Full,
         env: &[("DEFUSE_FULL", "1")],
         ..cargo(
             "run-suites",
@@ -239,8 +267,8 @@ pub const STEPS: &[Step] = &[
             &["test", "--package", "defuse-testkit", "--test", "run_suites"],
         )
     },
-    Step {
-        when: When::Full,
+    TestStep {
+        when: StepSchedule::Full,
         // The POSIX cases must be alone in their process.
         env: &[("DEFUSE_FULL", "1"), ("RUST_TEST_THREADS", "1")],
         ..cargo(
@@ -250,8 +278,8 @@ pub const STEPS: &[Step] = &[
             &["test", "--package", "defuse-testkit", "--test", "gluster"],
         )
     },
-    Step {
-        when: When::Full,
+    TestStep {
+        when: StepSchedule::Full,
         env: &[("DEFUSE_FULL", "1")],
         ..cargo(
             "gluster-faults",
@@ -260,8 +288,8 @@ pub const STEPS: &[Step] = &[
             &["test", "--package", "defuse-testkit", "--test", "gluster_faults"],
         )
     },
-    Step {
-        when: When::Full,
+    TestStep {
+        when: StepSchedule::Full,
         env: &[("DEFUSE_FULL", "1")],
         ..cargo(
             "gluster-clients",
@@ -270,8 +298,8 @@ pub const STEPS: &[Step] = &[
             &["test", "--package", "defuse-testkit", "--test", "gluster_clients"],
         )
     },
-    Step {
-        when: When::Full,
+    TestStep {
+        when: StepSchedule::Full,
         env: &[("DEFUSE_FULL", "1")],
         ..cargo(
             "kills",
@@ -300,8 +328,8 @@ pub const STEPS: &[Step] = &[
         guest::TOOLS,
         guest::check,
     ),
-    Step {
-        when: When::Full,
+    TestStep {
+        when: StepSchedule::Full,
         env: &[("DEFUSE_FULL", "1")],
         ..cargo(
             "gluster-memory",
@@ -332,24 +360,24 @@ pub const STEPS: &[Step] = &[
 /// The Debian packages of all steps, each once.
 pub fn all_packages() -> Vec<&'static str> {
     let tools = STEPS.iter().flat_map(|step| step.tools);
-    let mut names: Vec<&str> = tools.filter_map(Tool::debian).collect();
+    let mut names: Vec<&str> = tools.filter_map(RequiredTool::debian).collect();
     names.sort_unstable();
     names.dedup();
     names
 }
 
 /// Looks up every package of the tables with apt, as if none were installed.
-fn check_packages(parts: &mut Parts) -> Result<()> {
+fn check_packages(parts: &mut RunRecord) -> Result<()> {
     if !apt::is_there() {
         parts.not_here("there is no apt to ask for packages");
         return Ok(());
     }
-    let (apt, mut names) = (Apt::of_empty_machine(), all_packages());
+    let (apt, mut names) = (AptTool::of_empty_machine(), all_packages());
     names.push(guest::KERNEL);
     let mut asked = apt.not_installable(&names);
     if asked.is_err() {
         // A new machine has no package lists.
-        Apt::of_this_machine().update()?;
+        AptTool::of_this_machine().update()?;
         asked = apt.not_installable(&names);
     }
     let complaints = asked?;

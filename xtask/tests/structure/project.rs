@@ -44,7 +44,7 @@ pub fn sources() -> Vec<PathBuf> {
 }
 
 /// A crate of the workspace.
-pub struct Package {
+pub struct WorkspaceCrate {
     /// The name.
     pub name: String,
     /// The folder, relative to the root.
@@ -52,13 +52,13 @@ pub struct Package {
     /// The licence.
     pub license: Option<String>,
     /// The dependencies, including those for tests and build scripts.
-    pub dependencies: Vec<Dependency>,
+    pub dependencies: Vec<CrateDependency>,
     /// The first file of each of its targets.
-    pub roots: Vec<Root>,
+    pub roots: Vec<TargetRoot>,
 }
 
 /// One dependency.
-pub struct Dependency {
+pub struct CrateDependency {
     /// Name of the other crate.
     pub name: String,
     /// `normal`, `dev` or `build`.
@@ -66,7 +66,7 @@ pub struct Dependency {
 }
 
 /// The root of a target.
-pub struct Root {
+pub struct TargetRoot {
     /// `lib`, `bin`, `test`, ...
     pub kind: String,
     /// The file.
@@ -74,7 +74,7 @@ pub struct Root {
 }
 
 /// The crates of the workspace.
-pub fn packages() -> Vec<Package> {
+pub fn packages() -> Vec<WorkspaceCrate> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["metadata", "--no-deps", "--format-version=1", "--offline"]).current_dir(root());
     let output = cargo.output().unwrap();
@@ -83,18 +83,18 @@ pub fn packages() -> Vec<Package> {
     metadata["packages"].as_array().unwrap().iter().map(package).collect()
 }
 
-fn package(value: &Value) -> Package {
+fn package(value: &Value) -> WorkspaceCrate {
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let manifest = PathBuf::from(text(&value["manifest_path"]).unwrap());
-    let dependency = |value: &Value| Dependency {
+    let dependency = |value: &Value| CrateDependency {
         name: text(&value["name"]).unwrap(),
         kind: text(&value["kind"]).unwrap_or("normal".to_owned()),
     };
-    let target = |value: &Value| Root {
+    let target = |value: &Value| TargetRoot {
         kind: text(&value["kind"][0]).unwrap(),
         file: text(&value["src_path"]).unwrap().into(),
     };
-    Package {
+    WorkspaceCrate {
         name: text(&value["name"]).unwrap(),
         folder: relative(manifest.parent().unwrap()),
         license: text(&value["license"]),

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::Result;
 
-use crate::ffi::{GlfsObject, GlfsUpcall, Library};
-use crate::upcalls::inbox::Inbox;
-use crate::volume::{Volume, check, extract};
+use crate::ffi::{GfapiLibrary, GlfsObject, GlfsUpcall};
+use crate::upcalls::inbox::UpcallInbox;
+use crate::volume::{VolumeConnection, check, extract};
 
 /// `GLFS_UPCALL_INODE_INVALIDATE`.
 const INVALIDATE: i32 = 1;
@@ -33,7 +33,7 @@ const IDLE_AFTER: Duration = Duration::from_secs(2);
 const IN_A_ROW: usize = 1 << 14;
 
 /// Puts messages of servers into `inbox` until it ends.
-pub(crate) fn receive(volume: &Arc<Volume>, inbox: &Inbox) {
+pub(crate) fn receive(volume: &Arc<VolumeConnection>, inbox: &UpcallInbox) {
     let (mut wait, mut used) = (SOON, Instant::now());
     while !inbox.ends_within(wait) {
         let has_some = take(volume, inbox).is_ok_and(|count| count > 0);
@@ -46,7 +46,7 @@ pub(crate) fn receive(volume: &Arc<Volume>, inbox: &Inbox) {
 }
 
 /// Takes the messages before an answer that is kept here is given, unless somebody has done so just now.
-pub(crate) fn take_if_due(volume: &Volume, inbox: &Inbox) {
+pub(crate) fn take_if_due(volume: &VolumeConnection, inbox: &UpcallInbox) {
     if inbox.is_due(SOON)
         && let Err(errno) = take(volume, inbox)
     {
@@ -69,7 +69,7 @@ fn next(wait: Duration, has_some: bool, unused: Duration) -> Duration {
 /// # Errors
 ///
 /// The errors of libgfapi.
-pub(crate) fn take(volume: &Volume, inbox: &Inbox) -> Result<usize> {
+pub(crate) fn take(volume: &VolumeConnection, inbox: &UpcallInbox) -> Result<usize> {
     let (library, _turn) = (volume.library(), inbox.turn());
     for count in 0..IN_A_ROW {
         // It stays if there is no message. libgfapi replaces it by null for a message about an inode that nobody knows.
@@ -94,7 +94,7 @@ pub(crate) fn take(volume: &Volume, inbox: &Inbox) -> Result<usize> {
 
 /// Puts the inodes of a message into the inbox.
 // SAFETY: the message is valid.
-unsafe fn put(library: &Library, message: *mut GlfsUpcall, inbox: &Inbox) {
+unsafe fn put(library: &GfapiLibrary, message: *mut GlfsUpcall, inbox: &UpcallInbox) {
     // SAFETY: the message is valid, and an invalidation of an inode, whose objects live as long as it does.
     unsafe {
         if (library.glfs_upcall_get_reason)(message) != INVALIDATE {

@@ -15,9 +15,9 @@ const PLACES: usize = 1024;
 
 /// A moment in the order of all messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Mark(u64);
+pub struct UpcallSequence(u64);
 
-impl Mark {
+impl UpcallSequence {
     /// True if the last change of a place is not older.
     pub fn is_before(self, place: &AtomicU64) -> bool {
         place.load(Ordering::SeqCst) > self.0
@@ -26,8 +26,8 @@ impl Mark {
 
 /// Messages that nobody has taken, and the moments when inodes were last in one.
 #[derive(Debug)]
-pub struct Inbox {
-    state: Mutex<State>,
+pub struct UpcallInbox {
+    state: Mutex<UpcallInboxState>,
     arrived: Condvar,
     /// Nobody needs messages any more.
     ended: Condvar,
@@ -47,7 +47,7 @@ pub struct Inbox {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct UpcallInboxState {
     told: HashMap<Gfid, u64>,
     /// Names in directories.
     names: Vec<(Gfid, Box<[u8]>)>,
@@ -57,7 +57,7 @@ struct State {
 
 /// Messages that were taken.
 #[derive(Debug, Default)]
-pub struct Taken {
+pub struct UpcallBatch {
     /// Changed inodes, with the flags of all messages about them.
     pub told: Vec<(Gfid, u64)>,
     /// Names in directories that frontends shall not keep, although no inode has changed.
@@ -67,12 +67,12 @@ pub struct Taken {
     /// Nobody needs them any more.
     pub ended: bool,
     /// The moment when they were taken.
-    pub until: Mark,
+    pub until: UpcallSequence,
 }
 
-impl Default for Inbox {
+impl Default for UpcallInbox {
     fn default() -> Self {
-        Inbox {
+        UpcallInbox {
             state: Mutex::default(),
             arrived: Condvar::new(),
             ended: Condvar::new(),
@@ -86,7 +86,7 @@ impl Default for Inbox {
     }
 }
 
-impl Inbox {
+impl UpcallInbox {
     /// Adds a message about an inode.
     pub fn put(&self, gfid: Gfid, flags: u64) {
         let mut state = self.lock();
@@ -126,25 +126,25 @@ impl Inbox {
     }
 
     /// Takes all messages, after at most `wait`.
-    pub fn take(&self, wait: Duration) -> Taken {
-        let is_empty = |state: &mut State| {
+    pub fn take(&self, wait: Duration) -> UpcallBatch {
+        let is_empty = |state: &mut UpcallInboxState| {
             state.told.is_empty() && state.names.is_empty() && !state.lost && !state.ended
         };
         let waited = self.arrived.wait_timeout_while(self.lock(), wait, is_empty);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
         let (lost, ended) = (std::mem::take(&mut state.lost), state.ended);
         let (told, names) = (state.told.drain().collect(), std::mem::take(&mut state.names));
-        Taken { told, names, lost, ended, until: self.now() }
+        UpcallBatch { told, names, lost, ended, until: self.now() }
     }
 
     /// Frontends know of all messages until `until`.
-    pub fn passed_on(&self, until: Mark) {
+    pub fn passed_on(&self, until: UpcallSequence) {
         self.passed_on.store(until.0, Ordering::SeqCst);
     }
 
     /// True if a message about an inode has arrived, of which frontends may not know yet.
     pub fn is_behind(&self, gfid: Gfid) -> bool {
-        self.told_since(gfid, Mark(self.passed_on.load(Ordering::SeqCst)))
+        self.told_since(gfid, UpcallSequence(self.passed_on.load(Ordering::SeqCst)))
     }
 
     /// A request has come.
@@ -197,17 +197,17 @@ impl Inbox {
     }
 
     /// A new moment.
-    pub fn advance(&self) -> Mark {
-        Mark(self.next())
+    pub fn advance(&self) -> UpcallSequence {
+        UpcallSequence(self.next())
     }
 
     /// The present moment.
-    pub fn now(&self) -> Mark {
-        Mark(self.count.load(Ordering::SeqCst))
+    pub fn now(&self) -> UpcallSequence {
+        UpcallSequence(self.count.load(Ordering::SeqCst))
     }
 
     /// True if the inode may have changed after `since`.
-    pub fn told_since(&self, gfid: Gfid, since: Mark) -> bool {
+    pub fn told_since(&self, gfid: Gfid, since: UpcallSequence) -> bool {
         let last = self.places[place(gfid)].load(Ordering::SeqCst);
         last.max(self.all.load(Ordering::SeqCst)) > since.0
     }
@@ -216,7 +216,7 @@ impl Inbox {
         self.count.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, UpcallInboxState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn an_inode_has_changed_after_each_moment_before_its_message() {
-        let inbox = Inbox::default();
+        let inbox = UpcallInbox::default();
         let (a, b) = ([1; 16], [2; 16]);
         let before = inbox.now();
         inbox.put(a, 1);
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn frontends_are_behind_until_a_message_was_passed_on() {
-        let (inbox, a, b) = (Inbox::default(), [1; 16], [2; 16]);
+        let (inbox, a, b) = (UpcallInbox::default(), [1; 16], [2; 16]);
         inbox.put(a, 1);
         assert!(inbox.is_behind(a) && !inbox.is_behind(b));
         let taken = inbox.take(Duration::ZERO);
@@ -260,7 +260,7 @@ mod tests {
 
     #[test]
     fn messages_about_one_inode_are_taken_once() {
-        let inbox = Inbox::default();
+        let inbox = UpcallInbox::default();
         inbox.put([1; 16], 1);
         inbox.put([1; 16], 4);
         let taken = inbox.take(Duration::from_secs(60));
@@ -273,7 +273,7 @@ mod tests {
 
     #[test]
     fn more_messages_than_there_is_room_for_are_about_all_inodes() {
-        let inbox = Inbox::default();
+        let inbox = UpcallInbox::default();
         let before = inbox.now();
         for number in 0..=WAITING as u128 {
             inbox.put(number.to_be_bytes(), 1);

@@ -19,24 +19,24 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::{Ino, Notify};
 
-use crate::nodes::{Nodes, Reference};
-use crate::volume::{Gfid, Volume};
+use crate::nodes::{GlusterInodes, InodeReference};
+use crate::volume::{Gfid, VolumeConnection};
 
 use events::NAME_CHANGED;
 pub(crate) use events::{receive, take, take_if_due};
-pub use inbox::{Inbox, Mark};
+pub use inbox::{UpcallInbox, UpcallSequence};
 pub(crate) use names::CHANGES;
-use names::{Names, Place};
-pub(crate) use teller::{Asks, Teller};
+use names::{EntryName, FrontendNames};
+pub(crate) use teller::{UpcallNotifier, VolfileQuery};
 
 /// The answers that frontends keep, and their times.
-pub(crate) struct Watch {
-    pub inbox: Arc<Inbox>,
+pub(crate) struct CacheCoherence {
+    pub inbox: Arc<UpcallInbox>,
     /// The time where servers do not tell of changes.
     short: Duration,
     /// The time where they do, in milliseconds; 0 while they do not.
     long_ms: AtomicU64,
-    names: Mutex<Names>,
+    names: Mutex<FrontendNames>,
     frontends: Mutex<Vec<Arc<dyn Notify>>>,
     /// Frontends keep nothing for long, and are not told: the answers are kept here.
     keeps_here: bool,
@@ -48,7 +48,7 @@ pub(crate) struct Watch {
 }
 
 /// A child in a directory, as far as its name matters.
-pub(crate) struct Child {
+pub(crate) struct NamedChild {
     pub ino: Ino,
     pub gfid: Gfid,
     /// It has one name only, as far as is known.
@@ -58,10 +58,10 @@ pub(crate) struct Child {
     pub is_listed: bool,
 }
 
-impl Watch {
+impl CacheCoherence {
     /// Everything is kept for a `short` time. With `keeps_here`, frontends never keep it for longer.
-    pub fn new(short: Duration, keeps_here: bool) -> Watch {
-        Watch {
+    pub fn new(short: Duration, keeps_here: bool) -> CacheCoherence {
+        CacheCoherence {
             inbox: Arc::default(),
             short,
             long_ms: AtomicU64::new(0),
@@ -139,22 +139,22 @@ impl Watch {
     /// reference to it.
     pub fn listen(
         &self,
-        nodes: &Nodes,
+        nodes: &GlusterInodes,
         ino: Ino,
-        refer: impl FnOnce() -> Option<Reference>,
+        refer: impl FnOnce() -> Option<InodeReference>,
     ) -> bool {
         !self.keeps_here && self.long().is_some_and(|long| nodes.keep(ino, long, refer))
     }
 
     /// The time for which attributes are valid that were asked for after `since`, of an inode about which
-    /// messages [arrive](Watch::listen).
-    pub fn attributes(&self, gfid: Gfid, since: Mark) -> Duration {
+    /// messages [arrive](CacheCoherence::listen).
+    pub fn attributes(&self, gfid: Gfid, since: UpcallSequence) -> Duration {
         let Some(long) = self.long() else { return self.short };
         if self.inbox.told_since(gfid, since) { Duration::ZERO } else { long }
     }
 
     /// The time for which attributes of a directory are valid that were asked for after `since`. Compares them with those before.
-    pub fn directory(&self, gfid: Gfid, changed: (i64, i64), since: Mark) -> Duration {
+    pub fn directory(&self, gfid: Gfid, changed: (i64, i64), since: UpcallSequence) -> Duration {
         let asked = (changed, since);
         if self.long().is_some() && lock(&self.names).asked(gfid, asked, Instant::now()) {
             self.inbox.put(gfid, 0);
@@ -163,7 +163,13 @@ impl Watch {
     }
 
     /// The time for which a name is valid that was asked for after `since`.
-    pub fn name(&self, dir: Gfid, name: &[u8], child: &Child, since: Mark) -> Duration {
+    pub fn name(
+        &self,
+        dir: Gfid,
+        name: &[u8],
+        child: &NamedChild,
+        since: UpcallSequence,
+    ) -> Duration {
         let Some(long) = self.long() else { return self.short };
         let now = Instant::now();
         let mut names = lock(&self.names);
@@ -181,9 +187,9 @@ impl Watch {
     /// The inode of a name, and true if it is a directory, as far as frontends know by messages of the servers; `None` if they do not.
     pub fn leads_to(
         &self,
-        nodes: &Nodes,
-        volume: &Volume,
-        (dir, name): Place<'_>,
+        nodes: &GlusterInodes,
+        volume: &VolumeConnection,
+        (dir, name): EntryName<'_>,
     ) -> Option<(Gfid, bool)> {
         if self.keeps_here || self.long().is_none() {
             return None;
@@ -195,7 +201,7 @@ impl Watch {
     }
 
     /// True if no other client has changed a directory lately, false if one has, as far as servers tell; `None` if nobody knows.
-    pub fn is_quiet(&self, volume: &Volume, dir: Gfid) -> Option<bool> {
+    pub fn is_quiet(&self, volume: &VolumeConnection, dir: Gfid) -> Option<bool> {
         let long = self.long()?;
         take_if_due(volume, &self.inbox);
         let (now, is_behind) = (Instant::now(), self.inbox.is_behind(dir));
@@ -213,9 +219,12 @@ impl Watch {
     }
 
     /// This client changes directories, until the result is dropped.
-    pub fn changing(&self, dirs: &[Gfid]) -> Changing<'_> {
-        let changing =
-            Changing { watch: self, dirs: dirs.first().copied(), other: dirs.get(1).copied() };
+    pub fn changing(&self, dirs: &[Gfid]) -> DirectoryChangeGuard<'_> {
+        let changing = DirectoryChangeGuard {
+            watch: self,
+            dirs: dirs.first().copied(),
+            other: dirs.get(1).copied(),
+        };
         changing.mark(true);
         changing
     }
@@ -223,7 +232,12 @@ impl Watch {
     /// This client has renamed, after `since`. Frontends keep the new name for as long as the former one. If nobody would take it
     /// back, or a message has arrived meanwhile, which may have taken back the former name only, it is taken back now. True if the
     /// inode is known, and its directory noted.
-    pub fn moved(&self, nodes: &Nodes, (from, to): (Place<'_>, Place<'_>), since: Mark) -> bool {
+    pub fn moved(
+        &self,
+        nodes: &GlusterInodes,
+        (from, to): (EntryName<'_>, EntryName<'_>),
+        since: UpcallSequence,
+    ) -> bool {
         if self.keeps_here || self.long().is_none() {
             return false;
         }
@@ -239,7 +253,7 @@ impl Watch {
 
     /// A file was opened. Frontends ask for its size again, which ends a read, if another client may have changed it since they
     /// asked: before the file was opened, the messages of the servers are here.
-    pub fn opened(&self, nodes: &Nodes, volume: &Volume, ino: Ino) {
+    pub fn opened(&self, nodes: &GlusterInodes, volume: &VolumeConnection, ino: Ino) {
         let is_known = || {
             let gfid = nodes.gfid(ino).ok()?;
             let is_told = self.long().is_some() && nodes.is_kept(ino);
@@ -284,13 +298,13 @@ impl Watch {
 }
 
 /// Directories that this client is changing: the change may become visible at any time until the answer.
-pub(crate) struct Changing<'a> {
-    watch: &'a Watch,
+pub(crate) struct DirectoryChangeGuard<'a> {
+    watch: &'a CacheCoherence,
     dirs: Option<Gfid>,
     other: Option<Gfid>,
 }
 
-impl Changing<'_> {
+impl DirectoryChangeGuard<'_> {
     fn mark(&self, begins: bool) {
         // A change that has begun must end.
         if !begins || self.watch.long().is_some() {
@@ -302,7 +316,7 @@ impl Changing<'_> {
     }
 }
 
-impl Drop for Changing<'_> {
+impl Drop for DirectoryChangeGuard<'_> {
     fn drop(&mut self) {
         self.mark(false);
     }
@@ -323,8 +337,9 @@ mod tests {
     const D: Gfid = [1; 16];
     const F: Gfid = [2; 16];
 
-    fn watch() -> (Watch, Nodes, Ino) {
-        let (watch, nodes) = (Watch::new(SHORT, false), Nodes::new(D, Arc::default()));
+    fn watch() -> (CacheCoherence, GlusterInodes, Ino) {
+        let (watch, nodes) =
+            (CacheCoherence::new(SHORT, false), GlusterInodes::new(D, Arc::default()));
         let ino = nodes.look_up(F, Some(D), None);
         watch.directory(D, (1, 1), watch.inbox.now());
         watch.keep_for(LONG);
@@ -335,7 +350,7 @@ mod tests {
     #[test]
     fn an_answer_that_a_message_has_overtaken_is_not_kept() {
         let (watch, nodes, ino) = watch();
-        let child = Child { ino, gfid: F, is_single: true, is_dir: false, is_listed: false };
+        let child = NamedChild { ino, gfid: F, is_single: true, is_dir: false, is_listed: false };
         let since = watch.inbox.now();
         assert!(watch.listen(&nodes, ino, || Some(Box::new(()))));
         assert_eq!(watch.attributes(F, since), LONG);
@@ -363,7 +378,7 @@ mod tests {
     fn directories_and_files_with_several_names_are_kept_for_a_short_time() {
         let (watch, _, ino) = watch();
         assert_eq!(watch.directory(D, (1, 1), watch.inbox.now()), SHORT);
-        let child = Child { ino, gfid: F, is_single: false, is_dir: false, is_listed: false };
+        let child = NamedChild { ino, gfid: F, is_single: false, is_dir: false, is_listed: false };
         assert_eq!(watch.name(D, b"f", &child, watch.inbox.now()), SHORT);
     }
 
@@ -372,7 +387,7 @@ mod tests {
     fn names_of_a_file_that_is_found_in_another_directory_are_taken_back() {
         const E: Gfid = [3; 16];
         let (watch, nodes, ino) = watch();
-        let child = Child { ino, gfid: F, is_single: true, is_dir: false, is_listed: false };
+        let child = NamedChild { ino, gfid: F, is_single: true, is_dir: false, is_listed: false };
         assert_eq!(watch.name(D, b"f", &child, watch.inbox.now()), LONG);
         assert_eq!(nodes.look_up_from(F, Some(D), None), (ino, None));
         assert_eq!(nodes.look_up_from(F, Some(E), None), (ino, Some(D)));
@@ -396,7 +411,7 @@ mod tests {
     #[test]
     fn a_directory_that_changes_by_itself_is_reported() {
         let (watch, _, ino) = watch();
-        let child = Child { ino, gfid: F, is_single: true, is_dir: false, is_listed: false };
+        let child = NamedChild { ino, gfid: F, is_single: true, is_dir: false, is_listed: false };
         assert_eq!(watch.name(D, b"f", &child, watch.inbox.now()), LONG);
         drop(watch.changing(&[D]));
         watch.directory(D, (2, 2), watch.inbox.now());

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::Ino;
 
-use super::{Child, Mark};
+use super::{NamedChild, UpcallSequence};
 use crate::volume::Gfid;
 
 /// Maximum number of names, and of directories. Without room, frontends keep a name for a short time.
@@ -26,33 +26,33 @@ pub const CHANGES: Duration = Duration::from_secs(5);
 const SEARCH_EVERY: Duration = Duration::from_secs(5);
 
 /// A name in its directory.
-pub type Text = Box<[u8]>;
+pub type NameBytes = Box<[u8]>;
 
 /// A directory, and a name in it.
-pub type Place<'a> = (Gfid, &'a [u8]);
+pub type EntryName<'a> = (Gfid, &'a [u8]);
 
 /// The names.
 #[derive(Debug, Default)]
-pub struct Names {
-    dirs: HashMap<Gfid, Dir>,
+pub struct FrontendNames {
+    dirs: HashMap<Gfid, FrontendDirectory>,
     /// Number of names of all directories.
     count: usize,
     searched: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
-struct Dir {
-    names: HashMap<Text, Held>,
+struct FrontendDirectory {
+    names: HashMap<NameBytes, FrontendName>,
     /// Number of names of each child. Most have none when they are asked for, and a search takes as long as there are names.
     children: HashMap<Ino, u32>,
     /// The time when the servers were last asked for it. They tell of its changes for some time after.
     asked: Option<Instant>,
     /// Its change time then, and a moment before that question.
-    changed: Option<((i64, i64), Mark)>,
+    changed: Option<((i64, i64), UpcallSequence)>,
     /// The moment when a change by this client last began or ended.
-    ours: Option<Mark>,
+    ours: Option<UpcallSequence>,
     /// The moment when a renaming by this client last ended.
-    moved: Option<Mark>,
+    moved: Option<UpcallSequence>,
     /// Number of changes by this client that run now.
     running: u32,
     /// The time when another client was last known to have changed it.
@@ -60,7 +60,7 @@ struct Dir {
 }
 
 #[derive(Debug)]
-struct Held {
+struct FrontendName {
     until: Instant,
     child: Ino,
     is_dir: bool,
@@ -68,10 +68,15 @@ struct Held {
     listed: Option<Instant>,
 }
 
-impl Names {
+impl FrontendNames {
     /// The servers were asked for a directory after `since`, which was last changed at `changed`. True if another client has
     /// changed it while its names were kept. Answers may come in another order than the questions.
-    pub fn asked(&mut self, dir: Gfid, (changed, since): ((i64, i64), Mark), now: Instant) -> bool {
+    pub fn asked(
+        &mut self,
+        dir: Gfid,
+        (changed, since): ((i64, i64), UpcallSequence),
+        now: Instant,
+    ) -> bool {
         if !self.dirs.contains_key(&dir) && !self.has_room(now) {
             return false;
         }
@@ -83,7 +88,7 @@ impl Names {
     }
 
     /// A change of a directory by this client begins at `at`, or ends.
-    pub fn changed_by_us(&mut self, dir: Gfid, at: Mark, begins: bool) {
+    pub fn changed_by_us(&mut self, dir: Gfid, at: UpcallSequence, begins: bool) {
         if let Some(dir) = self.dirs.get_mut(&dir) {
             dir.ours = Some(at);
             // The directory may have become known, or known again, during a change.
@@ -98,7 +103,7 @@ impl Names {
         &mut self,
         dir: Gfid,
         name: &[u8],
-        child: &Child,
+        child: &NamedChild,
         (now, long): (Instant, Duration),
     ) -> bool {
         let has_room = self.has_room(now);
@@ -107,7 +112,8 @@ impl Names {
             return false;
         }
         let listed = child.is_listed.then_some(now);
-        let held = Held { until: now + long, child: child.ino, is_dir: child.is_dir, listed };
+        let held =
+            FrontendName { until: now + long, child: child.ino, is_dir: child.is_dir, listed };
         let is_new = !dir.names.contains_key(name);
         if is_new && !has_room {
             return false;
@@ -137,9 +143,9 @@ impl Names {
     /// known here, so that the new one is taken back in time.
     pub fn moved(
         &mut self,
-        (old_dir, old): Place<'_>,
-        (new_dir, new): Place<'_>,
-        at: Mark,
+        (old_dir, old): EntryName<'_>,
+        (new_dir, new): EntryName<'_>,
+        at: UpcallSequence,
     ) -> Option<Ino> {
         let mut remove = |dir: Gfid, name: &[u8]| {
             let dir = self.dirs.get_mut(&dir)?;
@@ -158,35 +164,35 @@ impl Names {
 
     /// True if this client has renamed from or to `dir` after `since`: an answer about a name may be about another one in the
     /// frontend.
-    pub fn has_moved(&self, dir: Gfid, since: Mark) -> bool {
+    pub fn has_moved(&self, dir: Gfid, since: UpcallSequence) -> bool {
         self.dirs.get(&dir).and_then(|dir| dir.moved).is_some_and(|moved| moved > since)
     }
 
     /// Another client has changed a directory: takes all names back. Each has its inode if its attributes came by a listing lately.
-    pub fn take(&mut self, dir: Gfid, now: Instant) -> Vec<(Text, Option<Ino>)> {
+    pub fn take(&mut self, dir: Gfid, now: Instant) -> Vec<(NameBytes, Option<Ino>)> {
         let Some(dir) = self.dirs.get_mut(&dir) else { return Vec::new() };
         dir.told = Some(now);
         self.count -= dir.names.len();
         dir.children.clear();
         let is_late = |listed: Instant| now.duration_since(listed) < CHANGES;
-        let child = |held: Held| held.listed.is_some_and(is_late).then_some(held.child);
+        let child = |held: FrontendName| held.listed.is_some_and(is_late).then_some(held.child);
         dir.names.drain().map(|(name, held)| (name, child(held))).collect()
     }
 
     /// Takes the names of `child` back.
-    pub fn take_child(&mut self, dir: Gfid, child: Ino) -> Vec<Text> {
+    pub fn take_child(&mut self, dir: Gfid, child: Ino) -> Vec<NameBytes> {
         let Some(dir) = self.dirs.get_mut(&dir) else { return Vec::new() };
         if dir.children.remove(&child).is_none() {
             return Vec::new();
         }
-        let taken: Vec<Text> =
+        let taken: Vec<NameBytes> =
             dir.names.extract_if(|_, held| held.child == child).map(|(name, _)| name).collect();
         self.count -= taken.len();
         taken
     }
 
     /// Takes all names back.
-    pub fn take_all(&mut self) -> Vec<(Gfid, Vec<Text>)> {
+    pub fn take_all(&mut self) -> Vec<(Gfid, Vec<NameBytes>)> {
         self.count = 0;
         let taken = self.dirs.drain().map(|(dir, it)| (dir, it.names.into_keys().collect()));
         taken.collect()
@@ -194,7 +200,7 @@ impl Names {
 
     /// Looks for names that are no longer kept if there is no room.
     fn has_room(&mut self, now: Instant) -> bool {
-        let full = |names: &Names| names.count >= NAMES || names.dirs.len() >= DIRS;
+        let full = |names: &FrontendNames| names.count >= NAMES || names.dirs.len() >= DIRS;
         let is_early = |searched: Instant| now.duration_since(searched) < SEARCH_EVERY;
         if full(self) && !self.searched.is_some_and(is_early) {
             self.searched = Some(now);
@@ -212,9 +218,9 @@ impl Names {
     }
 }
 
-impl Dir {
+impl FrontendDirectory {
     /// Adds a name, in place of the one that is known.
-    fn insert(&mut self, name: &[u8], held: Held) {
+    fn insert(&mut self, name: &[u8], held: FrontendName) {
         *self.children.entry(held.child).or_default() += 1;
         match self.names.get_mut(name) {
             Some(known) => {
@@ -225,7 +231,7 @@ impl Dir {
         }
     }
 
-    fn remove(&mut self, name: &[u8]) -> Option<Held> {
+    fn remove(&mut self, name: &[u8]) -> Option<FrontendName> {
         let held = self.names.remove(name)?;
         self.lose(held.child);
         Some(held)
@@ -252,23 +258,23 @@ impl Dir {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Inbox;
+    use super::super::UpcallInbox;
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
     const D: Gfid = [1; 16];
 
-    fn child(ino: u64, is_dir: bool) -> Child {
-        Child { ino: Ino(ino), gfid: D, is_single: true, is_dir, is_listed: false }
+    fn child(ino: u64, is_dir: bool) -> NamedChild {
+        NamedChild { ino: Ino(ino), gfid: D, is_single: true, is_dir, is_listed: false }
     }
 
-    fn with_names(now: Instant) -> Names {
-        let mut names = Names::default();
+    fn with_names(now: Instant) -> FrontendNames {
+        let mut names = FrontendNames::default();
         assert!(
             !names.hold(D, b"a", &child(2, false), (now, LONG)),
             "nobody asked for the directory"
         );
-        assert!(!names.asked(D, ((1, 1), Mark::default()), now));
+        assert!(!names.asked(D, ((1, 1), UpcallSequence::default()), now));
         assert!(names.hold(D, b"a", &child(2, false), (now, LONG)));
         assert!(names.hold(D, b"b", &child(3, false), (now, LONG)));
         names
@@ -282,13 +288,13 @@ mod tests {
         let mut names = with_names(now);
         assert_eq!(names.child(D, b"a", now), Some((Ino(2), false)));
         assert_eq!((names.child(D, b"c", now), names.child(D, b"a", now + LONG)), (None, None));
-        let inbox = Inbox::default();
+        let inbox = UpcallInbox::default();
         let (before, at) = (inbox.now(), inbox.advance());
         assert_eq!(names.moved((D, b"a"), (D, b"c"), at), Some(Ino(2)));
         assert!(
             names.has_moved(D, before) && !names.has_moved(D, at) && !names.has_moved(E, before)
         );
-        assert_eq!(names.take_child(D, Ino(2)), [Text::from(*b"c")]);
+        assert_eq!(names.take_child(D, Ino(2)), [NameBytes::from(*b"c")]);
         assert_eq!(
             names.moved((D, b"a"), (D, b"b"), at),
             None,
@@ -305,7 +311,7 @@ mod tests {
         let mut names = with_names(now);
         let mut taken = names.take(D, now);
         taken.sort();
-        assert_eq!(taken, [(Text::from(*b"a"), None), (Text::from(*b"b"), None)]);
+        assert_eq!(taken, [(NameBytes::from(*b"a"), None), (NameBytes::from(*b"b"), None)]);
         assert_eq!((names.take(D, now).len(), names.count), (0, 0));
         assert!(!names.hold(D, b"a", &child(2, false), (now + RESTLESS / 2, LONG)));
         assert!(names.hold(D, b"a", &child(2, false), (now + RESTLESS, LONG)));
@@ -316,7 +322,7 @@ mod tests {
     fn attributes_of_a_listing_are_taken_back_with_its_names() {
         let now = Instant::now();
         let mut names = with_names(now);
-        let listed = Child { is_listed: true, ..child(3, false) };
+        let listed = NamedChild { is_listed: true, ..child(3, false) };
         assert!(names.hold(D, b"c", &listed, (now, LONG)));
         assert!(names.hold(D, b"d", &listed, (now - CHANGES, LONG)));
         assert!(!names.was_changed(D, now));
@@ -335,15 +341,16 @@ mod tests {
         assert!(
             !names.hold(D, b"c", &child(4, false), (late, LONG)) && !names.is_asked(D, LONG, late)
         );
-        names.asked(D, ((1, 1), Mark::default()), late);
+        names.asked(D, ((1, 1), UpcallSequence::default()), late);
         assert!(names.hold(D, b"c", &child(4, false), (late, LONG)));
     }
 
     #[test]
     fn a_directory_that_we_did_not_change_was_changed_by_others() {
-        let (now, inbox) = (Instant::now(), Inbox::default());
+        let (now, inbox) = (Instant::now(), UpcallInbox::default());
         let mut names = with_names(now);
-        let asked = |names: &mut Names, time| names.asked(D, ((time, 0), inbox.advance()), now);
+        let asked =
+            |names: &mut FrontendNames, time| names.asked(D, ((time, 0), inbox.advance()), now);
         asked(&mut names, 1);
         names.changed_by_us(D, inbox.advance(), true);
         assert!(!asked(&mut names, 1), "the change is still on its way");
@@ -357,7 +364,7 @@ mod tests {
     /// Names that several threads made were looked up again for half a minute.
     #[test]
     fn answers_of_another_order_than_their_questions_are_no_change_by_others() {
-        let (now, inbox) = (Instant::now(), Inbox::default());
+        let (now, inbox) = (Instant::now(), UpcallInbox::default());
         let mut names = with_names(now);
         names.changed_by_us(D, inbox.advance(), true);
         let early = inbox.now();
@@ -372,7 +379,7 @@ mod tests {
     #[test]
     fn the_names_of_one_file_are_taken_back() {
         let mut names = with_names(Instant::now());
-        assert_eq!(names.take_child(D, Ino(3)), [Text::from(*b"b")]);
+        assert_eq!(names.take_child(D, Ino(3)), [NameBytes::from(*b"b")]);
         assert_eq!((names.take_child(D, Ino(9)).len(), names.count), (0, 1));
         // A name of another file now, and two of one.
         let now = Instant::now();
@@ -388,17 +395,17 @@ mod tests {
     #[test]
     fn names_are_bounded_and_old_ones_give_room() {
         let now = Instant::now();
-        let mut names = Names::default();
-        names.asked(D, ((1, 1), Mark::default()), now);
+        let mut names = FrontendNames::default();
+        names.asked(D, ((1, 1), UpcallSequence::default()), now);
         for number in 0..NAMES {
             assert!(names.hold(D, &number.to_ne_bytes(), &child(2, false), (now, LONG)));
         }
         assert!(!names.hold(D, b"more", &child(2, false), (now, LONG)));
         let late = now + LONG;
-        names.asked(D, ((1, 1), Mark::default()), late);
+        names.asked(D, ((1, 1), UpcallSequence::default()), late);
         // All were old, so that the directory was given up, too.
         assert!(!names.hold(D, b"more", &child(2, false), (late, LONG)) && names.count == 0);
-        names.asked(D, ((1, 1), Mark::default()), late);
+        names.asked(D, ((1, 1), UpcallSequence::default()), late);
         assert!(names.hold(D, b"more", &child(2, false), (late, LONG)));
     }
 }

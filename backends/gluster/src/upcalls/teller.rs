@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use defuse_fs::{Errno, Ino, Name, Notify};
 
 use super::events::NAME_CHANGED;
-use super::names::Text;
+use super::names::NameBytes;
 use super::volfile::{self, Brick};
-use super::{Watch, lock};
-use crate::Transport;
-use crate::nodes::Nodes;
-use crate::volume::{Gfid, Volume};
+use super::{CacheCoherence, lock};
+use crate::ManagementTransport;
+use crate::nodes::GlusterInodes;
+use crate::volume::{Gfid, VolumeConnection};
 
 /// Time between two looks at the connections. libgfapi connects again after three seconds at the earliest.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -35,16 +35,16 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// The questions to the servers that know the volumes.
 #[derive(Clone, Debug)]
-pub(crate) struct Asks {
+pub(crate) struct VolfileQuery {
     /// Hosts with their ports, or the path of a socket.
     pub servers: Vec<(String, u16)>,
-    pub transport: Transport,
+    pub transport: ManagementTransport,
     pub volume: String,
     /// The longest time for which frontends keep anything.
     pub at_most: Duration,
 }
 
-impl Asks {
+impl VolfileQuery {
     /// The time for which frontends may keep what they know, or the reason why they may not.
     pub fn long(&self) -> std::result::Result<Duration, String> {
         if self.at_most.is_zero() {
@@ -71,11 +71,11 @@ impl Asks {
         let mut last = Err(std::io::Error::other("no server"));
         for (server, port) in &self.servers {
             last = match self.transport {
-                Transport::Unix => UnixStream::connect(server).and_then(|mut stream| {
+                ManagementTransport::Unix => UnixStream::connect(server).and_then(|mut stream| {
                     stream.set_read_timeout(Some(ANSWERS_WITHIN))?;
                     volfile::fetch(&mut stream, key)
                 }),
-                Transport::Tcp => tcp(server, *port).and_then(|mut stream| {
+                ManagementTransport::Tcp => tcp(server, *port).and_then(|mut stream| {
                     stream.set_read_timeout(Some(ANSWERS_WITHIN))?;
                     stream.set_write_timeout(Some(ANSWERS_WITHIN))?;
                     volfile::fetch(&mut stream, key)
@@ -96,17 +96,17 @@ fn tcp(server: &str, port: u16) -> Result<TcpStream> {
 }
 
 /// A message to a frontend.
-enum Notice {
+enum FrontendNotice {
     Attributes(Ino),
-    Name(Ino, Text),
+    Name(Ino, NameBytes),
 }
 
 /// The thread.
-pub(crate) struct Teller {
-    pub watch: Arc<Watch>,
-    pub nodes: Arc<Nodes>,
-    pub volume: Arc<Volume>,
-    pub asks: Asks,
+pub(crate) struct UpcallNotifier {
+    pub watch: Arc<CacheCoherence>,
+    pub nodes: Arc<GlusterInodes>,
+    pub volume: Arc<VolumeConnection>,
+    pub asks: VolfileQuery,
     /// The time that the configuration allows.
     pub long: Duration,
     /// The reason why it allows none.
@@ -115,7 +115,7 @@ pub(crate) struct Teller {
 
 /// The state of the connections, as last seen.
 #[derive(Default, PartialEq, Eq)]
-struct Connections {
+struct BrickConnections {
     /// The configuration with which libgfapi runs.
     text: Vec<u8>,
     bricks: Vec<Brick>,
@@ -123,12 +123,12 @@ struct Connections {
     are_up: bool,
 }
 
-impl Teller {
+impl UpcallNotifier {
     /// Runs until the file system ends.
     pub fn run(mut self) {
         self.volume.act_as_process();
-        let mut seen = Connections::default();
-        let mut repeats: Vec<(Instant, Notice)> = Vec::new();
+        let mut seen = BrickConnections::default();
+        let mut repeats: Vec<(Instant, FrontendNotice)> = Vec::new();
         let (mut looked, mut asked) = (None::<Instant>, Instant::now());
         loop {
             if looked.is_none_or(|at| at.elapsed() >= LOOK_EVERY) {
@@ -148,11 +148,13 @@ impl Teller {
             }
             let due = repeats.partition_point(|(at, _)| *at <= Instant::now());
             self.send(repeats.drain(..due).map(|(_, notice)| notice).collect::<Vec<_>>().iter());
-            let mut notices: Vec<Notice> =
+            let mut notices: Vec<FrontendNotice> =
                 taken.told.iter().flat_map(|&(gfid, flags)| self.notices(gfid, flags)).collect();
             let named = taken.names.into_iter();
             notices.extend(
-                named.filter_map(|(dir, name)| Some(Notice::Name(self.nodes.ino(dir)?, name))),
+                named.filter_map(|(dir, name)| {
+                    Some(FrontendNotice::Name(self.nodes.ino(dir)?, name))
+                }),
             );
             if taken.lost {
                 notices.extend(self.all());
@@ -168,7 +170,7 @@ impl Teller {
     }
 
     /// Everything that frontends keep of an inode, which they keep no longer.
-    fn notices(&self, gfid: Gfid, flags: u64) -> Vec<Notice> {
+    fn notices(&self, gfid: Gfid, flags: u64) -> Vec<FrontendNotice> {
         let (mut notices, ino) = (Vec::new(), self.nodes.ino(gfid));
         let mut names = lock(&self.watch.names);
         // Also where no frontend knows the directory.
@@ -176,38 +178,38 @@ impl Teller {
         let Some(ino) = ino else { return notices };
         let is_name = flags & NAME_CHANGED != 0;
         if self.nodes.take_attributes(ino) {
-            notices.push(Notice::Attributes(ino));
+            notices.push(FrontendNotice::Attributes(ino));
         }
         if is_name {
             self.nodes.take_kept(ino);
         }
         for (name, listed) in of_dir {
-            notices.push(Notice::Name(ino, name));
+            notices.push(FrontendNotice::Name(ino, name));
             let listed = listed.filter(|&listed| self.nodes.take_attributes(listed));
-            notices.extend(listed.map(Notice::Attributes));
+            notices.extend(listed.map(FrontendNotice::Attributes));
         }
         if is_name
             && let Ok(Some(parent)) = self.nodes.parent(ino)
             && let Some(parent_ino) = self.nodes.ino(parent)
         {
             let own = names.take_child(parent, ino);
-            notices.extend(own.into_iter().map(|name| Notice::Name(parent_ino, name)));
+            notices.extend(own.into_iter().map(|name| FrontendNotice::Name(parent_ino, name)));
         }
         notices
     }
 
     /// Everything that frontends keep.
-    fn all(&self) -> Vec<Notice> {
-        let mut notices: Vec<Notice> =
-            self.nodes.take_all_kept().into_iter().map(Notice::Attributes).collect();
+    fn all(&self) -> Vec<FrontendNotice> {
+        let mut notices: Vec<FrontendNotice> =
+            self.nodes.take_all_kept().into_iter().map(FrontendNotice::Attributes).collect();
         for (dir, names) in lock(&self.watch.names).take_all() {
             let Some(ino) = self.nodes.ino(dir) else { continue };
-            notices.extend(names.into_iter().map(|name| Notice::Name(ino, name)));
+            notices.extend(names.into_iter().map(|name| FrontendNotice::Name(ino, name)));
         }
         notices
     }
 
-    fn send<'a>(&self, notices: impl Iterator<Item = &'a Notice> + Clone) {
+    fn send<'a>(&self, notices: impl Iterator<Item = &'a FrontendNotice> + Clone) {
         for frontend in self.watch.frontends() {
             notices.clone().for_each(|notice| notice.send(&*frontend));
         }
@@ -215,7 +217,7 @@ impl Teller {
 
     /// Looks at the connections. A server that was away has forgotten what this client knows, and has not told
     /// of changes.
-    fn look(&self, seen: &mut Connections) {
+    fn look(&self, seen: &mut BrickConnections) {
         let now = self.connections(seen);
         if now == *seen {
             return;
@@ -233,7 +235,7 @@ impl Teller {
     }
 
     /// Frontends keep what they know for as long as configuration and connections allow.
-    fn keep(&self, seen: &Connections) {
+    fn keep(&self, seen: &BrickConnections) {
         if !seen.are_up {
             self.watch.note_reason("not all of its servers are connected");
         } else if let Some(reason) = &self.refusal {
@@ -245,16 +247,16 @@ impl Teller {
         self.watch.keep_for(if seen.are_up { self.long } else { Duration::ZERO });
     }
 
-    fn connections(&self, seen: &Connections) -> Connections {
+    fn connections(&self, seen: &BrickConnections) -> BrickConnections {
         let Ok(text) = self.volume.internal(c"/.meta/graphs/active/volfile") else {
-            return Connections::default();
+            return BrickConnections::default();
         };
         let bricks = match seen.text == text {
             true => seen.bricks.clone(),
             false => volfile::bricks(&String::from_utf8_lossy(&text)),
         };
         let are_up = !bricks.is_empty() && bricks.iter().all(|brick| self.is_connected(brick));
-        Connections { text, bricks, are_up }
+        BrickConnections { text, bricks, are_up }
     }
 
     fn is_connected(&self, brick: &Brick) -> bool {
@@ -265,7 +267,7 @@ impl Teller {
     }
 
     /// Asks whether the option is still on, or on again.
-    fn ask(&mut self, seen: &Connections) {
+    fn ask(&mut self, seen: &BrickConnections) {
         let asked = self.asks.long();
         if let Err(reason) = &asked
             && !self.long.is_zero()
@@ -281,15 +283,15 @@ impl Teller {
     }
 }
 
-impl Notice {
+impl FrontendNotice {
     /// Frontends that do not know the inode keep nothing of it.
     fn send(&self, frontend: &dyn Notify) {
         match self {
             // Data stays: the kernel compares size and times before it uses it.
-            Notice::Attributes(ino) => {
+            FrontendNotice::Attributes(ino) => {
                 let _ = frontend.invalidate_inode(*ino, None);
             }
-            Notice::Name(dir, name) => {
+            FrontendNotice::Name(dir, name) => {
                 let Ok(name) = Name::new(name) else { return };
                 if frontend.invalidate_entry(*dir, name, true) == Err(Errno::ENOSYS) {
                     let _ = frontend.invalidate_entry(*dir, name, false);

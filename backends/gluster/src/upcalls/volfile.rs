@@ -74,21 +74,21 @@ pub fn tells_for(text: &str) -> Option<Duration> {
 }
 
 /// A part of a configuration.
-struct Part<'a> {
+struct VolfileSection<'a> {
     name: &'a str,
     kind: &'a str,
     options: Vec<(&'a str, &'a str)>,
 }
 
-impl<'a> Part<'a> {
+impl<'a> VolfileSection<'a> {
     fn option(&self, name: &str) -> Option<&'a str> {
         self.options.iter().find(|option| option.0 == name).map(|option| option.1)
     }
 }
 
-fn parts(text: &str) -> impl Iterator<Item = Part<'_>> {
+fn parts(text: &str) -> impl Iterator<Item = VolfileSection<'_>> {
     text.split("end-volume").map(|block| {
-        let mut part = Part { name: "", kind: "", options: Vec::new() };
+        let mut part = VolfileSection { name: "", kind: "", options: Vec::new() };
         for line in block.lines() {
             match line.trim().split_once(' ') {
                 Some(("volume", name)) => part.name = name,

@@ -2,53 +2,53 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use defuse_cache::Key;
+use defuse_cache::ExtentKey;
 use fastrand::Rng;
 
-use crate::traces::{EXTENT, Step, Trace};
+use crate::traces::{EXTENT, ExtentTrace, TraceStep};
 
 /// The most extents of a file.
 const MOST: u64 = 64;
 
 /// The place of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Place {
+pub(super) struct ExtentPlace {
     pub(super) file: u32,
     pub(super) slot: u32,
 }
 
 /// A use that a process makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Use {
+pub(super) struct TraceUse {
     pub(super) user: u32,
-    pub(super) place: Place,
+    pub(super) place: ExtentPlace,
     /// The process needs the file no more.
     pub(super) is_last: bool,
 }
 
 /// The files of a trace, and its uses in their order.
 #[derive(Debug)]
-pub(super) struct Layout {
+pub(super) struct TraceLayout {
     /// The number of extents of each file.
     pub(super) files: Vec<u32>,
-    pub(super) uses: Vec<Use>,
+    pub(super) uses: Vec<TraceUse>,
 }
 
 /// True if the server can keep the extents of a trace as they are: its unit is a group of one extent.
-pub(super) fn fits(trace: &Trace) -> bool {
-    trace.steps.iter().all(|step| matches!(step, Step::Use(extent) if extent.size == EXTENT))
+pub(super) fn fits(trace: &ExtentTrace) -> bool {
+    trace.steps.iter().all(|step| matches!(step, TraceStep::Use(extent) if extent.size == EXTENT))
 }
 
-impl Layout {
+impl TraceLayout {
     /// Files of at most so many bytes. Extents are in no order, so that no file has the popular ones.
-    pub(super) fn new(trace: &Trace, most_bytes: u64, seed: u64) -> Layout {
+    pub(super) fn new(trace: &ExtentTrace, most_bytes: u64, seed: u64) -> TraceLayout {
         let most = (most_bytes / EXTENT).clamp(1, MOST);
         // The frames of a file are a power of two, and count whether they hold pages or not.
         let most = 1 << most.ilog2();
         let used = || {
             trace.steps.iter().filter_map(|step| match step {
-                Step::Use(extent) => Some(extent),
-                Step::Gone(_) => None,
+                TraceStep::Use(extent) => Some(extent),
+                TraceStep::Gone(_) => None,
             })
         };
         let mut extents: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
@@ -63,19 +63,24 @@ impl Layout {
             for part in indices.chunks(most) {
                 let file = files.len() as u32;
                 files.push(part.len() as u32);
-                let place =
-                    |(slot, index): (u32, &u64)| (Key::new(of, *index), Place { file, slot });
+                let place = |(slot, index): (u32, &u64)| {
+                    (ExtentKey::new(of, *index), ExtentPlace { file, slot })
+                };
                 places.extend((0..).zip(part).map(place));
             }
         }
-        let mut uses: Vec<Use> = used()
-            .map(|extent| Use { user: extent.user, place: places[&extent.key], is_last: false })
+        let mut uses: Vec<TraceUse> = used()
+            .map(|extent| TraceUse {
+                user: extent.user,
+                place: places[&extent.key],
+                is_last: false,
+            })
             .collect();
         let mut seen = BTreeSet::new();
         for one in uses.iter_mut().rev() {
             one.is_last = seen.insert((one.user, one.place.file));
         }
-        Layout { files, uses }
+        TraceLayout { files, uses }
     }
 
     /// The number of extents.
@@ -98,19 +103,19 @@ mod tests {
 
     #[test]
     fn every_extent_has_a_place_of_its_own_and_every_use_is_there_in_its_order() {
-        let traces: Vec<Trace> = all(3000, 5).into_iter().filter(fits).collect();
+        let traces: Vec<ExtentTrace> = all(3000, 5).into_iter().filter(fits).collect();
         assert_eq!(traces.len(), all(64, 5).len() - 2, "two have extents of other sizes");
         for trace in traces {
-            let layout = Layout::new(&trace, 8 * EXTENT, 5);
+            let layout = TraceLayout::new(&trace, 8 * EXTENT, 5);
             assert_eq!(layout.uses.len(), trace.steps.len());
-            let mut places: HashMap<Key, Place> = HashMap::new();
+            let mut places: HashMap<ExtentKey, ExtentPlace> = HashMap::new();
             for (step, one) in trace.steps.iter().zip(&layout.uses) {
-                let Step::Use(extent) = step else { continue };
+                let TraceStep::Use(extent) = step else { continue };
                 assert_eq!(*places.entry(extent.key).or_insert(one.place), one.place);
                 assert_eq!(extent.user, one.user);
                 assert!(one.place.slot < layout.files[one.place.file as usize]);
             }
-            let different: HashSet<Place> = places.values().copied().collect();
+            let different: HashSet<ExtentPlace> = places.values().copied().collect();
             assert_eq!(different.len(), places.len());
             assert_eq!(layout.extents(), places.len() as u64);
             assert!(layout.files.iter().all(|extents| (1..=8).contains(extents)));

@@ -15,17 +15,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use defuse_cache::PolicyKind;
 use defuse_measure::command;
-use defuse_measure::server::Server;
+use defuse_measure::server::ServerProcess;
 use serde_json::Value;
 
 pub use reader::work;
-pub use results::{Figures, LiveCell, LiveResults};
+pub use results::{LiveCell, LiveFigures, LiveResults};
 
 use crate::replay::{replay, warm};
-use crate::results::Case;
-use crate::traces::{EXTENT, Trace, all};
-use layout::{Layout, fits};
-use reader::{Reader, Turn};
+use crate::results::PolicyCase;
+use crate::traces::{EXTENT, ExtentTrace, all};
+use layout::{TraceLayout, fits};
+use reader::{ReaderProcess, ReaderTurn};
 
 /// Time limit for a server to be found.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -50,9 +50,9 @@ pub struct LiveOptions {
 }
 
 /// A directory that goes with its value.
-struct Work(PathBuf);
+struct LiveDirectory(PathBuf);
 
-impl Drop for Work {
+impl Drop for LiveDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -65,53 +65,57 @@ impl Drop for Work {
 /// Fails if a server or a reader does, and if no trace is chosen.
 pub fn run(options: &LiveOptions, say: &mut dyn FnMut(String)) -> Result<LiveResults> {
     let name = format!("defuse-bench-eviction-{}", std::process::id());
-    let work = Work(options.work.join(name));
+    let work = LiveDirectory(options.work.join(name));
     let made = fs::DirBuilder::new().mode(0o700).create(&work.0);
     made.with_context(|| format!("cannot make {}: name another --work", work.0.display()))?;
     let (uses, seed) = (options.uses, options.seed);
     let mut results = LiveResults { uses, seed, sizes: options.sizes.clone(), cells: Vec::new() };
-    let is_chosen = |trace: &Trace| {
+    let is_chosen = |trace: &ExtentTrace| {
         options.only.is_empty() || options.only.iter().any(|text| trace.name.contains(text))
     };
     for trace in all(uses, seed).iter().filter(|trace| fits(trace) && is_chosen(trace)) {
         say(format!("{}: {} uses", trace.name, trace.steps.len()));
-        Stage::new(options, &work.0, trace)?.measure(options, &mut results)?;
+        TraceStage::new(options, &work.0, trace)?.measure(options, &mut results)?;
     }
     ensure!(!results.cells.is_empty(), "no trace has {:?} in its name", options.only);
     Ok(results)
 }
 
 /// The bytes of a cache for `--cache`, and those of them that pages take.
-fn cache(trace: &Trace, thousandths: u64) -> (u64, u64) {
+fn cache(trace: &ExtentTrace, thousandths: u64) -> (u64, u64) {
     // An eighth of the cache is for heads of frames.
     let cache = (trace.bytes * thousandths / 7000 * 8).max(LEAST);
     (cache, cache / 8 * 7)
 }
 
 /// A trace, and an image with its files.
-struct Stage<'a> {
+struct TraceStage<'a> {
     program: &'a Path,
-    trace: &'a Trace,
-    layout: Layout,
+    trace: &'a ExtentTrace,
+    layout: TraceLayout,
     image: PathBuf,
     socket: PathBuf,
 }
 
-impl Stage<'_> {
-    fn new<'a>(options: &'a LiveOptions, work: &Path, trace: &'a Trace) -> Result<Stage<'a>> {
+impl TraceStage<'_> {
+    fn new<'a>(
+        options: &'a LiveOptions,
+        work: &Path,
+        trace: &'a ExtentTrace,
+    ) -> Result<TraceStage<'a>> {
         let caches = options.sizes.iter().map(|size| cache(trace, *size).0);
         // All of a file has a place in the frames that it may have.
         let most = caches.min().context("no size of a cache")? / 2;
-        let layout = Layout::new(trace, most, options.seed);
+        let layout = TraceLayout::new(trace, most, options.seed);
         let (program, image) = (options.program.as_path(), work.join("image"));
-        let stage = Stage { program, trace, layout, image, socket: work.join("socket") };
+        let stage = TraceStage { program, trace, layout, image, socket: work.join("socket") };
         let bytes = (64 << 20) + stage.layout.extents() * EXTENT / 4;
         let size = format!("--size={bytes}");
         let image = stage.image.to_string_lossy();
         let mkfs = ["mkfs", "uhs", "--sparse", "--force", size.as_str(), &*image];
         command::output(&program.to_string_lossy(), &mkfs)?;
-        let server = Server::start(program, stage.source().as_ref(), &stage.socket)?;
-        let (mut maker, mut turn) = (Reader::start(&stage.socket)?, Turn::default());
+        let server = ServerProcess::start(program, stage.source().as_ref(), &stage.socket)?;
+        let (mut maker, mut turn) = (ReaderProcess::start(&stage.socket)?, ReaderTurn::default());
         for (file, extents) in (0..).zip(&stage.layout.files) {
             turn.make(file, *extents);
             maker.perform(&mut turn)?;
@@ -132,7 +136,7 @@ impl Stage<'_> {
                 let simulated = replay(self.trace, kind, of_pages, options.seed);
                 let live = self.replay(policy, bytes)?;
                 let (trace, overlap) = (self.trace.name, self.trace.overlap);
-                let case = Case { trace, overlap, thousandths, policy };
+                let case = PolicyCase { trace, overlap, thousandths, policy };
                 results.cells.push(LiveCell { case, simulated, live });
             }
         }
@@ -140,21 +144,22 @@ impl Stage<'_> {
     }
 
     /// Replays the trace on a new server.
-    fn replay(&self, policy: &str, cache: u64) -> Result<Figures> {
+    fn replay(&self, policy: &str, cache: u64) -> Result<LiveFigures> {
         let options = [format!("--cache={cache}"), format!("--eviction={policy}")];
         let source = self.source();
-        let server = Server::start_with(self.program, &options, source.as_ref(), &self.socket)?;
-        let start = || Reader::start(&self.socket);
+        let server =
+            ServerProcess::start_with(self.program, &options, source.as_ref(), &self.socket)?;
+        let start = || ReaderProcess::start(&self.socket);
         let mut readers = (0..self.layout.users()).map(|_| start()).collect::<Result<Vec<_>>>()?;
-        let begun = Counts::first(self)?;
+        let begun = ServerFigures::first(self)?;
         let (warm, uses) = self.layout.uses.split_at(warm(self.layout.uses.len()));
         let mut replayed = self.turns(&mut readers, warm)?;
-        let warmed = Counts::take(self)?;
+        let warmed = ServerFigures::take(self)?;
         replayed += self.turns(&mut readers, uses)?;
-        let ended = Counts::take(self)?;
+        let ended = ServerFigures::take(self)?;
         drop(readers);
         server.end()?;
-        Ok(Figures {
+        Ok(LiveFigures {
             uses: uses.len() as u64,
             reads: ended.device_reads - warmed.device_reads,
             hidden: ended.hidden - warmed.hidden,
@@ -167,8 +172,8 @@ impl Stage<'_> {
     }
 
     /// Has all uses made, in their order. Returns their number.
-    fn turns(&self, readers: &mut [Reader], uses: &[layout::Use]) -> Result<u64> {
-        let (mut turn, mut user, mut done) = (Turn::default(), 0, 0);
+    fn turns(&self, readers: &mut [ReaderProcess], uses: &[layout::TraceUse]) -> Result<u64> {
+        let (mut turn, mut user, mut done) = (ReaderTurn::default(), 0, 0);
         for one in uses {
             if !turn.is_empty() && (one.user != user || turn.is_long()) {
                 done += readers[user as usize].perform(&mut turn)?;
@@ -184,19 +189,19 @@ impl Stage<'_> {
 }
 
 /// The figures of the server, as `defuse stat` shows them.
-struct Counts {
+struct ServerFigures {
     device_reads: u64,
     hidden: u64,
     missed: u64,
     evicted: u64,
 }
 
-impl Counts {
+impl ServerFigures {
     /// Those of a server that has just begun: it listens a moment before `defuse stat` finds it.
-    fn first(stage: &Stage<'_>) -> Result<Counts> {
+    fn first(stage: &TraceStage<'_>) -> Result<ServerFigures> {
         let begun = Instant::now();
         loop {
-            match Counts::take(stage) {
+            match ServerFigures::take(stage) {
                 Err(_) if begun.elapsed() < PATIENCE => {
                     std::thread::sleep(Duration::from_millis(20));
                 }
@@ -205,7 +210,7 @@ impl Counts {
         }
     }
 
-    fn take(stage: &Stage<'_>) -> Result<Counts> {
+    fn take(stage: &TraceStage<'_>) -> Result<ServerFigures> {
         let socket = stage.socket.to_string_lossy();
         let text =
             command::output(&stage.program.to_string_lossy(), &["stat", &*socket, "--json"])?;
@@ -216,7 +221,7 @@ impl Counts {
             let value = found.and_then(|figure| figure["value"].as_u64());
             value.with_context(|| format!("a server with pages has the figure {name}"))
         };
-        Ok(Counts {
+        Ok(ServerFigures {
             device_reads: figure("device_reads")?,
             hidden: figure("pages_groups_hidden")?,
             missed: figure("pages_groups_missed")?,

@@ -16,7 +16,7 @@ use defuse_measure::command::own_program;
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
 use rustix::fs::OFlags;
 
-use super::layout::{Place, Use};
+use super::layout::{ExtentPlace, TraceUse};
 use crate::traces::EXTENT;
 
 /// The page of an extent that is read. The policy sees groups of pages, and pages make no difference to it.
@@ -29,20 +29,20 @@ const FAILED: &str = "failed: ";
 
 /// A turn of a process.
 #[derive(Debug, Default)]
-pub(super) struct Turn {
+pub(super) struct ReaderTurn {
     line: String,
     uses: u64,
 }
 
-impl Turn {
+impl ReaderTurn {
     /// A file is made, with so many extents.
     pub(super) fn make(&mut self, file: u32, extents: u32) {
         let _ = write!(self.line, "make {file} {extents} ");
     }
 
     /// An extent is read, and its file closed if that was the last time.
-    pub(super) fn uses(&mut self, one: Use) {
-        let Place { file, slot } = one.place;
+    pub(super) fn uses(&mut self, one: TraceUse) {
+        let ExtentPlace { file, slot } = one.place;
         let word = if one.is_last { "last" } else { "use" };
         let _ = write!(self.line, "{word} {file} {slot} ");
         self.uses += 1;
@@ -60,24 +60,24 @@ impl Turn {
 
 /// A reader in a child process, ended when dropped.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub(super) struct ReaderProcess {
     child: Child,
     turns: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
 }
 
-impl Reader {
-    pub(super) fn start(socket: &Path) -> Result<Reader> {
+impl ReaderProcess {
+    pub(super) fn start(socket: &Path) -> Result<ReaderProcess> {
         let mut command = Command::new(own_program()?);
         command.arg("bench-reader").arg(socket).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("cannot start a reader")?;
         let (turns, answers) = (child.stdin.take(), child.stdout.take());
         let answers = BufReader::new(answers.context("a reader has an output")?);
-        Ok(Reader { child, turns, answers })
+        Ok(ReaderProcess { child, turns, answers })
     }
 
     /// Has a turn made, and waits for its end. Returns the number of uses.
-    pub(super) fn perform(&mut self, turn: &mut Turn) -> Result<u64> {
+    pub(super) fn perform(&mut self, turn: &mut ReaderTurn) -> Result<u64> {
         let mut line = std::mem::take(turn).line;
         line.push('\n');
         self.turns.as_mut().context("a reader has an input")?.write_all(line.as_bytes())?;
@@ -91,7 +91,7 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for ReaderProcess {
     fn drop(&mut self) {
         // It ends with its input.
         drop(self.turns.take());
@@ -106,7 +106,7 @@ impl Drop for Reader {
 /// Fails without a server at `socket` that has memory for its clients, and if the standard output is closed. Errors of calls are
 /// answers.
 pub fn work(socket: &Path) -> Result<()> {
-    let mut calls = Calls::new(socket)?;
+    let mut calls = ReaderClient::new(socket)?;
     let (turns, mut answers) = (std::io::stdin().lock(), std::io::stdout().lock());
     for line in turns.lines() {
         match calls.perform(&line?) {
@@ -119,7 +119,7 @@ pub fn work(socket: &Path) -> Result<()> {
 }
 
 /// The client, and its open files.
-struct Calls {
+struct ReaderClient {
     client: Client,
     task: Task,
     open: HashMap<u32, Arc<Description>>,
@@ -133,24 +133,24 @@ fn failed(stop: Stop) -> std::io::Error {
 }
 
 /// The begin of the page that is read of an extent.
-fn stamp(place: Place) -> [u8; 8] {
+fn stamp(place: ExtentPlace) -> [u8; 8] {
     (u64::from(place.file) << 32 | u64::from(place.slot)).to_le_bytes()
 }
 
-impl Calls {
-    fn new(socket: &Path) -> Result<Calls> {
+impl ReaderClient {
+    fn new(socket: &Path) -> Result<ReaderClient> {
         let options = RemoteOptions { lanes: LaneUse::Required, ..RemoteOptions::default() };
         let remote = Remote::connect(socket, options)?;
         let client = Client::new(defuse_direct::Options::default());
         client.mount(NAME, Arc::new(remote), &MountArgs::default())?;
-        Ok(Calls { client, task: Task::of_this_process()?, open: HashMap::new() })
+        Ok(ReaderClient { client, task: Task::of_this_process()?, open: HashMap::new() })
     }
 
     fn perform(&mut self, turn: &str) -> Result<u64> {
         let (mut words, mut uses) = (turn.split_ascii_whitespace(), 0);
         while let Some(call) = words.next() {
             let mut number = || -> Result<u32> { Ok(words.next().context("a number")?.parse()?) };
-            let place = Place { file: number()?, slot: number()? };
+            let place = ExtentPlace { file: number()?, slot: number()? };
             if call == "make" {
                 self.make(place.file, place.slot)?;
                 continue;
@@ -177,7 +177,7 @@ impl Calls {
         let made = self.open_file(file, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
         for slot in 0..extents {
             let mut page = [7; PAGE];
-            page[..8].copy_from_slice(&stamp(Place { file, slot }));
+            page[..8].copy_from_slice(&stamp(ExtentPlace { file, slot }));
             let at = u64::from(slot) * EXTENT;
             let count = self.client.pwrite(&self.task, &made, &page, at).map_err(failed)?;
             ensure!(count == PAGE, "file {file} is written in part");
@@ -188,8 +188,8 @@ impl Calls {
     }
 
     /// Reads the page of an extent as a program that has had the file open for long.
-    fn read(&mut self, place: Place) -> Result<()> {
-        let Place { file, slot } = place;
+    fn read(&mut self, place: ExtentPlace) -> Result<()> {
+        let ExtentPlace { file, slot } = place;
         if !self.open.contains_key(&file) {
             // Each read past the cache of uhs is one of the device.
             let opened = self.open_file(file, OFlags::RDONLY | OFlags::DIRECT)?;

@@ -2,13 +2,13 @@
 
 use serde::Serialize;
 
-use crate::replay::Replayed;
-use crate::results::{Case, Goal, head, in_percent, row};
-use crate::traces::Overlap;
+use crate::replay::ReplayOutcome;
+use crate::results::{HitRateGoal, PolicyCase, head, in_percent, row};
+use crate::traces::TraceOverlap;
 
 /// The figures of a trace on a server. Those without `all` in their names are of the uses that count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Figures {
+pub struct LiveFigures {
     /// Uses that count: those after the first fifth of the trace, in which the cache fills.
     pub uses: u64,
     /// Reads of the device: a page in memory takes none.
@@ -27,7 +27,7 @@ pub struct Figures {
     pub extents: u64,
 }
 
-impl Figures {
+impl LiveFigures {
     /// Uses without a read of the device, in percent.
     pub fn percent(&self) -> f64 {
         in_percent(self.uses.saturating_sub(self.reads), self.uses)
@@ -39,11 +39,11 @@ impl Figures {
 pub struct LiveCell {
     /// The policy and the trace.
     #[serde(flatten)]
-    pub case: Case,
+    pub case: PolicyCase,
     /// The hits in the simulation, with as much memory.
-    pub simulated: Replayed,
+    pub simulated: ReplayOutcome,
     /// The figures on a server.
-    pub live: Figures,
+    pub live: LiveFigures,
 }
 
 /// All hit rates.
@@ -64,17 +64,17 @@ impl LiveResults {
         self.cells.iter().find(|cell| cell.case.is(trace, thousandths, policy))
     }
 
-    fn traces(&self) -> Vec<(&'static str, Overlap)> {
-        Case::traces(self.cells.iter().map(|cell| cell.case))
+    fn traces(&self) -> Vec<(&'static str, TraceOverlap)> {
+        PolicyCase::traces(self.cells.iter().map(|cell| cell.case))
     }
 
     /// The goals by trace, with the rates on servers.
-    pub fn goals(&self) -> Vec<Goal> {
+    pub fn goals(&self) -> Vec<HitRateGoal> {
         let goal = |(trace, overlap)| {
             let rate = |size, policy: &str| {
                 self.cell(trace, size, policy).map_or(0.0, |cell| cell.live.percent())
             };
-            Goal::of((trace, overlap), &self.sizes, &rate)
+            HitRateGoal::of((trace, overlap), &self.sizes, &rate)
         };
         self.traces().into_iter().map(goal).collect()
     }
@@ -102,6 +102,6 @@ impl LiveResults {
                 both(mean(|cell| cell.live.percent()), mean(|cell| cell.simulated.percent()))
             });
         }
-        text + &Goal::table(&self.goals())
+        text + &HitRateGoal::table(&self.goals())
     }
 }

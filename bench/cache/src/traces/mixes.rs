@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use defuse_cache::Key;
+use defuse_cache::ExtentKey;
 
-use super::{EXTENT, Maker, Overlap, Step, USERS};
-use crate::random::{Zipf, gamma};
+use super::{EXTENT, TraceMaker, TraceOverlap, TraceStep, USERS};
+use crate::random::{ZipfDistribution, gamma};
 
 /// Files have 16 KiB on average, like those of Filebench.
 const MEAN: f64 = 16384.0;
@@ -13,25 +13,25 @@ const LOGS: u64 = 1 << 32;
 const PAGE: u64 = 4096;
 
 /// Uses a whole file.
-fn uses_file(maker: &mut Maker, user: u32, file: u64, size: u64) {
+fn uses_file(maker: &mut TraceMaker, user: u32, file: u64, size: u64) {
     for index in 0..size.div_ceil(EXTENT) {
         let size = (size - index * EXTENT).min(EXTENT);
-        maker.uses_of_size(user, Key::new(file, index), size);
+        maker.uses_of_size(user, ExtentKey::new(file, index), size);
     }
 }
 
 /// The size of a new file, in whole pages.
-fn size(maker: &mut Maker) -> u64 {
+fn size(maker: &mut TraceMaker) -> u64 {
     (gamma(&mut maker.rng, MEAN) as u64).max(1).next_multiple_of(PAGE)
 }
 
 /// Processes read whole files of all, ten and then an extent of a log, whose end moves on.
-pub fn webserver(maker: &mut Maker) {
+pub fn webserver(maker: &mut TraceMaker) {
     let files = maker.extents();
     let sizes: Vec<u64> = (0..files).map(|_| size(maker)).collect();
-    maker.named("8 processes, webserver", Overlap::Shared, 0);
+    maker.named("8 processes, webserver", TraceOverlap::Shared, 0);
     maker.trace.bytes = sizes.iter().sum();
-    let zipf = Zipf::new(files as usize, 0.8);
+    let zipf = ZipfDistribution::new(files as usize, 0.8);
     let mut logged = [0_u64; USERS as usize];
     while maker.is_short() {
         let user = maker.user();
@@ -47,9 +47,9 @@ pub fn webserver(maker: &mut Maker) {
 }
 
 /// Each process has a box of its own: mails are written, read soon, read again at times, and removed.
-pub fn varmail(maker: &mut Maker) {
+pub fn varmail(maker: &mut TraceMaker) {
     let files = (maker.extents() / u64::from(USERS)).max(4) as usize;
-    maker.named("8 processes, varmail", Overlap::None, 0);
+    maker.named("8 processes, varmail", TraceOverlap::None, 0);
     let mut boxes: Vec<VecDeque<(u64, u64)>> = vec![VecDeque::new(); USERS as usize];
     let mut next = 0;
     while maker.is_short() {
@@ -58,8 +58,8 @@ pub fn varmail(maker: &mut Maker) {
         if mails.len() >= files {
             let at = maker.rng.usize(..mails.len());
             if let Some((file, size)) = mails.remove(at) {
-                let gone = (0..size.div_ceil(EXTENT)).map(|index| Key::new(file, index));
-                maker.trace.steps.extend(gone.map(Step::Gone));
+                let gone = (0..size.div_ceil(EXTENT)).map(|index| ExtentKey::new(file, index));
+                maker.trace.steps.extend(gone.map(TraceStep::Gone));
             }
         }
         let new = (next, size(maker));
@@ -68,7 +68,7 @@ pub fn varmail(maker: &mut Maker) {
         uses_file(maker, user, new.0, new.1);
         let mails = &boxes[user as usize];
         // New mails are read more often than old ones.
-        let recent = Zipf::new(mails.len(), 1.0);
+        let recent = ZipfDistribution::new(mails.len(), 1.0);
         let read: Vec<_> = (0..3).map(|_| mails[recent.draw(&mut maker.rng) as usize]).collect();
         read.into_iter().for_each(|(file, size)| uses_file(maker, user, file, size));
     }

@@ -1,36 +1,36 @@
 //! Traces of one process, and of processes with stated overlap.
 
-use super::{Maker, Overlap, USERS};
-use crate::random::Zipf;
+use super::{TraceMaker, TraceOverlap, USERS};
+use crate::random::ZipfDistribution;
 
 /// The file of extents that all processes use; those of one process are in file 1 + its number.
 const COMMON: u64 = 0;
 /// Files of extents that are used once.
 const ONCE: u64 = 1 << 32;
 
-fn zipf(maker: &mut Maker, s: f64) {
-    let zipf = Zipf::new(maker.extents() as usize, s);
+fn zipf(maker: &mut TraceMaker, s: f64) {
+    let zipf = ZipfDistribution::new(maker.extents() as usize, s);
     while maker.is_short() {
         let index = zipf.draw(&mut maker.rng);
         maker.uses(0, COMMON, index);
     }
 }
 
-pub fn zipf_flat(maker: &mut Maker) {
-    maker.named("one process, Zipf 0.7", Overlap::None, maker.extents());
+pub fn zipf_flat(maker: &mut TraceMaker) {
+    maker.named("one process, Zipf 0.7", TraceOverlap::None, maker.extents());
     zipf(maker, 0.7);
 }
 
-pub fn zipf_steep(maker: &mut Maker) {
-    maker.named("one process, Zipf 1.0", Overlap::None, maker.extents());
+pub fn zipf_steep(maker: &mut TraceMaker) {
+    maker.named("one process, Zipf 1.0", TraceOverlap::None, maker.extents());
     zipf(maker, 1.0);
 }
 
 /// Ten times, other extents become popular.
-pub fn shifting(maker: &mut Maker) {
+pub fn shifting(maker: &mut TraceMaker) {
     let extents = maker.extents();
-    maker.named("one process, Zipf 0.9 that shifts", Overlap::None, extents);
-    let zipf = Zipf::new(extents as usize, 0.9);
+    maker.named("one process, Zipf 0.9 that shifts", TraceOverlap::None, extents);
+    let zipf = ZipfDistribution::new(extents as usize, 0.9);
     while maker.is_short() {
         let phase = (maker.trace.steps.len() * 10 / maker.uses) as u64;
         let index = (zipf.draw(&mut maker.rng) + phase * extents / 10) % extents;
@@ -39,10 +39,10 @@ pub fn shifting(maker: &mut Maker) {
 }
 
 /// Half of all uses are those of scans, which never come back.
-pub fn scans(maker: &mut Maker) {
+pub fn scans(maker: &mut TraceMaker) {
     let extents = maker.extents();
-    maker.named("one process, Zipf 0.9 and scans", Overlap::None, extents);
-    let zipf = Zipf::new(extents as usize, 0.9);
+    maker.named("one process, Zipf 0.9 and scans", TraceOverlap::None, extents);
+    let zipf = ZipfDistribution::new(extents as usize, 0.9);
     let mut file = ONCE;
     while maker.is_short() {
         let len = maker.rng.u64(1..=extents / 8);
@@ -55,21 +55,21 @@ pub fn scans(maker: &mut Maker) {
     }
 }
 
-pub fn looping(maker: &mut Maker) {
+pub fn looping(maker: &mut TraceMaker) {
     let extents = maker.extents();
-    maker.named("one process, a loop", Overlap::None, extents);
+    maker.named("one process, a loop", TraceOverlap::None, extents);
     while maker.is_short() {
         (0..extents).for_each(|index| maker.uses(0, COMMON, index));
     }
 }
 
 /// Loops over files of a 64th, a 16th and a quarter of all extents, and random uses of the rest.
-pub fn loops_of_lengths(maker: &mut Maker) {
+pub fn loops_of_lengths(maker: &mut TraceMaker) {
     let extents = maker.extents();
-    maker.named("one process, loops of several lengths", Overlap::None, extents);
+    maker.named("one process, loops of several lengths", TraceOverlap::None, extents);
     let lengths = [extents / 64, extents / 16, extents / 4].map(|length| length.max(1));
     let mut at = [0_u64; 3];
-    let zipf = Zipf::new((extents - lengths.iter().sum::<u64>()) as usize, 0.8);
+    let zipf = ZipfDistribution::new((extents - lengths.iter().sum::<u64>()) as usize, 0.8);
     while maker.is_short() {
         for (number, length) in lengths.iter().enumerate() {
             for _ in 0..length.min(&16) * 2 {
@@ -85,11 +85,12 @@ pub fn loops_of_lengths(maker: &mut Maker) {
 }
 
 /// Each process uses its own files, and common ones with this probability.
-fn overlapping(maker: &mut Maker, common: f64) {
+fn overlapping(maker: &mut TraceMaker, common: f64) {
     let extents = maker.extents();
     let part = (extents as f64 * common) as usize;
     let own = (extents as usize - part) / USERS as usize;
-    let (shared, own) = (Zipf::new(part.max(1), 0.9), Zipf::new(own.max(1), 0.9));
+    let (shared, own) =
+        (ZipfDistribution::new(part.max(1), 0.9), ZipfDistribution::new(own.max(1), 0.9));
     while maker.is_short() {
         let user = maker.user();
         if maker.rng.f64() < common {
@@ -102,32 +103,32 @@ fn overlapping(maker: &mut Maker, common: f64) {
     }
 }
 
-pub fn eight_apart(maker: &mut Maker) {
-    maker.named("8 processes, nothing in common", Overlap::None, maker.extents());
+pub fn eight_apart(maker: &mut TraceMaker) {
+    maker.named("8 processes, nothing in common", TraceOverlap::None, maker.extents());
     overlapping(maker, 0.0);
 }
 
-pub fn common_quarter(maker: &mut Maker) {
-    maker.named("8 processes, 25 % in common", Overlap::Shared, maker.extents());
+pub fn common_quarter(maker: &mut TraceMaker) {
+    maker.named("8 processes, 25 % in common", TraceOverlap::Shared, maker.extents());
     overlapping(maker, 0.25);
 }
 
-pub fn common_half(maker: &mut Maker) {
-    maker.named("8 processes, 50 % in common", Overlap::Shared, maker.extents());
+pub fn common_half(maker: &mut TraceMaker) {
+    maker.named("8 processes, 50 % in common", TraceOverlap::Shared, maker.extents());
     overlapping(maker, 0.5);
 }
 
-pub fn common_most(maker: &mut Maker) {
-    maker.named("8 processes, 75 % in common", Overlap::Shared, maker.extents());
+pub fn common_most(maker: &mut TraceMaker) {
+    maker.named("8 processes, 75 % in common", TraceOverlap::Shared, maker.extents());
     overlapping(maker, 0.75);
 }
 
 /// The case of the paper: a process goes over an own file of 16 extents four times and never again, while common files
 /// are read by one process after another.
-pub fn passes(maker: &mut Maker) {
+pub fn passes(maker: &mut TraceMaker) {
     let extents = maker.extents();
-    maker.named("8 processes, own files in passes, common ones", Overlap::Shared, extents);
-    let zipf = Zipf::new(extents as usize, 0.8);
+    maker.named("8 processes, own files in passes, common ones", TraceOverlap::Shared, extents);
+    let zipf = ZipfDistribution::new(extents as usize, 0.8);
     let mut file = ONCE;
     let mut at = [(0_u64, 0_u64); USERS as usize];
     while maker.is_short() {
@@ -148,11 +149,11 @@ pub fn passes(maker: &mut Maker) {
 }
 
 /// All processes walk the same tree from different places, like builds of one project, and read and write own files.
-pub fn one_tree(maker: &mut Maker) {
+pub fn one_tree(maker: &mut TraceMaker) {
     let extents = maker.extents();
-    maker.named("8 processes, walks of one tree, own files", Overlap::Shared, extents);
+    maker.named("8 processes, walks of one tree, own files", TraceOverlap::Shared, extents);
     let (tree, own) = (extents / 4, extents * 3 / 4 / u64::from(USERS));
-    let zipf = Zipf::new(own.max(1) as usize, 0.8);
+    let zipf = ZipfDistribution::new(own.max(1) as usize, 0.8);
     let mut at: Vec<u64> = (0..USERS).map(|user| tree * u64::from(user) / 8).collect();
     while maker.is_short() {
         let user = maker.user();

@@ -8,15 +8,15 @@ use std::sync::Arc;
 use defuse_compose::{Opened, Settings};
 use defuse_direct::{Client, MountArgs, Options};
 use defuse_fs::source::{Frontend, Threads};
-use defuse_wml::Plan;
-use defuse_wml_direct::Direct;
+use defuse_wml::WorkloadPlan;
+use defuse_wml_direct::DirectDriver;
 
 use crate::sources::SOURCES;
 use defuse_command::{Failure, Result};
 
 /// Opens `source`, with options after commas, and mounts it for this process on the directory that
 /// all file sets of `plan` have in common.
-pub(super) fn open(source: &OsString, plan: &Plan) -> Result<Direct> {
+pub(super) fn open(source: &OsString, plan: &WorkloadPlan) -> Result<DirectDriver> {
     let target = common_directory(plan)?;
     let frontend = Frontend { threads: Threads::Application, ..Frontend::default() };
     let Opened { source, settings, fs } = SOURCES.open(source, Settings::of(frontend))?;
@@ -28,11 +28,11 @@ pub(super) fn open(source: &OsString, plan: &Plan) -> Result<Direct> {
         Failure::Failed(format!("{} could not be mounted on {target}: {error}", args.source))
     };
     client.mount(target.as_os_str().as_bytes(), fs, &args).map_err(failed)?;
-    Direct::new(Arc::new(client)).map_err(failed)
+    DirectDriver::new(Arc::new(client)).map_err(failed)
 }
 
 /// The deepest directory above all file sets.
-fn common_directory(plan: &Plan) -> Result<PathBuf> {
+fn common_directory(plan: &WorkloadPlan) -> Result<PathBuf> {
     let mut common: Option<PathBuf> = None;
     for set in &plan.filesets {
         let path = std::path::absolute(&set.path).map_err(Failure::failed)?;

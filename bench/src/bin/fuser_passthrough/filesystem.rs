@@ -19,14 +19,16 @@ use rustix::fs::{
 };
 
 use crate::attr::{errno, from_stat, kind, timespec};
-use crate::tables::{Handles, Inode, Inodes, OpenDir, Sharded, Stream, with_buffer};
+use crate::tables::{
+    DirPosition, HandleCounter, OpenDir, PinnedInode, PinnedInodes, ShardedMap, with_buffer,
+};
 
 const ROOT: u64 = 1;
 const ZERO: Generation = Generation(0);
 
 /// Settings from the command line.
 #[derive(Debug, Clone, Copy)]
-pub struct Tuning {
+pub struct MountTuning {
     /// Validity time of entries and attributes.
     pub timeout: Duration,
     /// Request the write-back cache.
@@ -38,36 +40,36 @@ pub struct Tuning {
 }
 
 /// A directory served as a file system.
-pub struct Passthrough {
-    tuning: Tuning,
-    inodes: Inodes,
-    files: Sharded<OwnedFd>,
-    dirs: Sharded<OpenDir>,
-    handles: Handles,
+pub struct FuserPassthrough {
+    tuning: MountTuning,
+    inodes: PinnedInodes,
+    files: ShardedMap<OwnedFd>,
+    dirs: ShardedMap<OpenDir>,
+    handles: HandleCounter,
 }
 
-type Result<T> = std::result::Result<T, Errno>;
+type ErrnoResult<T> = std::result::Result<T, Errno>;
 
-impl Passthrough {
+impl FuserPassthrough {
     /// Creates a file system with the root `source`.
-    pub fn new(source: &Path, tuning: Tuning) -> io::Result<Self> {
+    pub fn new(source: &Path, tuning: MountTuning) -> io::Result<Self> {
         let root = sys::open(source, OFlags::PATH | OFlags::DIRECTORY, Mode::empty())?;
-        let inodes = Inodes::new();
-        inodes.insert(ROOT, Inode::new(root));
-        let (files, dirs) = (Sharded::new(), Sharded::new());
-        Ok(Self { tuning, inodes, files, dirs, handles: Handles::default() })
+        let inodes = PinnedInodes::new();
+        inodes.insert(ROOT, PinnedInode::new(root));
+        let (files, dirs) = (ShardedMap::new(), ShardedMap::new());
+        Ok(Self { tuning, inodes, files, dirs, handles: HandleCounter::default() })
     }
 
-    fn inode(&self, ino: INodeNo) -> Result<Arc<Inode>> {
+    fn inode(&self, ino: INodeNo) -> ErrnoResult<Arc<PinnedInode>> {
         self.inodes.get(ino.0).ok_or(Errno::ESTALE)
     }
 
-    fn file(&self, fh: FileHandle) -> Result<Arc<OwnedFd>> {
+    fn file(&self, fh: FileHandle) -> ErrnoResult<Arc<OwnedFd>> {
         self.files.get(fh.0).ok_or(Errno::EBADF)
     }
 
     /// Looks up a name and counts the lookup.
-    fn enter(&self, parent: &Inode, name: &OsStr) -> Result<FileAttr> {
+    fn enter(&self, parent: &PinnedInode, name: &OsStr) -> ErrnoResult<FileAttr> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW;
         let fd = sys::openat(&parent.fd, name, flags, Mode::empty()).map_err(errno)?;
         let stat = sys::fstat(&fd).map_err(errno)?;
@@ -76,13 +78,13 @@ impl Passthrough {
         Ok(from_stat(node, &stat))
     }
 
-    fn stat(&self, ino: INodeNo) -> Result<FileAttr> {
+    fn stat(&self, ino: INodeNo) -> ErrnoResult<FileAttr> {
         let stat = sys::fstat(&self.inode(ino)?.fd).map_err(errno)?;
         Ok(from_stat(ino.0, &stat))
     }
 
     /// Makes the caller the owner, because the daemon creates files as root.
-    fn give_to_caller(&self, req: &Request, parent: &Inode, name: &OsStr) -> Result<()> {
+    fn give_to_caller(&self, req: &Request, parent: &PinnedInode, name: &OsStr) -> ErrnoResult<()> {
         if req.uid() == 0 && req.gid() == 0 {
             return Ok(());
         }
@@ -97,7 +99,7 @@ impl Passthrough {
         parent: INodeNo,
         name: &OsStr,
         make: impl FnOnce(&OwnedFd) -> rustix::io::Result<()>,
-    ) -> Result<FileAttr> {
+    ) -> ErrnoResult<FileAttr> {
         let parent = self.inode(parent)?;
         make(&parent.fd).map_err(errno)?;
         self.give_to_caller(req, &parent, name)?;
@@ -138,7 +140,7 @@ impl Passthrough {
         fh: FileHandle,
         offset: u64,
         mut add: impl FnMut(&DirEntry) -> bool,
-    ) -> Result<()> {
+    ) -> ErrnoResult<()> {
         let dir = self.dirs.get(fh.0).ok_or(Errno::EBADF)?;
         let mut stream = dir.stream.lock().unwrap();
         if stream.at != Some(offset) {
@@ -157,7 +159,12 @@ impl Passthrough {
     }
 
     /// Applies a setattr, with one system call for each kind of change.
-    fn change(&self, ino: INodeNo, fh: Option<FileHandle>, change: &Change) -> Result<FileAttr> {
+    fn change(
+        &self,
+        ino: INodeNo,
+        fh: Option<FileHandle>,
+        change: &AttributeChange,
+    ) -> ErrnoResult<FileAttr> {
         let inode = self.inode(ino)?;
         let path = proc_path(&inode);
         if let Some(mode) = change.mode {
@@ -183,7 +190,7 @@ impl Passthrough {
 }
 
 /// The parts of a setattr that this file system supports.
-struct Change {
+struct AttributeChange {
     mode: Option<u32>,
     uid: Option<u32>,
     gid: Option<u32>,
@@ -192,7 +199,7 @@ struct Change {
 }
 
 /// The path by which an `O_PATH` descriptor is reopened.
-fn proc_path(inode: &Inode) -> String {
+fn proc_path(inode: &PinnedInode) -> String {
     use std::os::fd::AsRawFd;
     format!("/proc/self/fd/{}", inode.fd.as_raw_fd())
 }
@@ -207,7 +214,7 @@ macro_rules! answer {
     };
 }
 
-impl Filesystem for Passthrough {
+impl Filesystem for FuserPassthrough {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let mut wanted = InitFlags::FUSE_PARALLEL_DIROPS
             | InitFlags::FUSE_DO_READDIRPLUS
@@ -257,7 +264,7 @@ impl Filesystem for Passthrough {
             last_access: timespec(atime),
             last_modification: timespec(mtime),
         });
-        let change = Change { mode, uid, gid, size, times };
+        let change = AttributeChange { mode, uid, gid, size, times };
         let changed = self.change(ino, fh, &change);
         answer!(reply, changed, |r: ReplyAttr, attr| r.attr(&self.tuning.timeout, &attr));
     }
@@ -482,7 +489,7 @@ impl Filesystem for Passthrough {
         });
         answer!(reply, opened, |r: ReplyOpen, dir| {
             let fh = self.handles.next();
-            self.dirs.insert(fh, OpenDir { stream: Mutex::new(Stream { dir, at: Some(0) }) });
+            self.dirs.insert(fh, OpenDir { stream: Mutex::new(DirPosition { dir, at: Some(0) }) });
             let mut flags = self.open_flags();
             flags.set(FopenFlags::FOPEN_CACHE_DIR, !flags.is_empty());
             r.opened(FileHandle(fh), flags);

@@ -18,11 +18,11 @@ use std::time::Duration;
 use clap::Parser;
 use fuser::{Config, MountOption, SessionACL};
 
-use crate::filesystem::{Passthrough, Tuning};
+use crate::filesystem::{FuserPassthrough, MountTuning};
 
 /// Serves SOURCE at MOUNTPOINT through the fuser crate, until it is unmounted.
 #[derive(Parser)]
-struct Args {
+struct FuserArgs {
     /// Directory to serve.
     source: PathBuf,
     /// Mount point.
@@ -49,16 +49,16 @@ struct Args {
 }
 
 fn main() -> anyhow::Result<()> {
-    let args = Args::parse();
+    let args = FuserArgs::parse();
     // Modes already include the caller's umask.
     rustix::process::umask(rustix::fs::Mode::empty());
-    let tuning = Tuning {
+    let tuning = MountTuning {
         timeout: Duration::from_secs(args.timeout),
         writeback: args.writeback,
         killpriv: args.killpriv,
         xattr: !args.no_xattr,
     };
-    let passthrough = Passthrough::new(&args.source, tuning)?;
+    let passthrough = FuserPassthrough::new(&args.source, tuning)?;
     let mut config = Config::default();
     config.mount_options =
         vec![MountOption::FSName("fuser_passthrough".into()), MountOption::DefaultPermissions];

@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex, RwLock};
 const SHARDS: usize = 16;
 
 /// A sharded map from numbers to shared values.
-pub struct Sharded<T> {
+pub struct ShardedMap<T> {
     shards: [RwLock<HashMap<u64, Arc<T>>>; SHARDS],
 }
 
-impl<T> Sharded<T> {
+impl<T> ShardedMap<T> {
     /// Creates an empty map.
     pub fn new() -> Self {
         Self { shards: std::array::from_fn(|_| RwLock::new(HashMap::new())) }
@@ -46,13 +46,13 @@ impl<T> Sharded<T> {
 }
 
 /// A file known to the kernel. The `O_PATH` descriptor prevents that its inode number is reused.
-pub struct Inode {
+pub struct PinnedInode {
     /// Descriptor opened with `O_PATH`.
     pub fd: OwnedFd,
     lookups: AtomicU64,
 }
 
-impl Inode {
+impl PinnedInode {
     /// Creates an inode with a lookup count of one.
     pub fn new(fd: OwnedFd) -> Self {
         Self { fd, lookups: AtomicU64::new(1) }
@@ -60,9 +60,9 @@ impl Inode {
 }
 
 /// The inodes by their node number.
-pub type Inodes = Sharded<Inode>;
+pub type PinnedInodes = ShardedMap<PinnedInode>;
 
-impl Inodes {
+impl PinnedInodes {
     /// Counts a lookup of the file of `fd`. Keeps the descriptor if the file was not known.
     pub fn remember(&self, node: u64, fd: OwnedFd) {
         let shard = self.shard(node);
@@ -76,7 +76,7 @@ impl Inodes {
                 known.lookups.fetch_add(1, Ordering::Relaxed);
             }
             None => {
-                shard.insert(node, Arc::new(Inode::new(fd)));
+                shard.insert(node, Arc::new(PinnedInode::new(fd)));
             }
         }
     }
@@ -98,11 +98,11 @@ impl Inodes {
 /// An open directory, and the position of its next entry.
 pub struct OpenDir {
     /// The stream. It has only one position, so its readers take turns.
-    pub stream: Mutex<Stream>,
+    pub stream: Mutex<DirPosition>,
 }
 
 /// A directory stream, with the offset of its next entry.
-pub struct Stream {
+pub struct DirPosition {
     /// The stream.
     pub dir: rustix::fs::Dir,
     /// Offset after the last entry taken, or `None` if an entry was read but did not fit.
@@ -111,9 +111,9 @@ pub struct Stream {
 
 /// Generates numbers for open files and directories.
 #[derive(Default)]
-pub struct Handles(AtomicU64);
+pub struct HandleCounter(AtomicU64);
 
-impl Handles {
+impl HandleCounter {
     /// Returns a new number.
     pub fn next(&self) -> u64 {
         self.0.fetch_add(1, Ordering::Relaxed) + 1

@@ -3,12 +3,12 @@
 use defuse_probe::{Op, Stage};
 use serde::Serialize;
 
-use super::{Run, Series};
-use crate::options::{Config, Kind};
+use super::{CommandRun, RunSeries};
+use crate::options::{ConfigKind, StudyConfig};
 
 /// A mount option, and the reason to try it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Candidate {
+pub struct CandidateOption {
     /// The option as written after `-o`.
     pub option: String,
     /// The observation that the option would change.
@@ -17,13 +17,13 @@ pub struct Candidate {
     pub needs: String,
 }
 
-impl Candidate {
+impl CandidateOption {
     /// The mount configuration with this option.
-    pub fn config(&self, base: &Config) -> Config {
-        let Kind::Defuse(words) = &base.kind else { return base.clone() };
+    pub fn config(&self, base: &StudyConfig) -> StudyConfig {
+        let ConfigKind::Defuse(words) = &base.kind else { return base.clone() };
         let mut words = words.clone();
         words.extend(["-o".to_owned(), self.option.clone()]);
-        Config { name: format!("{}+", base.name), kind: Kind::Defuse(words) }
+        StudyConfig { name: format!("{}+", base.name), kind: ConfigKind::Defuse(words) }
     }
 }
 
@@ -31,14 +31,18 @@ impl Candidate {
 const WORTH: u64 = 20;
 
 /// The options to try. Mounts of other programs have none, because their options are unknown.
-pub fn for_run(native: &Series, mounted: &Series, config: &Config) -> Vec<Candidate> {
-    let (Kind::Defuse(words), Some(run)) = (&config.kind, mounted.typical()) else {
+pub fn for_run(
+    native: &RunSeries,
+    mounted: &RunSeries,
+    config: &StudyConfig,
+) -> Vec<CandidateOption> {
+    let (ConfigKind::Defuse(words), Some(run)) = (&config.kind, mounted.typical()) else {
         return Vec::new();
     };
     let has =
         |option: &str| words.iter().flat_map(|word| word.split(',')).any(|word| word == option);
     let slower = mounted.seconds() > native.seconds();
-    let mut found: Vec<Candidate> =
+    let mut found: Vec<CandidateOption> =
         all(run).into_iter().filter(|candidate| slower && !has(&candidate.option)).collect();
     if words.iter().any(|word| word == "base" || word == "opt") {
         // The paper's configurations are fixed; newer features are not part of them.
@@ -47,11 +51,11 @@ pub fn for_run(native: &Series, mounted: &Series, config: &Config) -> Vec<Candid
     found
 }
 
-fn all(run: &Run) -> Vec<Candidate> {
+fn all(run: &CommandRun) -> Vec<CandidateOption> {
     let count = |op| of(run, op).0;
     let mut found = Vec::new();
     let mut add = |option: &str, because: String, needs: &str| {
-        found.push(Candidate { option: option.into(), because, needs: needs.into() });
+        found.push(CandidateOption { option: option.into(), because, needs: needs.into() });
     };
     let names = count(Op::LOOKUP) + count(Op::GETATTR);
     if names >= WORTH {
@@ -94,7 +98,7 @@ fn all(run: &Run) -> Vec<Candidate> {
 }
 
 /// Number of requests of a type, and the bytes that they transferred.
-pub fn of(run: &Run, op: Op) -> (u64, u64) {
+pub fn of(run: &CommandRun, op: Op) -> (u64, u64) {
     let sources = [(&run.daemon, Stage::User), (&run.kernel, Stage::Total)];
     let found = sources.into_iter().find_map(|(snapshot, stage)| Some((snapshot.as_ref()?, stage)));
     let stats = found.and_then(|(snapshot, stage)| snapshot.get_stage(stage, op));
@@ -106,7 +110,7 @@ mod tests {
     use super::*;
     use defuse_probe::{Recorder, Snapshot};
 
-    fn run(ops: &[(Op, u64, u64)]) -> Run {
+    fn run(ops: &[(Op, u64, u64)]) -> CommandRun {
         let recorder = Recorder::new();
         let cells = recorder.cells();
         for &(op, count, bytes) in ops {
@@ -114,12 +118,15 @@ mod tests {
             cells.add_bytes(op, bytes);
         }
         let daemon: Snapshot = recorder.snapshot();
-        Run { seconds: 2.0, daemon: Some(daemon), ..Run::default() }
+        CommandRun { seconds: 2.0, daemon: Some(daemon), ..CommandRun::default() }
     }
 
     fn options(ops: &[(Op, u64, u64)], config: &str) -> Vec<String> {
-        let series = |seconds| Series { name: "x".into(), runs: vec![Run { seconds, ..run(ops) }] };
-        let config = Config::custom(config).unwrap();
+        let series = |seconds| RunSeries {
+            name: "x".into(),
+            runs: vec![CommandRun { seconds, ..run(ops) }],
+        };
+        let config = StudyConfig::custom(config).unwrap();
         for_run(&series(1.0), &series(2.0), &config)
             .into_iter()
             .map(|candidate| candidate.option)
@@ -142,10 +149,12 @@ mod tests {
     #[test]
     fn other_programs_and_fast_mounts_have_no_candidates() {
         assert!(options(&[(Op::LOOKUP, 200, 0)], "x=bindfs {source} {mountpoint}").is_empty());
-        let series = |seconds| Series {
+        let series = |seconds| RunSeries {
             name: "x".into(),
-            runs: vec![Run { seconds, ..run(&[(Op::LOOKUP, 200, 0)]) }],
+            runs: vec![CommandRun { seconds, ..run(&[(Op::LOOKUP, 200, 0)]) }],
         };
-        assert!(for_run(&series(2.0), &series(1.0), &Config::named("default").unwrap()).is_empty());
+        assert!(
+            for_run(&series(2.0), &series(1.0), &StudyConfig::named("default").unwrap()).is_empty()
+        );
     }
 }

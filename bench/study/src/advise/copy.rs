@@ -14,15 +14,15 @@ use defuse_measure::command;
 /// A summary of a tree: names, types, sizes, permissions, owners and timestamps, but no data.
 /// Writing a file changes its timestamps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fingerprint {
+pub struct TreeFingerprint {
     entries: u64,
     sum: u64,
 }
 
-impl Fingerprint {
+impl TreeFingerprint {
     /// The fingerprint of `root` and of the files below it.
-    pub fn of(root: &Path) -> Result<Fingerprint> {
-        let mut fingerprint = Fingerprint { entries: 0, sum: 0 };
+    pub fn of(root: &Path) -> Result<TreeFingerprint> {
+        let mut fingerprint = TreeFingerprint { entries: 0, sum: 0 };
         walk(root, &mut |path, metadata| {
             let mut hasher = DefaultHasher::new();
             let name = path.strip_prefix(root).unwrap_or(path).as_os_str();
@@ -91,14 +91,14 @@ mod tests {
         fs::write(from.join("a/b/c"), "text").unwrap();
         std::os::unix::fs::symlink("a", from.join("l")).unwrap();
         make(&from, &to).unwrap();
-        let before = Fingerprint::of(&to).unwrap();
-        assert_eq!(Fingerprint::of(&from).unwrap(), before);
+        let before = TreeFingerprint::of(&to).unwrap();
+        assert_eq!(TreeFingerprint::of(&from).unwrap(), before);
         fs::read(to.join("a/b/c")).unwrap();
-        assert_eq!(Fingerprint::of(&to).unwrap(), before, "reading changes nothing");
+        assert_eq!(TreeFingerprint::of(&to).unwrap(), before, "reading changes nothing");
         fs::write(to.join("a/b/c"), "texts").unwrap();
-        assert_ne!(Fingerprint::of(&to).unwrap(), before);
+        assert_ne!(TreeFingerprint::of(&to).unwrap(), before);
         make(&from, &to).unwrap();
-        assert_eq!(Fingerprint::of(&to).unwrap(), before);
+        assert_eq!(TreeFingerprint::of(&to).unwrap(), before);
         assert!(size_of(&to).unwrap() >= 4096);
     }
 }

@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 
 use defuse_probe::{Op, Snapshot, Stage};
 
-use super::{Advice, Run, candidates};
+use super::{AdviceResults, CommandRun, candidates};
 
 /// The cost of requests of one type.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Cost {
+pub struct RequestCost {
     /// The type.
     pub op: Op,
     /// Number of requests.
@@ -18,7 +18,7 @@ pub struct Cost {
 }
 
 /// The request types of a run, the most expensive first.
-pub fn costs(run: &Run) -> Vec<Cost> {
+pub fn costs(run: &CommandRun) -> Vec<RequestCost> {
     let (snapshot, stage) = match (&run.kernel, &run.daemon) {
         (Some(kernel), _) if has_stage(kernel, Stage::Total) => (kernel, Stage::Total),
         (_, Some(daemon)) => (daemon, Stage::User),
@@ -26,8 +26,8 @@ pub fn costs(run: &Run) -> Vec<Cost> {
     };
     let of_stage =
         snapshot.ops.iter().filter(|stats| stats.stage == stage && stats.latency.count > 0);
-    let mut costs: Vec<Cost> = of_stage
-        .map(|stats| Cost {
+    let mut costs: Vec<RequestCost> = of_stage
+        .map(|stats| RequestCost {
             op: stats.op,
             count: stats.latency.count,
             sum_ns: stats.latency.sum_ns,
@@ -42,7 +42,7 @@ fn has_stage(snapshot: &Snapshot, stage: Stage) -> bool {
 }
 
 /// The advice as text.
-pub fn explain(advice: &Advice) -> String {
+pub fn explain(advice: &AdviceResults) -> String {
     let mut text = String::new();
     times(&mut text, advice);
     if let Some(run) = advice.mounted.typical() {
@@ -63,7 +63,7 @@ pub fn explain(advice: &Advice) -> String {
     text
 }
 
-fn times(text: &mut String, advice: &Advice) {
+fn times(text: &mut String, advice: &AdviceResults) {
     let (native, mounted) = (advice.native.seconds(), advice.mounted.seconds());
     let change = 100.0 * (mounted / native.max(1e-9) - 1.0);
     let noise = spread(&advice.native.runs).max(spread(&advice.mounted.runs));
@@ -85,14 +85,14 @@ fn times(text: &mut String, advice: &Advice) {
 }
 
 /// Half the difference of the slowest and the fastest run, in per cent of the median.
-fn spread(runs: &[Run]) -> f64 {
+fn spread(runs: &[CommandRun]) -> f64 {
     let seconds: Vec<f64> = runs.iter().map(|run| run.seconds).collect();
     let (least, most) =
         seconds.iter().fold((f64::MAX, f64::MIN), |(a, b), &x| (a.min(x), b.max(x)));
     crate::report::median(&seconds).map_or(0.0, |median| 50.0 * (most - least) / median.max(1e-9))
 }
 
-fn requests(text: &mut String, run: &Run) {
+fn requests(text: &mut String, run: &CommandRun) {
     let costs = costs(run);
     let count: u64 = costs.iter().map(|cost| cost.count).sum();
     if count == 0 {
@@ -123,7 +123,7 @@ fn requests(text: &mut String, run: &Run) {
 }
 
 /// The stages in which a type of request spent its time, if the kernel was traced.
-fn stages(run: &Run, cost: &Cost) -> String {
+fn stages(run: &CommandRun, cost: &RequestCost) -> String {
     let Some(kernel) = &run.kernel else { return String::new() };
     let sum = |snapshot: &Snapshot, stage| {
         snapshot.get_stage(stage, cost.op).map_or(0, |stats| stats.latency.sum_ns)
@@ -147,7 +147,7 @@ fn stages(run: &Run, cost: &Cost) -> String {
     }
 }
 
-fn cpu(text: &mut String, advice: &Advice, run: &Run) {
+fn cpu(text: &mut String, advice: &AdviceResults, run: &CommandRun) {
     let Some(native) = advice.native.typical() else { return };
     let ms = |ns: u64| format!("{:.0} ms", ns as f64 / 1e6);
     let _ = writeln!(
@@ -159,7 +159,7 @@ fn cpu(text: &mut String, advice: &Advice, run: &Run) {
     );
 }
 
-fn tried(text: &mut String, advice: &Advice) {
+fn tried(text: &mut String, advice: &AdviceResults) {
     if advice.tried.is_empty() {
         let none = if advice.mounted.seconds() <= advice.native.seconds() {
             "Nothing was tried, because the mount is not slower."
@@ -194,7 +194,7 @@ fn tried(text: &mut String, advice: &Advice) {
 }
 
 /// Number of requests of the first run, as counts hardly differ between runs.
-fn count(runs: &[Run]) -> u64 {
+fn count(runs: &[CommandRun]) -> u64 {
     runs.first().map_or(0, |run| Op::ALL.iter().map(|&op| candidates::of(run, op).0).sum())
 }
 
@@ -204,31 +204,31 @@ fn seconds(seconds: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Candidate, Series, Tried};
+    use super::super::{CandidateOption, OptionTrial, RunSeries};
     use super::*;
     use defuse_probe::Recorder;
 
-    fn run(seconds: f64, ops: &[(Op, u64, u64)]) -> Run {
+    fn run(seconds: f64, ops: &[(Op, u64, u64)]) -> CommandRun {
         let recorder = Recorder::new();
         let cells = recorder.cells();
         for &(op, count, ns) in ops {
             (0..count).for_each(|_| cells.record(op, ns, true));
         }
-        Run {
+        CommandRun {
             seconds,
             daemon: Some(recorder.snapshot()),
             app_ns: 5_000_000,
             daemon_ns: 7_000_000,
-            ..Run::default()
+            ..CommandRun::default()
         }
     }
 
-    fn series(name: &str, runs: Vec<Run>) -> Series {
-        Series { name: name.into(), runs }
+    fn series(name: &str, runs: Vec<CommandRun>) -> RunSeries {
+        RunSeries { name: name.into(), runs }
     }
 
-    fn advice(mounted: Vec<Run>, tried: Vec<Tried>) -> Advice {
-        Advice {
+    fn advice(mounted: Vec<CommandRun>, tried: Vec<OptionTrial>) -> AdviceResults {
+        AdviceResults {
             native: series("native", vec![run(1.0, &[]), run(1.0, &[])]),
             mounted: series("default", mounted),
             tried,
@@ -241,14 +241,14 @@ mod tests {
     #[test]
     fn the_text_matches_the_figures() {
         let slow = run(1.5, &[(Op::LOOKUP, 300, 10_000), (Op::READ, 10, 100_000)]);
-        let candidate = Candidate {
+        let candidate = CandidateOption {
             option: "timeout=60".into(),
             because: "300 ask".into(),
             needs: "care".into(),
         };
         let with = series("default+", vec![run(1.2, &[(Op::READ, 10, 100_000)])]);
         let without = series("default", vec![slow.clone()]);
-        let tried = Tried { candidate, with, without };
+        let tried = OptionTrial { candidate, with, without };
         let text = explain(&advice(vec![slow.clone(), slow], vec![tried]));
         for fact in [
             "natively 1.00 s, on default 1.50 s: 50 % longer",
@@ -266,10 +266,12 @@ mod tests {
     #[test]
     fn an_option_that_saves_no_request_did_not_help() {
         let ops = [(Op::LOOKUP, 300, 10_000)];
-        let candidate = Candidate { option: "x".into(), because: "y".into(), needs: "z".into() };
+        let candidate =
+            CandidateOption { option: "x".into(), because: "y".into(), needs: "z".into() };
         let (with, without) =
             (series("a", vec![run(0.5, &ops)]), series("b", vec![run(1.5, &ops)]));
-        let text = explain(&advice(vec![run(1.5, &ops)], vec![Tried { candidate, with, without }]));
+        let text =
+            explain(&advice(vec![run(1.5, &ops)], vec![OptionTrial { candidate, with, without }]));
         assert!(text.contains("-o x: does not help: there are as many requests"), "{text}");
     }
 

@@ -20,29 +20,29 @@ use defuse_measure::{caches, cpu, limits};
 use defuse_probe::Snapshot;
 use serde::Serialize;
 
-use crate::check::Work;
-use crate::interrupt::Interrupt;
-use crate::kernel::{KernelStages, Watch};
+use crate::check::StudyDirectory;
+use crate::interrupt::InterruptFlag;
+use crate::kernel::{CellTrace, KernelStages};
 use crate::mount::{MountPaths, StudyMount};
-use crate::options::{Config, Kind};
-use crate::process::{Process, Start};
+use crate::options::{ConfigKind, StudyConfig};
+use crate::process::{ChildProcess, ProcessStart};
 use crate::report::median;
 
-pub use candidates::Candidate;
-pub use explain::{Cost, explain};
+pub use candidates::CandidateOption;
+pub use explain::{RequestCost, explain};
 
 /// The environment variable that contains the directory during the command.
 pub const VARIABLE: &str = "DEFUSE_DIR";
 
 /// Options of the advice.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct AdviseOptions {
     /// The directory.
     pub dir: PathBuf,
     /// The command. `{}` is replaced by the directory, which is also the working directory.
     pub command: Vec<OsString>,
     /// The mount configuration. Native is always measured.
-    pub config: Config,
+    pub config: StudyConfig,
     /// Number of runs of each.
     pub runs: u32,
     /// Drop the kernel's caches before each run.
@@ -59,7 +59,7 @@ pub struct Options {
 
 /// One run of the command.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Run {
+pub struct CommandRun {
     /// Wall-clock time in seconds.
     pub seconds: f64,
     /// CPU time of the command and its children, in nanoseconds.
@@ -74,22 +74,22 @@ pub struct Run {
 
 /// All runs of one configuration.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Series {
+pub struct RunSeries {
     /// Name of the configuration.
     pub name: String,
     /// The runs, in order.
-    pub runs: Vec<Run>,
+    pub runs: Vec<CommandRun>,
 }
 
 /// The results.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Advice {
+pub struct AdviceResults {
     /// The runs on the directory itself.
-    pub native: Series,
+    pub native: RunSeries,
     /// The runs on the mount.
-    pub mounted: Series,
+    pub mounted: RunSeries,
     /// The options that were tried.
-    pub tried: Vec<Tried>,
+    pub tried: Vec<OptionTrial>,
     /// Exit code of the command.
     pub exit_code: i32,
     /// The command changed files.
@@ -98,10 +98,10 @@ pub struct Advice {
     pub kernel_stages: String,
 }
 
-impl Series {
+impl RunSeries {
     /// The run with the median time.
-    pub fn typical(&self) -> Option<&Run> {
-        let mut runs: Vec<&Run> = self.runs.iter().collect();
+    pub fn typical(&self) -> Option<&CommandRun> {
+        let mut runs: Vec<&CommandRun> = self.runs.iter().collect();
         runs.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
         runs.get(runs.len().saturating_sub(1) / 2).copied()
     }
@@ -115,23 +115,23 @@ impl Series {
 
 /// An option that was tried, alternating with the mount without it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Tried {
+pub struct OptionTrial {
     /// The option.
-    pub candidate: Candidate,
+    pub candidate: CandidateOption,
     /// The runs with the option.
-    pub with: Series,
+    pub with: RunSeries,
     /// The runs without the option.
-    pub without: Series,
+    pub without: RunSeries,
 }
 
-struct Stand<'a> {
-    options: &'a Options,
-    work: Work,
+struct AdviceRunner<'a> {
+    options: &'a AdviseOptions,
+    work: StudyDirectory,
     kernel: KernelStages,
-    interrupt: Interrupt,
+    interrupt: InterruptFlag,
     exit_code: Option<i32>,
     changes: bool,
-    pristine: Option<copy::Fingerprint>,
+    pristine: Option<copy::TreeFingerprint>,
 }
 
 /// Runs the command natively and on the mount, and tries options that could help.
@@ -140,14 +140,17 @@ struct Stand<'a> {
 ///
 /// Fails if the directory cannot be copied or mounted, if the command cannot be started, or if its
 /// exit status differs between native and mount.
-pub fn advise(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Advice> {
+pub fn advise(options: &AdviseOptions, tell: &mut dyn FnMut(&str)) -> Result<AdviceResults> {
     ensure!(options.runs > 0, "--runs 0 measures nothing: write 1 or more");
     ensure!(
         options.dir.is_dir(),
         "{} is no directory: name the directory that the command uses",
         options.dir.display()
     );
-    ensure!(options.config.kind != Kind::Native, "native is the reference: name another --config");
+    ensure!(
+        options.config.kind != ConfigKind::Native,
+        "native is the reference: name another --config"
+    );
     if options.cold {
         ensure!(
             rustix::process::geteuid().is_root(),
@@ -161,17 +164,25 @@ pub fn advise(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Advice> {
         options.dir.display(),
         size >> 20
     );
-    let interrupt = Interrupt::catch()?;
+    let interrupt = InterruptFlag::catch()?;
     let kernel = KernelStages::probe(rustix::process::geteuid().is_root());
     limits::raise_file_limit();
-    let work = Work::create(&options.work)?;
-    let mut stand =
-        Stand { options, work, kernel, interrupt, exit_code: None, changes: false, pristine: None };
+    let work = StudyDirectory::create(&options.work)?;
+    let mut stand = AdviceRunner {
+        options,
+        work,
+        kernel,
+        interrupt,
+        exit_code: None,
+        changes: false,
+        pristine: None,
+    };
     stand.fresh_copy()?;
-    let native = Config::native();
+    let native = StudyConfig::native();
     // A first run, which loads programs and libraries into memory, and natively the files, too.
     stand.run(&native)?;
-    let (mut of_native, mut of_mount) = (Series::new("native"), Series::new(&options.config.name));
+    let (mut of_native, mut of_mount) =
+        (RunSeries::new("native"), RunSeries::new(&options.config.name));
     for run in 1..=options.runs {
         for (config, series) in [(&native, &mut of_native), (&options.config, &mut of_mount)] {
             let done = stand.run(config)?;
@@ -183,7 +194,7 @@ pub fn advise(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Advice> {
         }
     }
     let tried = stand.try_candidates(&of_native, &of_mount, tell)?;
-    Ok(Advice {
+    Ok(AdviceResults {
         native: of_native,
         mounted: of_mount,
         tried,
@@ -193,40 +204,40 @@ pub fn advise(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Advice> {
     })
 }
 
-impl Series {
+impl RunSeries {
     /// True if every run took longer than every run of `other`.
-    pub fn is_slower_than(&self, other: &Series) -> bool {
+    pub fn is_slower_than(&self, other: &RunSeries) -> bool {
         let seconds =
-            |series: &Series| series.runs.iter().map(|run| run.seconds).collect::<Vec<_>>();
+            |series: &RunSeries| series.runs.iter().map(|run| run.seconds).collect::<Vec<_>>();
         let (ours, theirs) = (seconds(self), seconds(other));
         ours.iter().all(|a| theirs.iter().all(|b| a > b))
     }
 
-    fn new(name: &str) -> Series {
-        Series { name: name.to_owned(), runs: Vec::new() }
+    fn new(name: &str) -> RunSeries {
+        RunSeries { name: name.to_owned(), runs: Vec::new() }
     }
 }
 
-impl Stand<'_> {
+impl AdviceRunner<'_> {
     fn copy(&self) -> PathBuf {
         self.work.path().join("copy")
     }
 
     fn fresh_copy(&mut self) -> Result<()> {
         copy::make(&self.options.dir, &self.copy())?;
-        self.pristine = Some(copy::Fingerprint::of(&self.copy())?);
+        self.pristine = Some(copy::TreeFingerprint::of(&self.copy())?);
         Ok(())
     }
 
     /// One run, from the initial state.
-    fn run(&mut self, config: &Config) -> Result<Run> {
+    fn run(&mut self, config: &StudyConfig) -> Result<CommandRun> {
         ensure!(!self.interrupt.is_set(), "interrupted: everything is removed");
         if self.options.cold {
             caches::sync(&self.copy())?;
             fs::write("/proc/sys/vm/drop_caches", "3").context("caches could not be dropped")?;
         }
         let run = self.measured(config).with_context(|| format!("on {}", config.name))?;
-        let after = copy::Fingerprint::of(&self.copy())?;
+        let after = copy::TreeFingerprint::of(&self.copy())?;
         if self.pristine.as_ref() != Some(&after) {
             self.changes = true;
             self.fresh_copy()?;
@@ -234,7 +245,7 @@ impl Stand<'_> {
         Ok(run)
     }
 
-    fn measured(&mut self, config: &Config) -> Result<Run> {
+    fn measured(&mut self, config: &StudyConfig) -> Result<CommandRun> {
         let source = self.copy();
         let mountpoint = self.work.path().join("mnt");
         let place = MountPaths {
@@ -248,14 +259,14 @@ impl Stand<'_> {
         let root = if mount.is_some() { &mountpoint } else { &source };
         let watch = match mount.as_ref().and_then(StudyMount::connection) {
             Some(connection) => self.kernel.watch(connection)?,
-            None => Watch::default(),
+            None => CellTrace::default(),
         };
         let before = mount.as_ref().map(StudyMount::snapshot).transpose()?.flatten();
-        let daemon_before = mount.as_ref().map(|mount| cpu::Threads::of(mount.pid()));
+        let daemon_before = mount.as_ref().map(|mount| cpu::ProcessCpuTime::of(mount.pid()));
         let mut run = self.command(root)?;
         let after = mount.as_ref().map(StudyMount::snapshot).transpose()?.flatten();
         if let (Some(mount), Some(before)) = (&mount, daemon_before) {
-            run.daemon_ns = cpu::Threads::of(mount.pid()).since(&before);
+            run.daemon_ns = cpu::ProcessCpuTime::of(mount.pid()).since(&before);
         }
         run.kernel = watch.end()?.snapshot;
         run.daemon = after.zip(before).map(|(after, before)| after.since(&before));
@@ -264,11 +275,11 @@ impl Stand<'_> {
     }
 
     /// Runs the command with `root` as its directory.
-    fn command(&mut self, root: &Path) -> Result<Run> {
+    fn command(&mut self, root: &Path) -> Result<CommandRun> {
         let words: Vec<OsString> =
             self.options.command.iter().map(|word| fill_in(word, root)).collect();
         let log = self.work.path().join("command.log");
-        let start = Start {
+        let start = ProcessStart {
             name: "the command",
             words: &words,
             groups: &[],
@@ -279,7 +290,7 @@ impl Stand<'_> {
         };
         let before = children_cpu_ns();
         let began = Instant::now();
-        let mut process = Process::start(&start)?;
+        let mut process = ChildProcess::start(&start)?;
         let status = process.wait(Duration::from_secs(24 * 3600), &self.interrupt)?;
         let seconds = began.elapsed().as_secs_f64();
         let code = match status.code() {
@@ -300,16 +311,16 @@ impl Stand<'_> {
             ),
         }
         let app_ns = children_cpu_ns().saturating_sub(before);
-        Ok(Run { seconds, app_ns, ..Run::default() })
+        Ok(CommandRun { seconds, app_ns, ..CommandRun::default() })
     }
 
     /// Tries the candidates, alternating with the unchanged mount.
     fn try_candidates(
         &mut self,
-        native: &Series,
-        mounted: &Series,
+        native: &RunSeries,
+        mounted: &RunSeries,
         tell: &mut dyn FnMut(&str),
-    ) -> Result<Vec<Tried>> {
+    ) -> Result<Vec<OptionTrial>> {
         let mut tried = Vec::new();
         if !self.options.try_options {
             return Ok(tried);
@@ -317,13 +328,14 @@ impl Stand<'_> {
         let base = &self.options.config;
         for candidate in candidates::for_run(native, mounted, base) {
             let config = candidate.config(base);
-            let (mut with, mut without) = (Series::new(&config.name), Series::new(&base.name));
+            let (mut with, mut without) =
+                (RunSeries::new(&config.name), RunSeries::new(&base.name));
             for _ in 0..self.options.runs {
                 without.runs.push(self.run(base)?);
                 with.runs.push(self.run(&config)?);
             }
             tell(&format!("tried -o {}: {:.3} s", candidate.option, with.seconds()));
-            tried.push(Tried { candidate, with, without });
+            tried.push(OptionTrial { candidate, with, without });
         }
         Ok(tried)
     }

@@ -1,16 +1,16 @@
 //! The goals, and whether they are met.
 
-use defuse_measure::stats::Summary;
+use defuse_measure::stats::QuartileSummary;
 use serde::Serialize;
 
 use super::places::{CLIENT, DIRECT, DUMMY, MEMORY, MOUNT, NATIVE};
-use super::results::{Case, Cell, Lower, Results, Table};
-use super::worker::Op;
+use super::results::{DirectCase, DirectCell, DirectResults, DirectTable, LowerFileSystem};
+use super::worker::WorkerOp;
 
 /// The comparison of a figure with its limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Outcome {
+pub enum GoalOutcome {
     /// The limit is met.
     Met,
     /// The median misses the limit, but a quarter of the rounds meets it.
@@ -19,35 +19,35 @@ pub enum Outcome {
     Missed,
 }
 
-impl Outcome {
+impl GoalOutcome {
     /// The outcome as a word, for tables.
     pub fn word(self) -> &'static str {
         match self {
-            Outcome::Met => "met",
-            Outcome::WithinNoise => "within noise",
-            Outcome::Missed => "MISSED",
+            GoalOutcome::Met => "met",
+            GoalOutcome::WithinNoise => "within noise",
+            GoalOutcome::Missed => "MISSED",
         }
     }
 }
 
 /// A goal and its figure.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Goal {
+pub struct DirectGoal {
     /// The subject of the goal.
     pub what: String,
     /// The limit as text.
     pub required: String,
     /// The figure.
-    pub figure: Summary,
+    pub figure: QuartileSummary,
     /// Its unit: `x`, `%`, `ms` or empty for a count.
     pub unit: &'static str,
     /// The outcome.
-    pub outcome: Outcome,
+    pub outcome: GoalOutcome,
 }
 
 /// The limit of a figure.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Limit {
+pub(crate) enum GoalLimit {
     AtLeast(f64),
     AtMost(f64),
     Below(f64),
@@ -55,75 +55,83 @@ pub(crate) enum Limit {
 }
 
 /// All goals for which there are figures.
-pub fn all(results: &Results) -> Vec<Goal> {
+pub fn all(results: &DirectResults) -> Vec<DirectGoal> {
     let mut goals = Vec::new();
-    let mut add = |what: String, unit, limit, figure: Option<Summary>| {
+    let mut add = |what: String, unit, limit, figure: Option<QuartileSummary>| {
         goals.extend(figure.map(|figure| goal(what, unit, limit, figure)));
     };
-    let case = |table, op| Case { table, lower: Lower::Tmpfs, op, block: 4096 };
-    for (op, least) in [(Op::Write, 12.0), (Op::Rewrite, 12.0), (Op::Read, 20.0)] {
+    let case = |table, op| DirectCase { table, lower: LowerFileSystem::Tmpfs, op, block: 4096 };
+    for (op, least) in [(WorkerOp::Write, 12.0), (WorkerOp::Rewrite, 12.0), (WorkerOp::Read, 20.0)]
+    {
         let what = format!("4K {}, direct against the mount", call(op));
-        let speed = results.speed(case(Table::Sequential, op), DIRECT, MOUNT);
-        add(what, "x", Limit::AtLeast(least), speed);
+        let speed = results.speed(case(DirectTable::Sequential, op), DIRECT, MOUNT);
+        add(what, "x", GoalLimit::AtLeast(least), speed);
     }
-    for op in [Op::Write, Op::Rewrite, Op::Read] {
+    for op in [WorkerOp::Write, WorkerOp::Rewrite, WorkerOp::Read] {
         let what = format!("4K {}, direct against native tmpfs", call(op));
-        let speed = results.speed(case(Table::Sequential, op), DIRECT, NATIVE);
-        add(what, "x", Limit::AtLeast(0.9), speed);
+        let speed = results.speed(case(DirectTable::Sequential, op), DIRECT, NATIVE);
+        add(what, "x", GoalLimit::AtLeast(0.9), speed);
     }
     let what = format!("voluntary context switches of {} writes, direct", results.writes);
-    add(what, "", Limit::None, most_switches(results));
-    for (op, least) in [(Op::Read, 2.0), (Op::Rewrite, 3.0)] {
+    add(what, "", GoalLimit::None, most_switches(results));
+    for (op, least) in [(WorkerOp::Read, 2.0), (WorkerOp::Rewrite, 3.0)] {
         let what = format!("4K {} of memory:, direct against native tmpfs", op.name());
-        let speed = results.speed(case(Table::Memory, op), MEMORY, NATIVE);
-        add(what, "x", Limit::AtLeast(least), speed);
+        let speed = results.speed(case(DirectTable::Memory, op), MEMORY, NATIVE);
+        add(what, "x", GoalLimit::AtLeast(least), speed);
     }
-    for case in results.cases(Table::Share) {
+    for case in results.cases(DirectTable::Share) {
         let what = format!("the client's share of a {} {}", size(case.block), case.op.name());
-        add(what, "%", Limit::Below(3.0), share_pct(results, case));
+        add(what, "%", GoalLimit::Below(3.0), share_pct(results, case));
     }
     let what = "additional time of a start within a run".to_owned();
-    add(what, "ms", Limit::Below(5.0), results.start_more_ms());
+    add(what, "ms", GoalLimit::Below(5.0), results.start_more_ms());
     goals
 }
 
 /// Description of a call. A write extends the file, which costs the lower file system more than
 /// overwriting.
-fn call(op: Op) -> &'static str {
-    if op == Op::Write { "write of a new file" } else { op.name() }
+fn call(op: WorkerOp) -> &'static str {
+    if op == WorkerOp::Write { "write of a new file" } else { op.name() }
 }
 
 /// Judges a figure.
-pub(crate) fn goal(what: String, unit: &'static str, limit: Limit, figure: Summary) -> Goal {
+pub(crate) fn goal(
+    what: String,
+    unit: &'static str,
+    limit: GoalLimit,
+    figure: QuartileSummary,
+) -> DirectGoal {
     let (required, is_met, may_be) = match limit {
-        Limit::AtLeast(least) => {
+        GoalLimit::AtLeast(least) => {
             (format!("at least {least}"), figure.median >= least, figure.high >= least)
         }
-        Limit::AtMost(most) => {
+        GoalLimit::AtMost(most) => {
             (format!("at most {most}"), figure.median <= most, figure.low <= most)
         }
-        Limit::Below(most) => (format!("below {most}"), figure.median < most, figure.low < most),
-        Limit::None => ("none".to_owned(), figure.median == 0.0, figure.low == 0.0),
+        GoalLimit::Below(most) => {
+            (format!("below {most}"), figure.median < most, figure.low < most)
+        }
+        GoalLimit::None => ("none".to_owned(), figure.median == 0.0, figure.low == 0.0),
     };
     let outcome = match (is_met, may_be) {
-        (true, _) => Outcome::Met,
-        (false, true) => Outcome::WithinNoise,
-        (false, false) => Outcome::Missed,
+        (true, _) => GoalOutcome::Met,
+        (false, true) => GoalOutcome::WithinNoise,
+        (false, false) => GoalOutcome::Missed,
     };
-    Goal { what, required, figure, unit, outcome }
+    DirectGoal { what, required, figure, unit, outcome }
 }
 
 /// The time of a call on a file system that does nothing, in per cent of a complete call.
-pub fn share_pct(results: &Results, case: Case) -> Option<Summary> {
+pub fn share_pct(results: &DirectResults, case: DirectCase) -> Option<QuartileSummary> {
     let speed = results.speed(case, CLIENT, DUMMY)?;
-    let Summary { median, low, high } = speed;
-    Some(Summary { median: 100.0 * median, low: 100.0 * low, high: 100.0 * high })
+    let QuartileSummary { median, low, high } = speed;
+    Some(QuartileSummary { median: 100.0 * median, low: 100.0 * low, high: 100.0 * high })
 }
 
 /// Voluntary context switches of application and parent, for the block size with most of them.
-fn most_switches(results: &Results) -> Option<Summary> {
-    let switches = |cell: &Cell| (cell.app.voluntary + cell.server.voluntary) as f64;
-    let cases = results.cases(Table::Writes).into_iter();
+fn most_switches(results: &DirectResults) -> Option<QuartileSummary> {
+    let switches = |cell: &DirectCell| (cell.app.voluntary + cell.server.voluntary) as f64;
+    let cases = results.cases(DirectTable::Writes).into_iter();
     let all = cases.filter_map(|case| results.summary(case, DIRECT, switches));
     all.max_by(|a, b| a.median.total_cmp(&b.median))
 }
@@ -143,17 +151,20 @@ mod tests {
 
     #[test]
     fn a_figure_is_judged_by_its_median_and_quartiles() {
-        let figure = |low, median, high| Summary { low, median, high };
+        let figure = |low, median, high| QuartileSummary { low, median, high };
         let outcome = |limit, figure| goal(String::new(), "x", limit, figure).outcome;
-        assert_eq!(outcome(Limit::AtLeast(3.0), figure(2.0, 3.0, 4.0)), Outcome::Met);
-        assert_eq!(outcome(Limit::AtLeast(3.0), figure(2.0, 2.9, 3.0)), Outcome::WithinNoise);
-        assert_eq!(outcome(Limit::AtLeast(3.0), figure(2.0, 2.5, 2.9)), Outcome::Missed);
-        assert_eq!(outcome(Limit::Below(5.0), figure(1.0, 4.9, 9.0)), Outcome::Met);
-        assert_eq!(outcome(Limit::Below(5.0), figure(4.0, 5.0, 6.0)), Outcome::WithinNoise);
-        assert_eq!(outcome(Limit::AtMost(0.8), figure(0.7, 0.8, 0.9)), Outcome::Met);
-        assert_eq!(outcome(Limit::AtMost(0.8), figure(0.81, 0.9, 0.9)), Outcome::Missed);
-        assert_eq!(outcome(Limit::None, figure(0.0, 0.0, 1.0)), Outcome::Met);
-        assert_eq!(outcome(Limit::None, figure(1.0, 1.0, 1.0)), Outcome::Missed);
+        assert_eq!(outcome(GoalLimit::AtLeast(3.0), figure(2.0, 3.0, 4.0)), GoalOutcome::Met);
+        assert_eq!(
+            outcome(GoalLimit::AtLeast(3.0), figure(2.0, 2.9, 3.0)),
+            GoalOutcome::WithinNoise
+        );
+        assert_eq!(outcome(GoalLimit::AtLeast(3.0), figure(2.0, 2.5, 2.9)), GoalOutcome::Missed);
+        assert_eq!(outcome(GoalLimit::Below(5.0), figure(1.0, 4.9, 9.0)), GoalOutcome::Met);
+        assert_eq!(outcome(GoalLimit::Below(5.0), figure(4.0, 5.0, 6.0)), GoalOutcome::WithinNoise);
+        assert_eq!(outcome(GoalLimit::AtMost(0.8), figure(0.7, 0.8, 0.9)), GoalOutcome::Met);
+        assert_eq!(outcome(GoalLimit::AtMost(0.8), figure(0.81, 0.9, 0.9)), GoalOutcome::Missed);
+        assert_eq!(outcome(GoalLimit::None, figure(0.0, 0.0, 1.0)), GoalOutcome::Met);
+        assert_eq!(outcome(GoalLimit::None, figure(1.0, 1.0, 1.0)), GoalOutcome::Missed);
     }
 
     #[test]

@@ -8,13 +8,13 @@ use anyhow::{Context, Result, bail, ensure};
 use defuse_measure::caches;
 use defuse_probe::Op as Request;
 
-use super::places::{self, Group, MOUNT, Stage, WORK_PREFIX};
-use super::results::{Case, Cell, Lower, Results, SCHEMA, Table};
-use super::worker::{self, Op, Order};
-use super::{Options, Scale, startup};
+use super::places::{self, DirectSetup, MOUNT, TargetGroup, WORK_PREFIX};
+use super::results::{DirectCase, DirectCell, DirectResults, DirectTable, LowerFileSystem, SCHEMA};
+use super::worker::{self, WorkerOp, WorkerOrder};
+use super::{DirectOptions, DirectScale, startup};
 use crate::check;
-use crate::interrupt::Interrupt;
-use crate::results::Machine;
+use crate::interrupt::InterruptFlag;
+use crate::results::MachineFacts;
 
 /// No round begins that would probably end after this time.
 const ENOUGH: Duration = Duration::from_secs(150);
@@ -34,7 +34,7 @@ const AT_LEAST_MS: u64 = 25;
 ///
 /// Fails if a requirement is missing, before creating anything; and with any later error, because
 /// an incomplete table compares nothing.
-pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
+pub fn run(options: &DirectOptions, tell: &mut dyn FnMut(&str)) -> Result<DirectResults> {
     let libfuse = before_start(options)?;
     for path in check::clear_directories(&options.work, WORK_PREFIX) {
         tell(&format!("removed the remains of an earlier measurement: {}", path.display()));
@@ -43,8 +43,8 @@ pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
     for left_out in &results.left_out {
         tell(&format!("left out: {left_out}"));
     }
-    let interrupt = Interrupt::catch()?;
-    let mut stage = Stage::set(options, libfuse.as_deref())?;
+    let interrupt = InterruptFlag::catch()?;
+    let mut stage = DirectSetup::set(options, libfuse.as_deref())?;
     let cpus = worker::processors()?;
     let begun = Instant::now();
     let mut longest = Duration::ZERO;
@@ -56,11 +56,11 @@ pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
         let start = Instant::now();
         let (cpu, cells) = (cpus[round as usize % cpus.len()], Vec::new());
         let mut current =
-            Round { stage: &mut stage, scale: &options.scale, round, cpu, turn: 0, cells };
+            DirectRound { stage: &mut stage, scale: &options.scale, round, cpu, turn: 0, cells };
         let done = current.measure(&interrupt)?;
         results.cells.append(&mut current.cells);
         if done {
-            let data = stage.data(Lower::Tmpfs);
+            let data = stage.data(LowerFileSystem::Tmpfs);
             results.starts.push(startup::measure(options, &data, round)?);
         }
         if !done || interrupt.is_set() {
@@ -83,7 +83,7 @@ pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
 }
 
 /// Checks the requirements before creating anything. Returns the path of libfuse's program.
-fn before_start(options: &Options) -> Result<Option<std::path::PathBuf>> {
+fn before_start(options: &DirectOptions) -> Result<Option<std::path::PathBuf>> {
     check::can_make_and_mount()?;
     ensure!(options.rounds > 0, "--rounds 0 measures nothing: write 1 or more");
     check::space(&options.work, places::image_bytes(options), "--work")?;
@@ -110,7 +110,7 @@ fn available_in(meminfo: &str) -> Option<u64> {
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-fn beginning(options: &Options, libfuse: Option<&Path>) -> Results {
+fn beginning(options: &DirectOptions, libfuse: Option<&Path>) -> DirectResults {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let left_out = if libfuse.is_some() {
@@ -118,12 +118,12 @@ fn beginning(options: &Options, libfuse: Option<&Path>) -> Results {
     } else {
         "libfuse: no passthrough_hp was found; `cargo xtask bench --targets libfuse` builds it, --libfuse names it"
     };
-    Results {
+    DirectResults {
         schema: SCHEMA.into(),
         program: env!("CARGO_PKG_VERSION").into(),
         optimised: !cfg!(debug_assertions),
         started_unix_ms: u64::try_from(now.as_millis()).unwrap_or(0),
-        machine: Machine::this(),
+        machine: MachineFacts::this(),
         load: load.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0.0),
         rounds: 0,
         writes: options.scale.writes,
@@ -137,20 +137,20 @@ fn beginning(options: &Options, libfuse: Option<&Path>) -> Results {
 }
 
 /// One round.
-struct Round<'a> {
-    stage: &'a mut Stage,
-    scale: &'a Scale,
+struct DirectRound<'a> {
+    stage: &'a mut DirectSetup,
+    scale: &'a DirectScale,
     round: u32,
     /// The processor of all targets' programs, another one in each round.
     cpu: usize,
     /// Number of cases measured, so that another target begins each time.
     turn: usize,
-    cells: Vec<Cell>,
+    cells: Vec<DirectCell>,
 }
 
-impl Round<'_> {
+impl DirectRound<'_> {
     /// Measures all cases. Returns false after a signal.
-    fn measure(&mut self, interrupt: &Interrupt) -> Result<bool> {
+    fn measure(&mut self, interrupt: &InterruptFlag) -> Result<bool> {
         let cases = self.cases();
         let mut lower = None;
         for case in cases {
@@ -171,65 +171,82 @@ impl Round<'_> {
     }
 
     /// The cases, in order.
-    fn cases(&self) -> Vec<Case> {
+    fn cases(&self) -> Vec<DirectCase> {
         let mut cases = Vec::new();
-        let mut add = |table, lower, ops: &[Op], blocks: &[u64]| {
+        let mut add = |table, lower, ops: &[WorkerOp], blocks: &[u64]| {
             for &block in blocks {
-                cases.extend(ops.iter().map(|&op| Case { table, lower, op, block }));
+                cases.extend(ops.iter().map(|&op| DirectCase { table, lower, op, block }));
             }
         };
-        add(Table::Writes, Lower::Tmpfs, &[Op::Write], &self.scale.write_blocks);
-        for lower in [Lower::Tmpfs, Lower::Ext4] {
-            let ops = [Op::Write, Op::Rewrite, Op::Read];
-            add(Table::Sequential, lower, &ops, &self.scale.blocks);
+        add(
+            DirectTable::Writes,
+            LowerFileSystem::Tmpfs,
+            &[WorkerOp::Write],
+            &self.scale.write_blocks,
+        );
+        for lower in [LowerFileSystem::Tmpfs, LowerFileSystem::Ext4] {
+            let ops = [WorkerOp::Write, WorkerOp::Rewrite, WorkerOp::Read];
+            add(DirectTable::Sequential, lower, &ops, &self.scale.blocks);
         }
-        add(Table::Memory, Lower::Tmpfs, &[Op::Rewrite, Op::Read], &[4096]);
-        let ops = [Op::Rewrite, Op::Read];
-        add(Table::Share, Lower::Tmpfs, &ops, &self.scale.share_blocks);
+        add(
+            DirectTable::Memory,
+            LowerFileSystem::Tmpfs,
+            &[WorkerOp::Rewrite, WorkerOp::Read],
+            &[4096],
+        );
+        let ops = [WorkerOp::Rewrite, WorkerOp::Read];
+        add(DirectTable::Share, LowerFileSystem::Tmpfs, &ops, &self.scale.share_blocks);
         cases
     }
 
     /// Measures one case on each target of its group.
-    fn case(&mut self, case: Case) -> Result<()> {
+    fn case(&mut self, case: DirectCase) -> Result<()> {
         let order = self.order(case);
         let (round, turn) = (self.round, self.turn);
         self.turn += 1;
         let stage = &mut *self.stage;
-        let group: &mut Group = match (case.table, case.lower) {
-            (Table::Writes | Table::Sequential, Lower::Tmpfs) => &mut stage.tmpfs,
-            (Table::Writes | Table::Sequential, Lower::Ext4) => &mut stage.ext4,
-            (Table::Memory, _) => &mut stage.memory,
-            (Table::Share, _) => &mut stage.client,
+        let group: &mut TargetGroup = match (case.table, case.lower) {
+            (DirectTable::Writes | DirectTable::Sequential, LowerFileSystem::Tmpfs) => {
+                &mut stage.tmpfs
+            }
+            (DirectTable::Writes | DirectTable::Sequential, LowerFileSystem::Ext4) => {
+                &mut stage.ext4
+            }
+            (DirectTable::Memory, _) => &mut stage.memory,
+            (DirectTable::Share, _) => &mut stage.client,
         };
         let members = group.len();
         for place in 0..members {
             let member = &mut group[(place + turn + round as usize) % members];
-            if matches!(case.table, Table::Memory | Table::Share) && case.op == Op::Rewrite {
+            if matches!(case.table, DirectTable::Memory | DirectTable::Share)
+                && case.op == WorkerOp::Rewrite
+            {
                 // Files to rewrite or read must exist, in these tables even for the first target.
-                member.worker.perform(Order {
-                    op: Op::Write,
+                member.worker.perform(WorkerOrder {
+                    op: WorkerOp::Write,
                     passes: 1,
                     at_least_ms: 0,
                     ..order
                 })?;
             }
-            if case.table == Table::Writes {
+            if case.table == DirectTable::Writes {
                 // There is only one pass, which must not start on an idle processor.
-                member.worker.perform(Order { at_least_ms: AT_LEAST_MS, ..order })?;
+                member.worker.perform(WorkerOrder { at_least_ms: AT_LEAST_MS, ..order })?;
             }
-            let asked =
-                member.mount.filter(|_| case.table == Table::Writes && member.target == MOUNT);
+            let asked = member
+                .mount
+                .filter(|_| case.table == DirectTable::Writes && member.target == MOUNT);
             let requests = |stage: &[crate::mount::StudyMount]| {
                 asked.map(|place| requests(&stage[place])).transpose()
             };
             let before = requests(&stage.mounts)?;
             let outcome = member.worker.perform(order)?;
             let after = requests(&stage.mounts)?;
-            if case.table == Table::Writes {
+            if case.table == DirectTable::Writes {
                 // Only one file may be large at a time.
-                member.worker.perform(Order { calls: 0, passes: 1, ..order })?;
+                member.worker.perform(WorkerOrder { calls: 0, passes: 1, ..order })?;
             }
-            self.cells.push(Cell {
+            self.cells.push(DirectCell {
                 case,
                 target: member.target.to_owned(),
                 round,
@@ -245,16 +262,16 @@ impl Round<'_> {
         Ok(())
     }
 
-    fn order(&self, case: Case) -> Order {
-        let Case { op, block, .. } = case;
+    fn order(&self, case: DirectCase) -> WorkerOrder {
+        let DirectCase { op, block, .. } = case;
         let small = SMALL_FILE.min(self.scale.file_bytes);
         let (calls, passes, at_least_ms) = match case.table {
             // Context switches are counted for an exact number of calls.
-            Table::Writes => (self.scale.writes, 1, 0),
-            Table::Sequential => (self.scale.file_bytes / block, PASSES, AT_LEAST_MS),
-            Table::Memory | Table::Share => (small / block, 4 * PASSES, AT_LEAST_MS),
+            DirectTable::Writes => (self.scale.writes, 1, 0),
+            DirectTable::Sequential => (self.scale.file_bytes / block, PASSES, AT_LEAST_MS),
+            DirectTable::Memory | DirectTable::Share => (small / block, 4 * PASSES, AT_LEAST_MS),
         };
-        Order { op, block, calls, passes, at_least_ms, cpu: self.cpu }
+        WorkerOrder { op, block, calls, passes, at_least_ms, cpu: self.cpu }
     }
 }
 

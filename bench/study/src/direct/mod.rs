@@ -27,7 +27,7 @@ pub use table::table;
 
 /// The amount of work.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Scale {
+pub struct DirectScale {
     /// Number of writes in the table of context switches.
     pub writes: u64,
     /// File size of sequential reads and writes, in bytes.
@@ -42,10 +42,10 @@ pub struct Scale {
     pub starts: u32,
 }
 
-impl Scale {
+impl DirectScale {
     /// The paper's amount of work, with files that fit into a processor's cache.
-    pub fn full() -> Scale {
-        Scale {
+    pub fn full() -> DirectScale {
+        DirectScale {
             writes: 1000,
             file_bytes: 8 << 20,
             write_blocks: [4, 16, 64, 256].map(kib).to_vec(),
@@ -56,8 +56,8 @@ impl Scale {
     }
 
     /// A minimal amount of work, to check that everything runs.
-    pub fn tiny() -> Scale {
-        Scale {
+    pub fn tiny() -> DirectScale {
+        DirectScale {
             writes: 100,
             file_bytes: 256 << 10,
             write_blocks: [4, 64].map(kib).to_vec(),
@@ -68,10 +68,10 @@ impl Scale {
     }
 
     /// The amount of work by name.
-    pub fn named(name: &str) -> Result<Scale, String> {
+    pub fn named(name: &str) -> Result<DirectScale, String> {
         match name {
-            "full" => Ok(Scale::full()),
-            "tiny" => Ok(Scale::tiny()),
+            "full" => Ok(DirectScale::full()),
+            "tiny" => Ok(DirectScale::tiny()),
             _ => Err(format!("there is no scale {name:?}: write full or tiny")),
         }
     }
@@ -89,9 +89,9 @@ fn kib(count: u64) -> u64 {
 
 /// Options of the measurement.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct DirectOptions {
     /// The amount of work.
-    pub scale: Scale,
+    pub scale: DirectScale,
     /// Maximum number of rounds.
     pub rounds: u32,
     /// Directory for the image of ext4 and for mounts.

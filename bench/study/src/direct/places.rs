@@ -8,13 +8,13 @@ use anyhow::{Context, Result, ensure};
 use defuse_measure::command::{self, own_program};
 use rustix::mount::UnmountFlags;
 
-use super::Options;
-use super::results::{Lower, Target};
-use super::workers::Worker;
-use crate::check::Work;
-use crate::device::Device;
+use super::DirectOptions;
+use super::results::{DirectStudyTarget, LowerFileSystem};
+use super::workers::WorkerProcess;
+use crate::check::StudyDirectory;
+use crate::device::StudyDevice;
 use crate::mount::{MountPaths, StudyMount};
-use crate::options::{Config, Kind};
+use crate::options::{ConfigKind, StudyConfig};
 
 /// The lower file system itself.
 pub const NATIVE: &str = "native";
@@ -41,45 +41,45 @@ const PEERS: &str = "peers";
 const NAME: &str = "direct:";
 
 /// Targets that alternate.
-pub type Group = Vec<Member>;
+pub type TargetGroup = Vec<TargetWorker>;
 
 /// A target and its worker.
 #[derive(Debug)]
-pub struct Member {
+pub struct TargetWorker {
     /// Its name.
     pub target: &'static str,
     /// The worker that makes the calls.
-    pub worker: Worker,
-    /// The mount whose requests are counted, by its index in [`Stage::mounts`].
+    pub worker: WorkerProcess,
+    /// The mount whose requests are counted, by its index in [`DirectSetup::mounts`].
     pub mount: Option<usize>,
 }
 
 /// The whole setup. Fields are dropped in this order: users before what they use.
 #[derive(Debug)]
-pub struct Stage {
+pub struct DirectSetup {
     /// Targets over tmpfs.
-    pub tmpfs: Group,
+    pub tmpfs: TargetGroup,
     /// Targets over ext4.
-    pub ext4: Group,
+    pub ext4: TargetGroup,
     /// tmpfs and `memory:`.
-    pub memory: Group,
+    pub memory: TargetGroup,
     /// The client on a passthrough, and on a file system that does nothing.
-    pub client: Group,
+    pub client: TargetGroup,
     /// The mounts.
     pub mounts: Vec<StudyMount>,
-    device: Device,
-    ram: Tmpfs,
-    _work: Work,
+    device: StudyDevice,
+    ram: TmpfsMount,
+    _work: StudyDirectory,
 }
 
-impl Stage {
+impl DirectSetup {
     /// Creates, mounts and starts everything.
-    pub fn set(options: &Options, libfuse: Option<&Path>) -> Result<Stage> {
-        let work = Work::called(&options.work, WORK_PREFIX)?;
-        let mut device = Device::create(work.path(), image_bytes(options), 1024)?;
+    pub fn set(options: &DirectOptions, libfuse: Option<&Path>) -> Result<DirectSetup> {
+        let work = StudyDirectory::called(&options.work, WORK_PREFIX)?;
+        let mut device = StudyDevice::create(work.path(), image_bytes(options), 1024)?;
         device.format()?;
-        let ram = Tmpfs::mount(&work.path().join("tmpfs"), ram_bytes(options))?;
-        let mut stage = Stage {
+        let ram = TmpfsMount::mount(&work.path().join("tmpfs"), ram_bytes(options))?;
+        let mut stage = DirectSetup {
             tmpfs: Vec::new(),
             ext4: Vec::new(),
             memory: Vec::new(),
@@ -93,23 +93,23 @@ impl Stage {
         Ok(stage)
     }
 
-    fn start(&mut self, options: &Options, libfuse: Option<&Path>) -> Result<()> {
-        let build = Build { program: &options.program, work: self._work.path() };
-        for lower in [Lower::Tmpfs, Lower::Ext4] {
+    fn start(&mut self, options: &DirectOptions, libfuse: Option<&Path>) -> Result<()> {
+        let build = WorkerStarter { program: &options.program, work: self._work.path() };
+        for lower in [LowerFileSystem::Tmpfs, LowerFileSystem::Ext4] {
             let data = self.data(lower);
             fs::create_dir(&data)?;
             let mut group = vec![build.native(&data, lower.name())?];
             group.push(build.mounted(MOUNT, &ours(), &data, lower, &mut self.mounts)?);
-            if let (Lower::Tmpfs, Some(program)) = (lower, libfuse) {
+            if let (LowerFileSystem::Tmpfs, Some(program)) = (lower, libfuse) {
                 let config = theirs(program);
                 group.push(build.mounted(LIBFUSE, &config, &data, lower, &mut self.mounts)?);
             }
             group.push(build.within(DIRECT, lower.name(), &[], &passthrough(&data, ""))?);
             let served = passthrough(&data, ",backing=off");
             group.push(build.within(SERVED, lower.name(), &[], &served)?);
-            *if lower == Lower::Tmpfs { &mut self.tmpfs } else { &mut self.ext4 } = group;
+            *if lower == LowerFileSystem::Tmpfs { &mut self.tmpfs } else { &mut self.ext4 } = group;
         }
-        let data = self.data(Lower::Tmpfs);
+        let data = self.data(LowerFileSystem::Tmpfs);
         self.memory = vec![
             build.native(&data, MEMORY)?,
             build.within(MEMORY, MEMORY, &["--fork", "deny"], OsStr::new("memory:"))?,
@@ -122,17 +122,17 @@ impl Stage {
     }
 
     /// The directory of the files on a lower file system.
-    pub fn data(&self, lower: Lower) -> PathBuf {
+    pub fn data(&self, lower: LowerFileSystem) -> PathBuf {
         match lower {
-            Lower::Tmpfs => self.ram.0.join("data"),
-            Lower::Ext4 => self.device.mountpoint().join("data"),
+            LowerFileSystem::Tmpfs => self.ram.0.join("data"),
+            LowerFileSystem::Ext4 => self.device.mountpoint().join("data"),
         }
     }
 }
 
 /// Descriptions of all targets.
-pub fn targets(libfuse: Option<&Path>) -> Vec<Target> {
-    let target = |name: &str, how: String| Target { name: name.to_owned(), how };
+pub fn targets(libfuse: Option<&Path>) -> Vec<DirectStudyTarget> {
+    let target = |name: &str, how: String| DirectStudyTarget { name: name.to_owned(), how };
     let mut targets = vec![
         target(NATIVE, "the file system itself".into()),
         target(
@@ -155,17 +155,17 @@ pub fn targets(libfuse: Option<&Path>) -> Vec<Target> {
 }
 
 /// Size of the image with ext4.
-pub fn image_bytes(options: &Options) -> u64 {
+pub fn image_bytes(options: &DirectOptions) -> u64 {
     8 * options.scale.file_bytes + (64 << 20)
 }
 
 /// Size of the files in memory, of which only one is large at a time.
-pub fn ram_bytes(options: &Options) -> u64 {
+pub fn ram_bytes(options: &DirectOptions) -> u64 {
     options.scale.largest_file() + 10 * options.scale.file_bytes + (16 << 20)
 }
 
 /// The path of libfuse's program: from the options, or as compiled by `defuse-bench`.
-pub fn find_libfuse(options: &Options) -> Result<Option<PathBuf>> {
+pub fn find_libfuse(options: &DirectOptions) -> Result<Option<PathBuf>> {
     if let Some(path) = &options.libfuse {
         ensure!(
             path.is_file(),
@@ -181,21 +181,21 @@ pub fn find_libfuse(options: &Options) -> Result<Option<PathBuf>> {
 }
 
 /// Starts workers.
-struct Build<'a> {
+struct WorkerStarter<'a> {
     program: &'a Path,
     work: &'a Path,
 }
 
-impl Build<'_> {
+impl WorkerStarter<'_> {
     fn member(
         &self,
         target: &'static str,
         name: &str,
         words: Vec<OsString>,
         mount: Option<usize>,
-    ) -> Result<Member> {
-        let worker = Worker::start(&format!("{target}-{name}"), &words, self.work)?;
-        Ok(Member { target, worker, mount })
+    ) -> Result<TargetWorker> {
+        let worker = WorkerProcess::start(&format!("{target}-{name}"), &words, self.work)?;
+        Ok(TargetWorker { target, worker, mount })
     }
 
     fn worker(&self, file: &Path, more: &[&str]) -> Result<Vec<OsString>> {
@@ -205,7 +205,7 @@ impl Build<'_> {
         Ok(words)
     }
 
-    fn native(&self, data: &Path, name: &str) -> Result<Member> {
+    fn native(&self, data: &Path, name: &str) -> Result<TargetWorker> {
         let words = self.worker(&data.join(format!("{NATIVE}-{name}")), &[])?;
         self.member(NATIVE, name, words, None)
     }
@@ -213,11 +213,11 @@ impl Build<'_> {
     fn mounted(
         &self,
         target: &'static str,
-        config: &Config,
+        config: &StudyConfig,
         data: &Path,
-        lower: Lower,
+        lower: LowerFileSystem,
         mounts: &mut Vec<StudyMount>,
-    ) -> Result<Member> {
+    ) -> Result<TargetWorker> {
         let mountpoint = self.work.join(format!("{target}-{}", lower.name()));
         let place = MountPaths {
             source: data,
@@ -246,7 +246,7 @@ impl Build<'_> {
         name: &str,
         how: &[&str],
         source: &OsStr,
-    ) -> Result<Member> {
+    ) -> Result<TargetWorker> {
         let mut mount = OsString::from(format!("{NAME}="));
         mount.push(source);
         let mut words: Vec<OsString> = vec![self.program.into(), "run".into()];
@@ -257,22 +257,25 @@ impl Build<'_> {
         self.member(target, name, words, None)
     }
 
-    fn client(&self, target: &'static str, source: &OsStr) -> Result<Member> {
+    fn client(&self, target: &'static str, source: &OsStr) -> Result<TargetWorker> {
         let mut words = self.worker(Path::new(&format!("/{target}")), &[])?;
         words.extend(["--client".into(), source.into()]);
         self.member(target, "library", words, None)
     }
 }
 
-fn ours() -> Config {
+fn ours() -> StudyConfig {
     let words = ["-o", "direct_io"].map(str::to_owned).to_vec();
-    Config { name: MOUNT.into(), kind: Kind::Defuse(words) }
+    StudyConfig { name: MOUNT.into(), kind: ConfigKind::Defuse(words) }
 }
 
-fn theirs(program: &Path) -> Config {
+fn theirs(program: &Path) -> StudyConfig {
     let words =
         [&*program.to_string_lossy(), "--foreground", "--nocache", "{source}", "{mountpoint}"];
-    Config { name: LIBFUSE.into(), kind: Kind::Command(words.map(str::to_owned).to_vec()) }
+    StudyConfig {
+        name: LIBFUSE.into(),
+        kind: ConfigKind::Command(words.map(str::to_owned).to_vec()),
+    }
 }
 
 /// A source with options. Commas in a directory name are escaped.
@@ -283,19 +286,19 @@ fn passthrough(data: &Path, options: &str) -> OsString {
 
 /// A new tmpfs; unmounted when dropped.
 #[derive(Debug)]
-struct Tmpfs(PathBuf);
+struct TmpfsMount(PathBuf);
 
-impl Tmpfs {
-    fn mount(dir: &Path, bytes: u64) -> Result<Tmpfs> {
+impl TmpfsMount {
+    fn mount(dir: &Path, bytes: u64) -> Result<TmpfsMount> {
         fs::create_dir(dir)?;
         let size = format!("size={bytes}");
         let dir_text = dir.to_string_lossy();
         command::output("mount", &["-t", "tmpfs", "-o", &size, "defuse-bench", &dir_text])?;
-        Ok(Tmpfs(dir.to_owned()))
+        Ok(TmpfsMount(dir.to_owned()))
     }
 }
 
-impl Drop for Tmpfs {
+impl Drop for TmpfsMount {
     fn drop(&mut self) {
         if rustix::mount::unmount(&self.0, UnmountFlags::empty()).is_err() {
             let _ = rustix::mount::unmount(&self.0, UnmountFlags::DETACH);
@@ -317,8 +320,8 @@ mod tests {
 
     #[test]
     fn a_given_libfuse_program_must_exist() {
-        let options = Options {
-            scale: super::super::Scale::tiny(),
+        let options = DirectOptions {
+            scale: super::super::DirectScale::tiny(),
             rounds: 1,
             work: "/tmp".into(),
             libfuse: Some("/no/such/passthrough_hp".into()),
@@ -329,6 +332,6 @@ mod tests {
             error.contains("/no/such/passthrough_hp") && error.contains("--libfuse"),
             "{error}"
         );
-        assert_eq!(find_libfuse(&Options { libfuse: None, ..options }).unwrap(), None);
+        assert_eq!(find_libfuse(&DirectOptions { libfuse: None, ..options }).unwrap(), None);
     }
 }

@@ -4,15 +4,15 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use defuse_measure::stats::Summary;
+use defuse_measure::stats::QuartileSummary;
 
-use super::goals::{self, Goal, Outcome, size};
+use super::goals::{self, DirectGoal, GoalOutcome, size};
 use super::places::{CLIENT, DIRECT, DUMMY, LIBFUSE, MEMORY, MOUNT, NATIVE, SERVED};
-use super::results::{Case, Cell, Lower, Results, Table};
+use super::results::{DirectCase, DirectCell, DirectResults, DirectTable, LowerFileSystem};
 use super::table::{ratio, requests};
-use super::worker::Op;
-use crate::report::html::{self, Part, escape, legend, line, wide_table};
-use crate::report::plot::{self, Part as BarPart};
+use super::worker::WorkerOp;
+use crate::report::html::{self, ReportSection, escape, legend, line, wide_table};
+use crate::report::plot::{self, BarSegment as BarPart};
 use crate::results::write_atomically;
 
 /// The name of the report in the directory of results.
@@ -35,15 +35,15 @@ const COLOURS: &[(&str, &str)] = &[
 /// # Errors
 ///
 /// Fails if the directory cannot be written.
-pub fn write(results: &Results, dir: &Path) -> Result<PathBuf> {
+pub fn write(results: &DirectResults, dir: &Path) -> Result<PathBuf> {
     let path = dir.join(FILE);
     write_atomically(&path, html(results).as_bytes())?;
     Ok(path)
 }
 
 /// The complete report.
-pub fn html(results: &Results) -> String {
-    let part = |id, title, content| Part { id, title, content };
+pub fn html(results: &DirectResults) -> String {
+    let part = |id, title, content| ReportSection { id, title, content };
     let parts = [
         part("goals", "What was promised", goal_rows(&goals::all(results))),
         part("writes", "Writes and context switches", writes(results)),
@@ -57,7 +57,7 @@ pub fn html(results: &Results) -> String {
     html::page(heading, heading, &facts(results), &parts)
 }
 
-fn facts(results: &Results) -> String {
+fn facts(results: &DirectResults) -> String {
     let build = if results.optimised { "" } else { ", not optimised: its times are meaningless" };
     let mut facts: Vec<(&str, String)> = vec![
         ("Machine", html::machine(&results.machine)),
@@ -85,13 +85,13 @@ fn legend_of(targets: &[&str]) -> String {
 }
 
 /// A table of goals.
-pub(crate) fn goal_rows(goals: &[Goal]) -> String {
+pub(crate) fn goal_rows(goals: &[DirectGoal]) -> String {
     let mut body = String::new();
     for goal in goals {
         let class = match goal.outcome {
-            Outcome::Met => "green",
-            Outcome::WithinNoise => "yellow",
-            Outcome::Missed => "red",
+            GoalOutcome::Met => "green",
+            GoalOutcome::WithinNoise => "yellow",
+            GoalOutcome::Missed => "red",
         };
         let _ = writeln!(
             body,
@@ -111,13 +111,17 @@ pub(crate) fn goal_rows(goals: &[Goal]) -> String {
 }
 
 /// The targets of a case, with the median of a figure.
-fn medians(results: &Results, case: Case, figure: fn(&Cell) -> f64) -> Vec<(&str, Summary)> {
+fn medians(
+    results: &DirectResults,
+    case: DirectCase,
+    figure: fn(&DirectCell) -> f64,
+) -> Vec<(&str, QuartileSummary)> {
     let targets = results.targets_of(case).into_iter();
     targets.filter_map(|name| Some((name, results.summary(case, name, figure)?))).collect()
 }
 
 /// A bar for each target, all to one scale.
-fn bars(rows: &[(&str, Summary)], what: &str, unit: impl Fn(f64) -> String) -> String {
+fn bars(rows: &[(&str, QuartileSummary)], what: &str, unit: impl Fn(f64) -> String) -> String {
     let most = rows.iter().map(|(_, summary)| summary.median).fold(0.0, f64::max);
     let mut text = String::new();
     for (target, summary) in rows {
@@ -136,18 +140,18 @@ fn rate(bytes_per_s: f64) -> String {
     }
 }
 
-fn writes(results: &Results) -> String {
+fn writes(results: &DirectResults) -> String {
     let mut text = format!(
         "<p>{} writes of a new file on tmpfs: bandwidth, and how often threads of the application and of whoever serves it \
          (the daemon of a mount, the parent of a run) left their processor.</p>\n",
         results.writes
     );
     let mut body = String::new();
-    for case in results.cases(Table::Writes) {
+    for case in results.cases(DirectTable::Writes) {
         let block = size(case.block);
         let _ = writeln!(text, "<h3>{block}</h3>");
         text.push_str(&bars(
-            &medians(results, case, Cell::bytes_per_s),
+            &medians(results, case, DirectCell::bytes_per_s),
             &format!("{block} writes"),
             rate,
         ));
@@ -171,13 +175,13 @@ fn writes(results: &Results) -> String {
     text + &wide_table("Context switches, and requests to the daemon", &head, &body)
 }
 
-fn sequential(results: &Results) -> String {
-    let cases = results.cases(Table::Sequential);
+fn sequential(results: &DirectResults) -> String {
+    let cases = results.cases(DirectTable::Sequential);
     let file = plot::bytes(results.file_bytes as f64);
     let mut text = format!(
         "<p>A file of {file}, from its beginning to its end, by the size of the calls: the fastest of a round's passes.</p>\n"
     );
-    for lower in [Lower::Tmpfs, Lower::Ext4] {
+    for lower in [LowerFileSystem::Tmpfs, LowerFileSystem::Ext4] {
         let of_lower = || cases.iter().filter(move |case| case.lower == lower);
         let Some(first) = of_lower().next() else { continue };
         let targets = results.targets_of(*first);
@@ -187,8 +191,8 @@ fn sequential(results: &Results) -> String {
             lower.name(),
             legend_of(&targets)
         );
-        for op in [Op::Write, Op::Rewrite, Op::Read] {
-            let cases: Vec<Case> = of_lower().filter(|case| case.op == op).copied().collect();
+        for op in [WorkerOp::Write, WorkerOp::Rewrite, WorkerOp::Read] {
+            let cases: Vec<DirectCase> = of_lower().filter(|case| case.op == op).copied().collect();
             text.push_str(&curves(results, &cases, &targets));
         }
         text.push_str("</div>\n");
@@ -197,10 +201,11 @@ fn sequential(results: &Results) -> String {
 }
 
 /// The bandwidth of each target by block size.
-fn curves(results: &Results, cases: &[Case], targets: &[&str]) -> String {
+fn curves(results: &DirectResults, cases: &[DirectCase], targets: &[&str]) -> String {
     let (Some(first), Some(last)) = (cases.first(), cases.last()) else { return String::new() };
     let of = |target: &str| -> Vec<f64> {
-        let rates = cases.iter().map(|case| results.summary(*case, target, Cell::bytes_per_s));
+        let rates =
+            cases.iter().map(|case| results.summary(*case, target, DirectCell::bytes_per_s));
         rates.map(|rate| rate.map_or(0.0, |rate| rate.median)).collect()
     };
     let series: Vec<(&'static str, Vec<f64>)> =
@@ -226,38 +231,40 @@ fn curves(results: &Results, cases: &[Case], targets: &[&str]) -> String {
     )
 }
 
-fn memory(results: &Results) -> String {
+fn memory(results: &DirectResults) -> String {
     let mut text =
         "<p>4K calls: <em>memory:</em> in the program itself, beside native tmpfs.</p>\n"
             .to_owned();
-    for case in results.cases(Table::Memory) {
+    for case in results.cases(DirectTable::Memory) {
         let faster = ratio(results.speed(case, MEMORY, NATIVE));
         let name = case.op.name();
         let _ =
             writeln!(text, "<h3>{name} <span class=\"soft\">{faster} times as fast</span></h3>");
-        text.push_str(&bars(&medians(results, case, Cell::ns_per_call), name, plot::time));
+        text.push_str(&bars(&medians(results, case, DirectCell::ns_per_call), name, plot::time));
     }
     text
 }
 
-fn share(results: &Results) -> String {
+fn share(results: &DirectResults) -> String {
     let mut text = "<p>A call that returns as soon as it reaches the file system, beside a complete one on passthrough over \
                     tmpfs.</p>\n"
         .to_owned();
-    for case in results.cases(Table::Share) {
+    for case in results.cases(DirectTable::Share) {
         let name = format!("{} {}", size(case.block), case.op.name());
         let share = ratio(goals::share_pct(results, case));
         let _ = writeln!(text, "<h3>{name} <span class=\"soft\">{share} %</span></h3>");
-        text.push_str(&bars(&medians(results, case, Cell::ns_per_call), &name, plot::time));
+        text.push_str(&bars(&medians(results, case, DirectCell::ns_per_call), &name, plot::time));
     }
     text
 }
 
-fn start(results: &Results) -> String {
-    let times = |of: fn(&super::results::Start) -> u64| {
-        Summary::of(&results.starts.iter().map(|start| of(start) as f64).collect::<Vec<_>>())
+fn start(results: &DirectResults) -> String {
+    let times = |of: fn(&super::results::StartTimes) -> u64| {
+        QuartileSummary::of(
+            &results.starts.iter().map(|start| of(start) as f64).collect::<Vec<_>>(),
+        )
     };
-    let rows: Vec<(&str, Summary)> =
+    let rows: Vec<(&str, QuartileSummary)> =
         [("plain", times(|start| start.plain_ns)), ("defuse run", times(|start| start.run_ns))]
             .into_iter()
             .filter_map(|(name, summary)| Some((name, summary?)))
@@ -268,13 +275,15 @@ fn start(results: &Results) -> String {
 }
 
 /// All figures in one table, for reference.
-fn figures(results: &Results) -> String {
+fn figures(results: &DirectResults) -> String {
     let mut body = String::new();
-    let tables = [Table::Writes, Table::Sequential, Table::Memory, Table::Share];
+    let tables =
+        [DirectTable::Writes, DirectTable::Sequential, DirectTable::Memory, DirectTable::Share];
     for case in tables.into_iter().flat_map(|table| results.cases(table)) {
         for target in results.targets_of(case) {
             let figure = |figure| results.summary(case, target, figure);
-            let (Some(rate), Some(ns)) = (figure(Cell::bytes_per_s), figure(Cell::ns_per_call))
+            let (Some(rate), Some(ns)) =
+                (figure(DirectCell::bytes_per_s), figure(DirectCell::ns_per_call))
             else {
                 continue;
             };

@@ -4,12 +4,12 @@
 use std::path::Path;
 
 use anyhow::Result;
-use defuse_measure::stats::{Summary, paired_ratios};
-use defuse_measure::switches::Switches;
+use defuse_measure::stats::{QuartileSummary, paired_ratios};
+use defuse_measure::switches::ContextSwitches;
 use serde::{Deserialize, Serialize};
 
-use super::worker::Op;
-use crate::results::{Machine, write_atomically};
+use super::worker::WorkerOp;
+use crate::results::{MachineFacts, write_atomically};
 
 /// The version of the format.
 pub const SCHEMA: &str = "defuse-bench-direct/1";
@@ -18,7 +18,7 @@ pub const FILE: &str = "direct.json";
 
 /// All results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Results {
+pub struct DirectResults {
     /// [`SCHEMA`].
     pub schema: String,
     /// The version of this program.
@@ -28,7 +28,7 @@ pub struct Results {
     /// Start time in milliseconds since 1970 UTC.
     pub started_unix_ms: u64,
     /// The machine.
-    pub machine: Machine,
+    pub machine: MachineFacts,
     /// Load average of one minute at the start.
     pub load: f64,
     /// Number of complete rounds.
@@ -38,20 +38,20 @@ pub struct Results {
     /// File size of sequential reads and writes, in bytes.
     pub file_bytes: u64,
     /// The targets.
-    pub targets: Vec<Target>,
+    pub targets: Vec<DirectStudyTarget>,
     /// The parts that were not measured, with reasons.
     pub left_out: Vec<String>,
     /// It was interrupted before all rounds were complete.
     pub interrupted: bool,
     /// Measurements of calls.
-    pub cells: Vec<Cell>,
+    pub cells: Vec<DirectCell>,
     /// Measurements of program starts.
-    pub starts: Vec<Start>,
+    pub starts: Vec<StartTimes>,
 }
 
 /// A target of calls.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Target {
+pub struct DirectStudyTarget {
     /// Its name.
     pub name: String,
     /// Description.
@@ -61,7 +61,7 @@ pub struct Target {
 /// One of the tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Table {
+pub enum DirectTable {
     /// Writes and their context switches.
     Writes,
     /// A file written, rewritten and read from its beginning to its end.
@@ -75,42 +75,42 @@ pub enum Table {
 /// The lower file system of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Lower {
+pub enum LowerFileSystem {
     /// Memory.
     Tmpfs,
     /// A loop device created for the measurement.
     Ext4,
 }
 
-impl Lower {
+impl LowerFileSystem {
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
-            Lower::Tmpfs => "tmpfs",
-            Lower::Ext4 => "ext4",
+            LowerFileSystem::Tmpfs => "tmpfs",
+            LowerFileSystem::Ext4 => "ext4",
         }
     }
 }
 
 /// A case of a table: calls that are compared with each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Case {
+pub struct DirectCase {
     /// Its table.
-    pub table: Table,
+    pub table: DirectTable,
     /// The lower file system of the file.
-    pub lower: Lower,
+    pub lower: LowerFileSystem,
     /// The operation.
-    pub op: Op,
+    pub op: WorkerOp,
     /// Bytes per call.
     pub block: u64,
 }
 
 /// The measurement of one case on one target in one round.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Cell {
+pub struct DirectCell {
     /// The case.
     #[serde(flatten)]
-    pub case: Case,
+    pub case: DirectCase,
     /// The target.
     pub target: String,
     /// The round, counted from 1.
@@ -124,16 +124,16 @@ pub struct Cell {
     /// Time of the fastest pass, in nanoseconds.
     pub ns: u64,
     /// Context switches of the application, in all passes.
-    pub app: Switches,
+    pub app: ContextSwitches,
     /// Context switches of the serving process: the daemon of a mount, or the parent of a run.
-    pub server: Switches,
+    pub server: ContextSwitches,
     /// Number of READ or WRITE requests to the daemon; `None` if not counted.
     pub requests: Option<u64>,
 }
 
 /// `true` alone and within a run: the fastest starts of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Start {
+pub struct StartTimes {
     /// The round, counted from 1.
     pub round: u32,
     /// Alone, in nanoseconds.
@@ -142,7 +142,7 @@ pub struct Start {
     pub run_ns: u64,
 }
 
-impl Cell {
+impl DirectCell {
     /// Bytes per second.
     pub fn bytes_per_s(&self) -> f64 {
         self.bytes as f64 / (self.ns.max(1) as f64 / 1e9)
@@ -154,32 +154,44 @@ impl Cell {
     }
 }
 
-impl Results {
+impl DirectResults {
     /// A figure of a case on a target, by rounds.
-    pub fn by_round(&self, case: Case, target: &str, figure: fn(&Cell) -> f64) -> Vec<Option<f64>> {
+    pub fn by_round(
+        &self,
+        case: DirectCase,
+        target: &str,
+        figure: fn(&DirectCell) -> f64,
+    ) -> Vec<Option<f64>> {
         let of_round = |round| {
             let mut cells = self.cells.iter();
-            let is = |cell: &&Cell| (cell.case, cell.round, &*cell.target) == (case, round, target);
+            let is = |cell: &&DirectCell| {
+                (cell.case, cell.round, &*cell.target) == (case, round, target)
+            };
             cells.find(is).map(figure)
         };
         (1..=self.rounds).map(of_round).collect()
     }
 
     /// The median of a figure, with quartiles; `None` if not measured.
-    pub fn summary(&self, case: Case, target: &str, figure: fn(&Cell) -> f64) -> Option<Summary> {
+    pub fn summary(
+        &self,
+        case: DirectCase,
+        target: &str,
+        figure: fn(&DirectCell) -> f64,
+    ) -> Option<QuartileSummary> {
         let values = self.by_round(case, target, figure);
-        Summary::of(&values.into_iter().flatten().collect::<Vec<_>>())
+        QuartileSummary::of(&values.into_iter().flatten().collect::<Vec<_>>())
     }
 
     /// The speed of `target` relative to `base`: the median of the ratios of each round, with
     /// quartiles.
-    pub fn speed(&self, case: Case, target: &str, base: &str) -> Option<Summary> {
-        let rate = |target| self.by_round(case, target, Cell::bytes_per_s);
-        Summary::of(&paired_ratios(&rate(target), &rate(base)))
+    pub fn speed(&self, case: DirectCase, target: &str, base: &str) -> Option<QuartileSummary> {
+        let rate = |target| self.by_round(case, target, DirectCell::bytes_per_s);
+        QuartileSummary::of(&paired_ratios(&rate(target), &rate(base)))
     }
 
     /// The cases of a table, in the order of measurement.
-    pub fn cases(&self, table: Table) -> Vec<Case> {
+    pub fn cases(&self, table: DirectTable) -> Vec<DirectCase> {
         let mut cases = Vec::new();
         for cell in self.cells.iter().filter(|cell| cell.case.table == table) {
             if !cases.contains(&cell.case) {
@@ -189,17 +201,17 @@ impl Results {
         cases
     }
 
-    /// The targets of a case, in the order of [`Results::targets`].
-    pub fn targets_of(&self, case: Case) -> Vec<&str> {
+    /// The targets of a case, in the order of [`DirectResults::targets`].
+    pub fn targets_of(&self, case: DirectCase) -> Vec<&str> {
         let has =
             |name: &str| self.cells.iter().any(|cell| cell.case == case && cell.target == name);
         self.targets.iter().map(|target| &*target.name).filter(|name| has(name)).collect()
     }
 
     /// Additional time of a start within a run, in milliseconds.
-    pub fn start_more_ms(&self) -> Option<Summary> {
-        let more = |start: &Start| (start.run_ns as f64 - start.plain_ns as f64) / 1e6;
-        Summary::of(&self.starts.iter().map(more).collect::<Vec<_>>())
+    pub fn start_more_ms(&self) -> Option<QuartileSummary> {
+        let more = |start: &StartTimes| (start.run_ns as f64 - start.plain_ns as f64) / 1e6;
+        QuartileSummary::of(&self.starts.iter().map(more).collect::<Vec<_>>())
     }
 
     /// Writes the results into a directory.

@@ -6,18 +6,18 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use super::Options;
-use super::results::Start;
+use super::DirectOptions;
+use super::results::StartTimes;
 
 /// A program that does nothing.
 const TRUE: &str = "true";
 
 /// Starts `true` alone and within a run of this program, alternately. The mount is of a directory,
 /// so that nothing is served.
-pub fn measure(options: &Options, source: &Path, round: u32) -> Result<Start> {
+pub fn measure(options: &DirectOptions, source: &Path, round: u32) -> Result<StartTimes> {
     let mut mount = std::ffi::OsString::from("direct:=passthrough:");
     mount.push(source);
-    let mut fastest = Start { round, plain_ns: u64::MAX, run_ns: u64::MAX };
+    let mut fastest = StartTimes { round, plain_ns: u64::MAX, run_ns: u64::MAX };
     for _ in 0..options.scale.starts {
         fastest.plain_ns = fastest.plain_ns.min(time(&mut Command::new(TRUE))?);
         let mut run = Command::new(&options.program);

@@ -2,15 +2,15 @@
 
 use std::fmt::Write as _;
 
-use defuse_measure::stats::Summary;
+use defuse_measure::stats::QuartileSummary;
 
-use super::goals::{self, Goal, size};
+use super::goals::{self, DirectGoal, size};
 use super::places::{CLIENT, DIRECT, DUMMY, LIBFUSE, MEMORY, MOUNT, NATIVE};
-use super::results::{Case, Cell, Lower, Results, Table};
-use super::worker::Op;
+use super::results::{DirectCase, DirectCell, DirectResults, DirectTable, LowerFileSystem};
+use super::worker::WorkerOp;
 
 /// All tables. The goals come last, where readers look for them.
-pub fn table(results: &Results) -> String {
+pub fn table(results: &DirectResults) -> String {
     let mut text = String::new();
     let machine = &results.machine;
     let _ = writeln!(
@@ -25,8 +25,8 @@ pub fn table(results: &Results) -> String {
         let _ = writeln!(text, "  left out: {left_out}");
     }
     writes(&mut text, results);
-    for lower in [Lower::Tmpfs, Lower::Ext4] {
-        for op in [Op::Write, Op::Rewrite, Op::Read] {
+    for lower in [LowerFileSystem::Tmpfs, LowerFileSystem::Ext4] {
+        for op in [WorkerOp::Write, WorkerOp::Rewrite, WorkerOp::Read] {
             sequential(&mut text, results, lower, op);
         }
     }
@@ -50,7 +50,7 @@ fn heading(text: &mut String, heading: &str) {
 }
 
 /// Bandwidth and context switches.
-fn writes(text: &mut String, results: &Results) {
+fn writes(text: &mut String, results: &DirectResults) {
     heading(
         text,
         &format!("{} writes of a new file on tmpfs: MB/s, and context switches", results.writes),
@@ -60,7 +60,7 @@ fn writes(text: &mut String, results: &Results) {
         "{:>6} {:<8} {:>8} {:>17} {:>17} {:>9}",
         "block", "", "MB/s", "app vol/invol", "server vol/invol", "requests"
     );
-    for case in results.cases(Table::Writes) {
+    for case in results.cases(DirectTable::Writes) {
         for target in results.targets_of(case) {
             let figure = |figure| middle(results, case, target, figure);
             let app = (
@@ -76,7 +76,7 @@ fn writes(text: &mut String, results: &Results) {
                 text,
                 "{:>6} {target:<8} {:>8.0} {:>9.0} / {:<5.0} {:>9.0} / {:<5.0} {:>9}",
                 size(case.block),
-                figure(Cell::bytes_per_s) / 1e6,
+                figure(DirectCell::bytes_per_s) / 1e6,
                 app.0,
                 app.1,
                 server.0,
@@ -88,19 +88,25 @@ fn writes(text: &mut String, results: &Results) {
 }
 
 /// The median of the counted requests.
-pub fn requests(results: &Results, case: Case, target: &str) -> Option<f64> {
-    let is = |cell: &&Cell| cell.case == case && cell.target == target;
+pub fn requests(results: &DirectResults, case: DirectCase, target: &str) -> Option<f64> {
+    let is = |cell: &&DirectCell| cell.case == case && cell.target == target;
     let counts = results.cells.iter().filter(is).filter_map(|cell| cell.requests);
-    Summary::of(&counts.map(|count| count as f64).collect::<Vec<_>>()).map(|summary| summary.median)
+    QuartileSummary::of(&counts.map(|count| count as f64).collect::<Vec<_>>())
+        .map(|summary| summary.median)
 }
 
 /// A median; NaN if nothing was measured.
-fn middle(results: &Results, case: Case, target: &str, figure: fn(&Cell) -> f64) -> f64 {
+fn middle(
+    results: &DirectResults,
+    case: DirectCase,
+    target: &str,
+    figure: fn(&DirectCell) -> f64,
+) -> f64 {
     results.summary(case, target, figure).map_or(f64::NAN, |summary| summary.median)
 }
 
-fn sequential(text: &mut String, results: &Results, lower: Lower, op: Op) {
-    let mut cases = results.cases(Table::Sequential);
+fn sequential(text: &mut String, results: &DirectResults, lower: LowerFileSystem, op: WorkerOp) {
+    let mut cases = results.cases(DirectTable::Sequential);
     cases.retain(|case| (case.lower, case.op) == (lower, op));
     let Some(first) = cases.first() else { return };
     let targets = results.targets_of(*first);
@@ -125,7 +131,7 @@ fn sequential(text: &mut String, results: &Results, lower: Lower, op: Op) {
     for case in cases {
         let _ = write!(text, "{:>6}", size(case.block));
         for target in &targets {
-            let rate = middle(results, case, target, Cell::bytes_per_s) / 1e6;
+            let rate = middle(results, case, target, DirectCell::bytes_per_s) / 1e6;
             let _ = write!(text, " {rate:>8.0}");
         }
         for base in bases.clone() {
@@ -136,16 +142,16 @@ fn sequential(text: &mut String, results: &Results, lower: Lower, op: Op) {
 }
 
 /// A ratio with its spread: half the interquartile range.
-pub fn ratio(ratio: Option<Summary>) -> String {
+pub fn ratio(ratio: Option<QuartileSummary>) -> String {
     ratio.map_or("-".into(), |ratio| {
         format!("{:.2} ~{:.2}", ratio.median, (ratio.high - ratio.low) / 2.0)
     })
 }
 
-fn memory(text: &mut String, results: &Results) {
+fn memory(text: &mut String, results: &DirectResults) {
     heading(text, "4K calls of memory: in the program, beside tmpfs");
-    for case in results.cases(Table::Memory) {
-        let ns = |target| middle(results, case, target, Cell::ns_per_call);
+    for case in results.cases(DirectTable::Memory) {
+        let ns = |target| middle(results, case, target, DirectCell::ns_per_call);
         let _ = writeln!(
             text,
             "{:>8}  tmpfs {:>6.0} ns  memory: {:>6.0} ns  {:>12} times as fast",
@@ -157,10 +163,10 @@ fn memory(text: &mut String, results: &Results) {
     }
 }
 
-fn share(text: &mut String, results: &Results) {
+fn share(text: &mut String, results: &DirectResults) {
     heading(text, "the client's share of a call on passthrough over tmpfs");
-    for case in results.cases(Table::Share) {
-        let ns = |target| middle(results, case, target, Cell::ns_per_call);
+    for case in results.cases(DirectTable::Share) {
+        let ns = |target| middle(results, case, target, DirectCell::ns_per_call);
         let _ = writeln!(
             text,
             "{:>6} {:>8}  dummy {:>5.0} ns  complete {:>7.0} ns  {:>12} %",
@@ -173,11 +179,11 @@ fn share(text: &mut String, results: &Results) {
     }
 }
 
-fn start(text: &mut String, results: &Results) {
+fn start(text: &mut String, results: &DirectResults) {
     heading(text, "`true`, from start to end");
-    let ms = |ns: fn(&super::results::Start) -> u64| {
+    let ms = |ns: fn(&super::results::StartTimes) -> u64| {
         let values: Vec<f64> = results.starts.iter().map(|start| ns(start) as f64 / 1e6).collect();
-        Summary::of(&values).map_or(f64::NAN, |summary| summary.median)
+        QuartileSummary::of(&values).map_or(f64::NAN, |summary| summary.median)
     };
     let _ = writeln!(
         text,
@@ -188,9 +194,9 @@ fn start(text: &mut String, results: &Results) {
     );
 }
 
-fn all_goals(text: &mut String, results: &Results) {
+fn all_goals(text: &mut String, results: &DirectResults) {
     heading(text, "goals");
-    for Goal { what, required, figure, unit, outcome } in goals::all(results) {
+    for DirectGoal { what, required, figure, unit, outcome } in goals::all(results) {
         let figure = ratio(Some(figure));
         let _ = writeln!(
             text,

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
-use defuse_measure::switches::Switches;
+use defuse_measure::switches::ContextSwitches;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +23,7 @@ const MOST: u64 = 64 << 20;
 /// The operation on the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Op {
+pub enum WorkerOp {
     /// Writes that extend the file, from an empty file on.
     Write,
     /// Writes that overwrite existing data.
@@ -32,22 +32,22 @@ pub enum Op {
     Read,
 }
 
-impl Op {
+impl WorkerOp {
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
-            Op::Write => "write",
-            Op::Rewrite => "rewrite",
-            Op::Read => "read",
+            WorkerOp::Write => "write",
+            WorkerOp::Rewrite => "rewrite",
+            WorkerOp::Read => "read",
         }
     }
 }
 
 /// Consecutive blocks from the beginning of the file, repeated in several passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Order {
+pub struct WorkerOrder {
     /// The operation.
-    pub op: Op,
+    pub op: WorkerOp,
     /// Bytes per call.
     pub block: u64,
     /// Number of calls per pass.
@@ -65,7 +65,7 @@ pub struct Order {
 /// The measurement. The time is that of the fastest pass, because other load can only slow a pass
 /// down.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct WorkerMeasurement {
     /// Number of calls per pass.
     pub calls: u64,
     /// Bytes transferred per pass.
@@ -75,13 +75,13 @@ pub struct Outcome {
     /// Nanoseconds from before the first call until after the last one.
     pub ns: u64,
     /// Context switches of the application, in all passes.
-    pub app: Switches,
+    pub app: ContextSwitches,
     /// Context switches of the serving process.
-    pub server: Switches,
+    pub server: ContextSwitches,
 }
 
 /// The measured calls.
-pub trait Calls {
+pub trait MeasuredCalls {
     /// Truncates the file to 0 bytes.
     fn truncate(&mut self) -> io::Result<()>;
     /// Seeks to the beginning.
@@ -92,7 +92,7 @@ pub trait Calls {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
 }
 
-impl Calls for File {
+impl MeasuredCalls for File {
     fn truncate(&mut self) -> io::Result<()> {
         self.set_len(0)
     }
@@ -123,17 +123,17 @@ pub fn open(path: &Path, o_direct: bool) -> Result<File> {
     options.open(path).with_context(|| format!("cannot open {}", path.display()))
 }
 
-/// Executes the orders on standard input until it ends: one [`Order`] per line, with one
-/// [`Outcome`] each. `server` is the process whose context switches are counted, too.
+/// Executes the orders on standard input until it ends: one [`WorkerOrder`] per line, with one
+/// [`WorkerMeasurement`] each. `server` is the process whose context switches are counted, too.
 ///
 /// # Errors
 ///
 /// Fails on invalid orders, and on calls that fail or transfer too little.
-pub fn work(calls: &mut dyn Calls, server: Option<u32>) -> Result<()> {
+pub fn work(calls: &mut dyn MeasuredCalls, server: Option<u32>) -> Result<()> {
     let server = server.map(|pid| pid.to_string());
     let mut memory = Vec::new();
     for line in io::stdin().lock().lines() {
-        let order: Order = serde_json::from_str(&line?).context("an order is invalid")?;
+        let order: WorkerOrder = serde_json::from_str(&line?).context("an order is invalid")?;
         let outcome = perform(calls, order, server.as_deref(), &mut memory)?;
         let mut out = io::stdout().lock();
         serde_json::to_writer(&mut out, &outcome)?;
@@ -144,26 +144,26 @@ pub fn work(calls: &mut dyn Calls, server: Option<u32>) -> Result<()> {
 }
 
 fn perform(
-    file: &mut dyn Calls,
-    order: Order,
+    file: &mut dyn MeasuredCalls,
+    order: WorkerOrder,
     server: Option<&str>,
     memory: &mut Vec<u8>,
-) -> Result<Outcome> {
+) -> Result<WorkerMeasurement> {
     ensure!((1..=MOST).contains(&order.block), "a block of {} bytes is not possible", order.block);
     go_to(order.cpu)?;
     let block = aligned(memory, order.block as usize);
-    let of_server = || server.map_or(Switches::default(), Switches::of);
-    let (server_before, before) = (of_server(), Switches::of("self"));
+    let of_server = || server.map_or(ContextSwitches::default(), ContextSwitches::of);
+    let (server_before, before) = (of_server(), ContextSwitches::of("self"));
     let (mut ns, mut passes) = (u64::MAX, 0);
     let start = Instant::now();
     while passes < order.passes || start.elapsed().as_millis() < u128::from(order.at_least_ms) {
         ns = ns.min(pass(file, order, block)?);
         passes += 1;
     }
-    let app = Switches::of("self").since(&before);
+    let app = ContextSwitches::of("self").since(&before);
     let calls = order.calls;
     let server = of_server().since(&server_before);
-    Ok(Outcome { calls, bytes: calls * order.block, passes, ns, app, server })
+    Ok(WorkerMeasurement { calls, bytes: calls * order.block, passes, ns, app, server })
 }
 
 /// Pins this thread to one processor.
@@ -185,16 +185,16 @@ pub fn processors() -> Result<Vec<usize>> {
 }
 
 /// One pass. Returns the time of its calls in nanoseconds.
-fn pass(file: &mut dyn Calls, order: Order, block: &mut [u8]) -> Result<u64> {
-    if order.op == Op::Write {
+fn pass(file: &mut dyn MeasuredCalls, order: WorkerOrder, block: &mut [u8]) -> Result<u64> {
+    if order.op == WorkerOp::Write {
         file.truncate()?;
     }
     file.rewind()?;
     let start = Instant::now();
     for number in 0..order.calls {
         let moved = match order.op {
-            Op::Read => file.read(block),
-            Op::Write | Op::Rewrite => file.write(block),
+            WorkerOp::Read => file.read(block),
+            WorkerOp::Write | WorkerOp::Rewrite => file.write(block),
         };
         let moved = moved.with_context(|| format!("{} {number} failed", order.op.name()))?;
         if moved != block.len() {
@@ -222,16 +222,30 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut file = open(&dir.path().join("file"), false).unwrap();
         let (mut memory, cpu) = (Vec::new(), processors().unwrap()[0]);
-        for (op, passes) in [(Op::Write, 2), (Op::Rewrite, 1), (Op::Read, 3)] {
-            let order = Order { op, block: 1000, calls: 7, passes, at_least_ms: 0, cpu };
+        for (op, passes) in [(WorkerOp::Write, 2), (WorkerOp::Rewrite, 1), (WorkerOp::Read, 3)] {
+            let order = WorkerOrder { op, block: 1000, calls: 7, passes, at_least_ms: 0, cpu };
             let outcome = perform(&mut file, order, None, &mut memory).unwrap();
             assert_eq!((outcome.calls, outcome.bytes, outcome.passes), (7, 7000, passes));
             assert!(outcome.ns > 0);
         }
-        let long = Order { op: Op::Read, block: 1000, calls: 7, passes: 1, at_least_ms: 20, cpu };
+        let long = WorkerOrder {
+            op: WorkerOp::Read,
+            block: 1000,
+            calls: 7,
+            passes: 1,
+            at_least_ms: 20,
+            cpu,
+        };
         assert!(perform(&mut file, long, None, &mut memory).unwrap().passes > 1);
         assert_eq!(file.metadata().unwrap().len(), 7000);
-        let beyond = Order { op: Op::Read, block: 1000, calls: 8, passes: 1, at_least_ms: 0, cpu };
+        let beyond = WorkerOrder {
+            op: WorkerOp::Read,
+            block: 1000,
+            calls: 8,
+            passes: 1,
+            at_least_ms: 0,
+            cpu,
+        };
         let error = perform(&mut file, beyond, None, &mut memory).unwrap_err();
         assert!(error.to_string().contains("0 of 1000 bytes"), "{error}");
     }

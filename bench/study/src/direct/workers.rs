@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal};
 
-use super::worker::{Order, Outcome};
+use super::worker::{WorkerMeasurement, WorkerOrder};
 
 /// Time limit of an order. The slowest takes a tenth of a second on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -22,7 +22,7 @@ const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// A worker process. Dropping it ends it with all its children.
 #[derive(Debug)]
-pub struct Worker {
+pub struct WorkerProcess {
     name: String,
     child: Child,
     orders: Option<ChildStdin>,
@@ -30,9 +30,9 @@ pub struct Worker {
     log: PathBuf,
 }
 
-impl Worker {
+impl WorkerProcess {
     /// Starts a worker in its own process group, so that Ctrl-C reaches only this program.
-    pub fn start(name: &str, words: &[OsString], work: &Path) -> Result<Worker> {
+    pub fn start(name: &str, words: &[OsString], work: &Path) -> Result<WorkerProcess> {
         let log = work.join(format!("{name}.log"));
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -52,11 +52,11 @@ impl Worker {
                 }
             }
         });
-        Ok(Worker { name: name.to_owned(), child, orders, answers, log })
+        Ok(WorkerProcess { name: name.to_owned(), child, orders, answers, log })
     }
 
     /// Makes the worker execute an order.
-    pub fn perform(&mut self, order: Order) -> Result<Outcome> {
+    pub fn perform(&mut self, order: WorkerOrder) -> Result<WorkerMeasurement> {
         let mut line = serde_json::to_vec(&order)?;
         line.push(b'\n');
         // If the worker has ended, the error is reported below, with its output.
@@ -77,7 +77,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for WorkerProcess {
     fn drop(&mut self) {
         // The worker exits at the end of its input.
         drop(self.orders.take());

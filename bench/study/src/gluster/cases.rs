@@ -1,12 +1,12 @@
 //! The cases: experiments on a volume, and their selection.
 
-use defuse_measure::gluster::Volume;
+use defuse_measure::gluster::VolumeSetup;
 use serde::{Deserialize, Serialize};
 
 /// A volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Place {
+pub enum VolumeKind {
     /// Distributed over two bricks.
     Dist,
     /// Replicated on two bricks.
@@ -45,27 +45,28 @@ const SLOW: [(&str, &str); 5] = [
     ("delay-gen.enable", "lookup"),
 ];
 
-impl Place {
+impl VolumeKind {
     /// All volumes.
-    pub const ALL: [Place; 4] = [Place::Dist, Place::Repl, Place::Graph, Place::Slow];
+    pub const ALL: [VolumeKind; 4] =
+        [VolumeKind::Dist, VolumeKind::Repl, VolumeKind::Graph, VolumeKind::Slow];
 
     /// Its name, also that of the volume.
     pub fn name(self) -> &'static str {
         match self {
-            Place::Dist => "dist",
-            Place::Repl => "repl",
-            Place::Graph => "graph",
-            Place::Slow => "slow",
+            VolumeKind::Dist => "dist",
+            VolumeKind::Repl => "repl",
+            VolumeKind::Graph => "graph",
+            VolumeKind::Slow => "slow",
         }
     }
 
     /// A description for the report.
     pub fn title(self) -> &'static str {
         match self {
-            Place::Dist => "distributed over 2 bricks",
-            Place::Repl => "replicated on 2 bricks",
-            Place::Graph => "replicated on 2 directories within the client, no servers",
-            Place::Slow => "distributed, lookups take 300 µs longer",
+            VolumeKind::Dist => "distributed over 2 bricks",
+            VolumeKind::Repl => "replicated on 2 bricks",
+            VolumeKind::Graph => "replicated on 2 directories within the client, no servers",
+            VolumeKind::Slow => "distributed, lookups take 300 µs longer",
         }
     }
 
@@ -74,49 +75,49 @@ impl Place {
     /// # Errors
     ///
     /// A message for the user if there is none.
-    pub fn named(name: &str) -> Result<Place, String> {
-        let found = Place::ALL.into_iter().find(|place| place.name() == name);
+    pub fn named(name: &str) -> Result<VolumeKind, String> {
+        let found = VolumeKind::ALL.into_iter().find(|place| place.name() == name);
         found.ok_or_else(|| format!("there is no volume {name:?}: write dist, repl, graph or slow"))
     }
 
     /// The volume to make on the servers; `None` for one without servers.
-    pub fn volume(self) -> Option<Volume> {
+    pub fn volume(self) -> Option<VolumeSetup> {
         let mut options = PAPER.to_vec();
         options.extend(TELLS);
         match self {
-            Place::Graph => return None,
-            Place::Slow => {
+            VolumeKind::Graph => return None,
+            VolumeKind::Slow => {
                 options.retain(|(key, _)| *key != SLOW[0].0);
                 options.extend(SLOW);
             }
-            Place::Dist | Place::Repl => {}
+            VolumeKind::Dist | VolumeKind::Repl => {}
         }
-        let is_replicated = self == Place::Repl;
-        Some(Volume { name: self.name().to_owned(), is_replicated, options })
+        let is_replicated = self == VolumeKind::Repl;
+        Some(VolumeSetup { name: self.name().to_owned(), is_replicated, options })
     }
 }
 
 /// The work of a case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Work {
+pub enum CaseWork {
     /// fio reads or writes files.
     Io {
         /// The order of the offsets, and the direction.
-        pattern: Pattern,
+        pattern: IoPattern,
         /// Bytes in a request.
         block: u64,
         /// The engine of fio.
-        engine: Engine,
+        engine: FioEngine,
     },
     /// Threads work on small files in one directory.
-    Names(Names),
+    Names(SmallFileOp),
 }
 
 /// The order of the offsets, and the direction, in the words of fio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Pattern {
+pub enum IoPattern {
     /// Sequential reads.
     Read,
     /// Random reads.
@@ -127,18 +128,18 @@ pub enum Pattern {
     RandWrite,
 }
 
-impl Pattern {
+impl IoPattern {
     /// All patterns.
-    pub const ALL: [Pattern; 4] =
-        [Pattern::Read, Pattern::RandRead, Pattern::Write, Pattern::RandWrite];
+    pub const ALL: [IoPattern; 4] =
+        [IoPattern::Read, IoPattern::RandRead, IoPattern::Write, IoPattern::RandWrite];
 
     /// Its name, as fio takes it.
     pub fn name(self) -> &'static str {
         match self {
-            Pattern::Read => "read",
-            Pattern::RandRead => "randread",
-            Pattern::Write => "write",
-            Pattern::RandWrite => "randwrite",
+            IoPattern::Read => "read",
+            IoPattern::RandRead => "randread",
+            IoPattern::Write => "write",
+            IoPattern::RandWrite => "randwrite",
         }
     }
 }
@@ -146,19 +147,19 @@ impl Pattern {
 /// An engine of fio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Engine {
+pub enum FioEngine {
     /// A job waits for each request.
     Sync,
     /// A job has as many requests in flight as its depth.
     Libaio,
 }
 
-impl Engine {
+impl FioEngine {
     /// Its name, as fio takes it.
     pub fn name(self) -> &'static str {
         match self {
-            Engine::Sync => "sync",
-            Engine::Libaio => "libaio",
+            FioEngine::Sync => "sync",
+            FioEngine::Libaio => "libaio",
         }
     }
 }
@@ -166,7 +167,7 @@ impl Engine {
 /// An operation on small files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Names {
+pub enum SmallFileOp {
     /// Creates files of 4 KiB.
     Create,
     /// Lists the directory, with the attributes of all files, after the caches were dropped.
@@ -179,52 +180,57 @@ pub enum Names {
     Lookup,
 }
 
-impl Names {
+impl SmallFileOp {
     /// All operations, in the order in which they are done.
-    pub const ALL: [Names; 5] =
-        [Names::Create, Names::List, Names::Stat, Names::Delete, Names::Lookup];
+    pub const ALL: [SmallFileOp; 5] = [
+        SmallFileOp::Create,
+        SmallFileOp::List,
+        SmallFileOp::Stat,
+        SmallFileOp::Delete,
+        SmallFileOp::Lookup,
+    ];
 
     /// Its name.
     pub fn name(self) -> &'static str {
         match self {
-            Names::Create => "create",
-            Names::List => "list",
-            Names::Stat => "stat",
-            Names::Delete => "delete",
-            Names::Lookup => "lookup",
+            SmallFileOp::Create => "create",
+            SmallFileOp::List => "list",
+            SmallFileOp::Stat => "stat",
+            SmallFileOp::Delete => "delete",
+            SmallFileOp::Lookup => "lookup",
         }
     }
 
     /// The number of threads: a directory is listed by one.
     pub fn jobs(self) -> u32 {
         match self {
-            Names::List | Names::Stat => 1,
-            Names::Create | Names::Delete | Names::Lookup => 16,
+            SmallFileOp::List | SmallFileOp::Stat => 1,
+            SmallFileOp::Create | SmallFileOp::Delete | SmallFileOp::Lookup => 16,
         }
     }
 }
 
 /// A case: work that is compared among targets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Case {
+pub struct GlusterCase {
     /// The volume.
-    pub place: Place,
+    pub place: VolumeKind,
     /// The work.
-    pub work: Work,
+    pub work: CaseWork,
     /// Number of processes of fio, or of threads.
     pub jobs: u32,
     /// Requests in flight for each job.
     pub depth: u32,
 }
 
-impl Case {
+impl GlusterCase {
     /// The name without jobs: `randread-4k-sync`, `create`.
     pub fn workload(&self) -> String {
         match self.work {
-            Work::Io { pattern, block, engine } => {
+            CaseWork::Io { pattern, block, engine } => {
                 format!("{}-{}-{}", pattern.name(), size(block), engine.name())
             }
-            Work::Names(op) => op.name().to_owned(),
+            CaseWork::Names(op) => op.name().to_owned(),
         }
     }
 
@@ -236,7 +242,9 @@ impl Case {
     /// Jobs, and their depth with an engine that has one.
     pub fn load(&self) -> String {
         match self.work {
-            Work::Io { engine: Engine::Libaio, .. } => format!("{}x{}", self.jobs, self.depth),
+            CaseWork::Io { engine: FioEngine::Libaio, .. } => {
+                format!("{}x{}", self.jobs, self.depth)
+            }
             _ => self.jobs.to_string(),
         }
     }
@@ -249,9 +257,9 @@ pub fn size(bytes: u64) -> String {
 
 /// The cases to choose from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Choice {
+pub struct CaseSelection {
     /// The volumes.
-    pub places: Vec<Place>,
+    pub places: Vec<VolumeKind>,
     /// Numbers of jobs.
     pub jobs: Vec<u32>,
     /// Requests in flight for each job, for libaio.
@@ -260,22 +268,27 @@ pub struct Choice {
     pub only: Vec<String>,
 }
 
-impl Choice {
+impl CaseSelection {
     /// The cases of a volume, in the order of measurement.
-    pub fn cases(&self, place: Place) -> Vec<Case> {
+    pub fn cases(&self, place: VolumeKind) -> Vec<GlusterCase> {
         let mut cases = Vec::new();
-        if place != Place::Slow {
+        if place != VolumeKind::Slow {
             self.io(place, &mut cases);
         }
-        for op in Names::ALL {
+        for op in SmallFileOp::ALL {
             // A volume without servers has no latency that threads could hide.
             let fits = match place {
-                Place::Slow => op == Names::Lookup,
-                Place::Graph => false,
-                Place::Dist | Place::Repl => op != Names::Lookup,
+                VolumeKind::Slow => op == SmallFileOp::Lookup,
+                VolumeKind::Graph => false,
+                VolumeKind::Dist | VolumeKind::Repl => op != SmallFileOp::Lookup,
             };
             if fits {
-                cases.push(Case { place, work: Work::Names(op), jobs: op.jobs(), depth: 1 });
+                cases.push(GlusterCase {
+                    place,
+                    work: CaseWork::Names(op),
+                    jobs: op.jobs(),
+                    depth: 1,
+                });
             }
         }
         cases.retain(|case| {
@@ -285,14 +298,15 @@ impl Choice {
         cases
     }
 
-    fn io(&self, place: Place, cases: &mut Vec<Case>) {
-        for engine in [Engine::Sync, Engine::Libaio] {
-            let depths = if engine == Engine::Libaio { &self.depths[..] } else { &[1] };
+    fn io(&self, place: VolumeKind, cases: &mut Vec<GlusterCase>) {
+        for engine in [FioEngine::Sync, FioEngine::Libaio] {
+            let depths = if engine == FioEngine::Libaio { &self.depths[..] } else { &[1] };
             for block in [4 << 10, 1 << 20] {
-                for pattern in Pattern::ALL {
-                    let work = Work::Io { pattern, block, engine };
-                    let of_jobs =
-                        |&jobs| depths.iter().map(move |&depth| Case { place, work, jobs, depth });
+                for pattern in IoPattern::ALL {
+                    let work = CaseWork::Io { pattern, block, engine };
+                    let of_jobs = |&jobs| {
+                        depths.iter().map(move |&depth| GlusterCase { place, work, jobs, depth })
+                    };
                     cases.extend(self.jobs.iter().flat_map(of_jobs));
                 }
             }
@@ -304,39 +318,40 @@ impl Choice {
 mod tests {
     use super::*;
 
-    fn choice(only: &[&str]) -> Choice {
-        Choice {
-            places: Place::ALL.to_vec(),
+    fn choice(only: &[&str]) -> CaseSelection {
+        CaseSelection {
+            places: VolumeKind::ALL.to_vec(),
             jobs: vec![1, 32],
             depths: vec![1, 16],
             only: only.iter().map(|&name| name.to_owned()).collect(),
         }
     }
 
-    fn names(place: Place, only: &[&str]) -> Vec<String> {
-        choice(only).cases(place).iter().map(Case::name).collect()
+    fn names(place: VolumeKind, only: &[&str]) -> Vec<String> {
+        choice(only).cases(place).iter().map(GlusterCase::name).collect()
     }
 
     #[test]
     fn cases_are_chosen_by_the_beginning_of_their_names() {
-        assert_eq!(names(Place::Dist, &[]).len(), 2 * 4 * 2 * (1 + 2) + 4);
-        let chosen = names(Place::Repl, &["randread-4k-sync", "randwrite-4k-libaio-32x16", "del"]);
+        assert_eq!(names(VolumeKind::Dist, &[]).len(), 2 * 4 * 2 * (1 + 2) + 4);
+        let chosen =
+            names(VolumeKind::Repl, &["randread-4k-sync", "randwrite-4k-libaio-32x16", "del"]);
         let expected =
             ["randread-4k-sync-1", "randread-4k-sync-32", "randwrite-4k-libaio-32x16", "delete-16"];
         assert_eq!(chosen, expected);
-        assert_eq!(names(Place::Slow, &[]), ["lookup-16"]);
-        assert!(names(Place::Graph, &["create"]).is_empty());
+        assert_eq!(names(VolumeKind::Slow, &[]), ["lookup-16"]);
+        assert!(names(VolumeKind::Graph, &["create"]).is_empty());
     }
 
     #[test]
     fn volumes_have_the_options_of_the_paper_once() {
-        for place in Place::ALL {
+        for place in VolumeKind::ALL {
             let Some(volume) = place.volume() else { continue };
             for (key, _) in PAPER {
                 let count = volume.options.iter().filter(|(name, _)| *name == key).count();
                 assert_eq!(count, 1, "{key} of {}", volume.name);
             }
         }
-        assert!(Place::named("other").unwrap_err().contains("write dist"));
+        assert!(VolumeKind::named("other").unwrap_err().contains("write dist"));
     }
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::cases::{Case, Engine, Pattern, Work};
-use super::results::Latency;
+use super::cases::{CaseWork, FioEngine, GlusterCase, IoPattern};
+use super::results::RequestLatency;
 
 /// The measurement of a run of fio.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Outcome {
+pub struct FioMeasurement {
     /// Number of requests.
     pub operations: u64,
     /// Bytes read or written.
@@ -22,7 +22,7 @@ pub struct Outcome {
     /// CPU time of all jobs, in nanoseconds.
     pub app_ns: u64,
     /// Latency of requests, over all jobs.
-    pub latency: Latency,
+    pub latency: RequestLatency,
 }
 
 /// Options of every run. Data goes past all caches, as in the paper.
@@ -40,11 +40,11 @@ const FIXED: [&str; 10] = [
 ];
 
 /// The command line for a case, on the files of [`layout`].
-pub fn command(case: &Case, dir: &Path, file_bytes: u64, time: Duration) -> Vec<OsString> {
-    let Work::Io { pattern, block, engine } = case.work else { return Vec::new() };
+pub fn command(case: &GlusterCase, dir: &Path, file_bytes: u64, time: Duration) -> Vec<OsString> {
+    let CaseWork::Io { pattern, block, engine } = case.work else { return Vec::new() };
     let mut words: Vec<OsString> = vec!["fio".into()];
     words.extend(FIXED.map(OsString::from));
-    let depth = if engine == Engine::Libaio { case.depth } else { 1 };
+    let depth = if engine == FioEngine::Libaio { case.depth } else { 1 };
     words.extend([
         format!("--rw={}", pattern.name()).into(),
         format!("--bs={block}").into(),
@@ -86,16 +86,16 @@ fn directory(dir: &Path) -> OsString {
 /// # Errors
 ///
 /// Fails if it is not that of a run without errors.
-pub fn parse(text: &str, case: &Case) -> Result<Outcome> {
-    let Work::Io { pattern, .. } = case.work else { anyhow::bail!("fio does no such work") };
+pub fn parse(text: &str, case: &GlusterCase) -> Result<FioMeasurement> {
+    let CaseWork::Io { pattern, .. } = case.work else { anyhow::bail!("fio does no such work") };
     // Warnings may precede the results.
     let begin = text.find('{').context("fio printed no results")?;
     let value: Value = serde_json::from_str(&text[begin..]).context("the results of fio")?;
     let job = &value["jobs"][0];
     ensure!(job["error"].as_i64() == Some(0), "fio reports error {}", job["error"]);
     let side = match pattern {
-        Pattern::Read | Pattern::RandRead => &job["read"],
-        Pattern::Write | Pattern::RandWrite => &job["write"],
+        IoPattern::Read | IoPattern::RandRead => &job["read"],
+        IoPattern::Write | IoPattern::RandWrite => &job["write"],
     };
     let whole = |value: &Value, name: &str| {
         value[name].as_u64().with_context(|| format!("the results of fio have no {name}"))
@@ -107,12 +107,15 @@ pub fn parse(text: &str, case: &Case) -> Result<Outcome> {
     let cpu = (share("usr_cpu")? + share("sys_cpu")?) / 100.0;
     let run_ns = whole(job, "job_runtime")? as f64 * 1e6;
     let percentile = |name: &str| side["clat_ns"]["percentile"][name].as_u64().unwrap_or(0);
-    let outcome = Outcome {
+    let outcome = FioMeasurement {
         operations: whole(side, "total_ios")?,
         bytes: whole(side, "io_bytes")?,
         ns: whole(side, "runtime")? * 1_000_000,
         app_ns: (cpu * run_ns) as u64,
-        latency: Latency { median_ns: percentile("50.000000"), p99_ns: percentile("99.000000") },
+        latency: RequestLatency {
+            median_ns: percentile("50.000000"),
+            p99_ns: percentile("99.000000"),
+        },
     };
     ensure!(outcome.operations > 0 && outcome.ns > 0, "fio made no request");
     Ok(outcome)
@@ -120,12 +123,12 @@ pub fn parse(text: &str, case: &Case) -> Result<Outcome> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::cases::Place;
+    use super::super::cases::VolumeKind;
     use super::*;
 
-    fn case(pattern: Pattern) -> Case {
-        let work = Work::Io { pattern, block: 4096, engine: Engine::Libaio };
-        Case { place: Place::Dist, work, jobs: 16, depth: 32 }
+    fn case(pattern: IoPattern) -> GlusterCase {
+        let work = CaseWork::Io { pattern, block: 4096, engine: FioEngine::Libaio };
+        GlusterCase { place: VolumeKind::Dist, work, jobs: 16, depth: 32 }
     }
 
     #[test]
@@ -135,28 +138,29 @@ mod tests {
             "read": {"total_ios": 100, "io_bytes": 409600, "runtime": 1000,
                      "clat_ns": {"percentile": {"50.000000": 7, "99.000000": 9}}},
             "write": {"total_ios": 0, "io_bytes": 0, "runtime": 0}}]}"#;
-        let outcome = parse(text, &case(Pattern::RandRead)).unwrap();
-        let latency = Latency { median_ns: 7, p99_ns: 9 };
+        let outcome = parse(text, &case(IoPattern::RandRead)).unwrap();
+        let latency = RequestLatency { median_ns: 7, p99_ns: 9 };
         let ns = 1_000_000_000;
-        let expected = Outcome { operations: 100, bytes: 409_600, ns, app_ns: ns / 2, latency };
+        let expected =
+            FioMeasurement { operations: 100, bytes: 409_600, ns, app_ns: ns / 2, latency };
         assert_eq!(outcome, expected);
-        assert!(parse(text, &case(Pattern::Write)).is_err());
+        assert!(parse(text, &case(IoPattern::Write)).is_err());
         assert!(
-            parse(&text.replace("\"error\": 0", "\"error\": 5"), &case(Pattern::Read)).is_err()
+            parse(&text.replace("\"error\": 0", "\"error\": 5"), &case(IoPattern::Read)).is_err()
         );
-        assert!(parse("fio: no such file", &case(Pattern::Read)).is_err());
+        assert!(parse("fio: no such file", &case(IoPattern::Read)).is_err());
     }
 
     #[test]
     fn the_depth_is_that_of_libaio() {
         let words = |engine| {
-            let work = Work::Io { pattern: Pattern::Read, block: 4096, engine };
-            let case = Case { work, ..case(Pattern::Read) };
+            let work = CaseWork::Io { pattern: IoPattern::Read, block: 4096, engine };
+            let case = GlusterCase { work, ..case(IoPattern::Read) };
             let words = command(&case, Path::new("/d"), 1 << 20, Duration::from_millis(50));
             words.iter().map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>()
         };
-        assert!(words(Engine::Libaio).contains(&"--iodepth=32".to_owned()));
-        assert!(words(Engine::Sync).contains(&"--iodepth=1".to_owned()));
-        assert!(words(Engine::Sync).contains(&"--runtime=50ms".to_owned()));
+        assert!(words(FioEngine::Libaio).contains(&"--iodepth=32".to_owned()));
+        assert!(words(FioEngine::Sync).contains(&"--iodepth=1".to_owned()));
+        assert!(words(FioEngine::Sync).contains(&"--runtime=50ms".to_owned()));
     }
 }

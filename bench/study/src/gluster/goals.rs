@@ -1,90 +1,96 @@
 //! The goals, and whether they are met.
 
-use defuse_measure::stats::Summary;
+use defuse_measure::stats::QuartileSummary;
 
-use super::cases::{Case, Engine, Names, Pattern, Place, Work};
-use super::results::{Cell, Results};
+use super::cases::{CaseWork, FioEngine, GlusterCase, IoPattern, SmallFileOp, VolumeKind};
+use super::results::{GlusterCell, GlusterResults};
 use super::targets::{ADAPTIVE, ONE, RUN};
-use crate::direct::goals::{Goal, Limit, goal};
+use crate::direct::goals::{DirectGoal, GoalLimit, goal};
 
 /// All goals for which there are figures.
-pub fn all(results: &Results) -> Vec<Goal> {
+pub fn all(results: &GlusterResults) -> Vec<DirectGoal> {
     let mut goals = Vec::new();
     graph(results, &mut goals);
-    for place in [Place::Dist, Place::Repl] {
+    for place in [VolumeKind::Dist, VolumeKind::Repl] {
         data(results, place, &mut goals);
     }
     names(results, &mut goals);
     goals
 }
 
-fn io(place: Place, pattern: Pattern, block: u64, jobs: u32) -> Case {
-    Case { place, work: Work::Io { pattern, block, engine: Engine::Sync }, jobs, depth: 1 }
+fn io(place: VolumeKind, pattern: IoPattern, block: u64, jobs: u32) -> GlusterCase {
+    GlusterCase {
+        place,
+        work: CaseWork::Io { pattern, block, engine: FioEngine::Sync },
+        jobs,
+        depth: 1,
+    }
 }
 
 /// The client alone, without servers.
-fn graph(results: &Results, goals: &mut Vec<Goal>) {
+fn graph(results: &GlusterResults, goals: &mut Vec<DirectGoal>) {
     for (jobs, least) in [(32, 1.35), (1, 0.95)] {
-        let case = io(Place::Graph, Pattern::RandRead, 4096, jobs);
-        let figure = results.ratio(case, ADAPTIVE, ONE, Cell::rate);
+        let case = io(VolumeKind::Graph, IoPattern::RandRead, 4096, jobs);
+        let figure = results.ratio(case, ADAPTIVE, ONE, GlusterCell::rate);
         let what = format!("graph: 4K random read, {jobs} jobs, adaptive against one worker");
-        goals.extend(figure.map(|figure| goal(what, "x", Limit::AtLeast(least), figure)));
+        goals.extend(figure.map(|figure| goal(what, "x", GoalLimit::AtLeast(least), figure)));
     }
-    let case = io(Place::Graph, Pattern::RandRead, 4096, 32);
-    let figure = against_native(results, case, ADAPTIVE, Cell::cpu_ns);
+    let case = io(VolumeKind::Graph, IoPattern::RandRead, 4096, 32);
+    let figure = against_native(results, case, ADAPTIVE, GlusterCell::cpu_ns);
     let what = "graph: 4K random read, 32 jobs, CPU time of a read against the native client";
-    goals.extend(figure.map(|figure| goal(what.to_owned(), "x", Limit::AtMost(0.8), figure)));
+    goals.extend(figure.map(|figure| goal(what.to_owned(), "x", GoalLimit::AtMost(0.8), figure)));
 }
 
 /// Data on a volume with servers.
-fn data(results: &Results, place: Place, goals: &mut Vec<Goal>) {
+fn data(results: &GlusterResults, place: VolumeKind, goals: &mut Vec<DirectGoal>) {
     const KIB: u64 = 1 << 10;
     const MIB: u64 = 1 << 20;
     let expected = [
-        (Pattern::RandWrite, 4 * KIB, 1.5, 1.8),
-        (Pattern::RandRead, 4 * KIB, 1.2, 1.5),
-        (Pattern::Write, MIB, 1.0, 1.1),
-        (Pattern::Read, MIB, 1.0, 1.1),
+        (IoPattern::RandWrite, 4 * KIB, 1.5, 1.8),
+        (IoPattern::RandRead, 4 * KIB, 1.2, 1.5),
+        (IoPattern::Write, MIB, 1.0, 1.1),
+        (IoPattern::Read, MIB, 1.0, 1.1),
     ];
-    let mut add = |case: Case, target: &str, least| {
-        let figure = against_native(results, case, target, Cell::rate);
+    let mut add = |case: GlusterCase, target: &str, least| {
+        let figure = against_native(results, case, target, GlusterCell::rate);
         let what = format!("{}: {}, {target} against the native client", place.name(), case.name());
-        goals.extend(figure.map(|figure| goal(what, "x", Limit::AtLeast(least), figure)));
+        goals.extend(figure.map(|figure| goal(what, "x", GoalLimit::AtLeast(least), figure)));
     };
     for (pattern, block, mount, run) in expected {
         let case = io(place, pattern, block, 32);
         add(case, ADAPTIVE, mount);
         add(case, RUN, run);
     }
-    let work = Work::Io { pattern: Pattern::RandRead, block: 4 * KIB, engine: Engine::Libaio };
-    add(Case { place, work, jobs: 16, depth: 32 }, ADAPTIVE, 2.0);
+    let work =
+        CaseWork::Io { pattern: IoPattern::RandRead, block: 4 * KIB, engine: FioEngine::Libaio };
+    add(GlusterCase { place, work, jobs: 16, depth: 32 }, ADAPTIVE, 2.0);
 }
 
 /// Names, and small files.
-fn names(results: &Results, goals: &mut Vec<Goal>) {
+fn names(results: &GlusterResults, goals: &mut Vec<DirectGoal>) {
     let expected = [
-        (Names::Lookup, 6.0, [Place::Slow].as_slice()),
-        (Names::Stat, 20.0, &[Place::Dist, Place::Repl]),
-        (Names::Create, 1.5, &[Place::Dist, Place::Repl]),
-        (Names::Delete, 1.5, &[Place::Dist, Place::Repl]),
+        (SmallFileOp::Lookup, 6.0, [VolumeKind::Slow].as_slice()),
+        (SmallFileOp::Stat, 20.0, &[VolumeKind::Dist, VolumeKind::Repl]),
+        (SmallFileOp::Create, 1.5, &[VolumeKind::Dist, VolumeKind::Repl]),
+        (SmallFileOp::Delete, 1.5, &[VolumeKind::Dist, VolumeKind::Repl]),
     ];
     for (op, least, places) in expected {
         for &place in places {
-            let case = Case { place, work: Work::Names(op), jobs: op.jobs(), depth: 1 };
-            let figure = against_native(results, case, ADAPTIVE, Cell::rate);
+            let case = GlusterCase { place, work: CaseWork::Names(op), jobs: op.jobs(), depth: 1 };
+            let figure = against_native(results, case, ADAPTIVE, GlusterCell::rate);
             let what =
                 format!("{}: {}, adaptive against the native client", place.name(), case.name());
-            goals.extend(figure.map(|figure| goal(what, "x", Limit::AtLeast(least), figure)));
+            goals.extend(figure.map(|figure| goal(what, "x", GoalLimit::AtLeast(least), figure)));
         }
     }
 }
 
 /// A figure relative to the native client with the number of readers that is best for the case.
 pub fn against_native(
-    results: &Results,
-    case: Case,
+    results: &GlusterResults,
+    case: GlusterCase,
     target: &str,
-    figure: fn(&Cell) -> f64,
-) -> Option<Summary> {
+    figure: fn(&GlusterCell) -> f64,
+) -> Option<QuartileSummary> {
     results.ratio(case, target, results.best_native(case)?, figure)
 }

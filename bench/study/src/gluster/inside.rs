@@ -7,11 +7,11 @@ use std::{fs, thread};
 use anyhow::{Context, Result, ensure};
 use defuse_measure::gluster::ROOM;
 
-use super::Options;
-use super::cases::Place;
-use super::results::Results;
-use super::stage::Stage;
-use crate::interrupt::Interrupt;
+use super::GlusterStudyOptions;
+use super::cases::VolumeKind;
+use super::results::GlusterResults;
+use super::stage::VolumeTargets;
+use crate::interrupt::InterruptFlag;
 
 /// Measures everything, and adds it to `results`. `tell` receives lines of progress. The end of the standard input is a
 /// request to end: the cases that were measured by then remain.
@@ -20,11 +20,11 @@ use crate::interrupt::Interrupt;
 ///
 /// Fails if no target can be started, or if the files of a volume cannot be made.
 pub fn rounds(
-    options: &Options,
-    mut results: Results,
+    options: &GlusterStudyOptions,
+    mut results: GlusterResults,
     tell: &mut dyn FnMut(&str),
-) -> Result<Results> {
-    let interrupt = Interrupt::catch()?;
+) -> Result<GlusterResults> {
+    let interrupt = InterruptFlag::catch()?;
     let ended = interrupt.clone();
     thread::spawn(move || {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
@@ -43,10 +43,10 @@ pub fn rounds(
 
 /// Measures all rounds on a volume.
 fn volume(
-    options: &Options,
-    place: Place,
-    results: &mut Results,
-    interrupt: &Interrupt,
+    options: &GlusterStudyOptions,
+    place: VolumeKind,
+    results: &mut GlusterResults,
+    interrupt: &InterruptFlag,
     tell: &mut dyn FnMut(&str),
 ) -> Result<()> {
     let cases = options.choice.cases(place);
@@ -55,7 +55,7 @@ fn volume(
     }
     let work = Path::new(ROOM).join(format!("bench-{}", place.name()));
     fs::create_dir(&work).with_context(|| work.display().to_string())?;
-    let (mut stage, mut left_out) = Stage::set(options, place, &work, &cases)?;
+    let (mut stage, mut left_out) = VolumeTargets::set(options, place, &work, &cases)?;
     for target in &stage.targets {
         if cases.iter().any(|case| !target.can(*case)) {
             let name = &target.name;

@@ -24,20 +24,20 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use inside::rounds;
-pub use outside::{Inside, run};
+pub use outside::{InsideOrder, run};
 pub use report::{html, write as write_report};
 pub use table::table;
 
-use cases::Choice;
-use targets::Spec;
+use cases::CaseSelection;
+use targets::GlusterTargetSpec;
 
 /// Options of the measurement.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Options {
+pub struct GlusterStudyOptions {
     /// The cases.
-    pub choice: Choice,
+    pub choice: CaseSelection,
     /// The targets.
-    pub targets: Vec<Spec>,
+    pub targets: Vec<GlusterTargetSpec>,
     /// Number of rounds, at least 1.
     pub rounds: u32,
     /// Time of a run of fio, in milliseconds.

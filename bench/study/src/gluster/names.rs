@@ -11,18 +11,18 @@ use anyhow::{Context, Result, anyhow, ensure};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-use super::cases::Names;
+use super::cases::SmallFileOp;
 
 /// Bytes in a file.
 const FILE: usize = 4096;
 
 /// The work of the program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Order {
+pub struct SmallFileOrder {
     /// The directory.
     pub dir: PathBuf,
     /// The operation.
-    pub op: Names,
+    pub op: SmallFileOp,
     /// Number of threads, each with its own files.
     pub threads: u32,
     /// Number of files.
@@ -31,7 +31,7 @@ pub struct Order {
 
 /// The measurement of an order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct SmallFileMeasurement {
     /// Number of operations.
     pub operations: u64,
     /// Their time in nanoseconds, from the start of the first thread to the end of the last.
@@ -45,7 +45,7 @@ pub struct Outcome {
 /// # Errors
 ///
 /// The first error of an operation, with the name of the file; a listing that has not all files.
-pub fn perform(order: &Order) -> Result<Outcome> {
+pub fn perform(order: &SmallFileOrder) -> Result<SmallFileMeasurement> {
     ensure!(order.threads > 0, "0 threads do nothing");
     let (ready, go) =
         (Barrier::new(order.threads as usize + 1), Barrier::new(order.threads as usize + 1));
@@ -69,22 +69,22 @@ pub fn perform(order: &Order) -> Result<Outcome> {
         for result in done {
             operations += result.map_err(|_| anyhow!("a thread panicked"))??;
         }
-        Ok(Outcome { operations, ns, app_ns })
+        Ok(SmallFileMeasurement { operations, ns, app_ns })
     })
 }
 
 /// The work of a thread. Returns the number of operations.
-fn work(order: &Order, thread: u32) -> Result<u64> {
+fn work(order: &SmallFileOrder, thread: u32) -> Result<u64> {
     let own = (thread..order.files).step_by(order.threads as usize);
     match order.op {
-        Names::Create => each(own, &order.dir, |path| {
+        SmallFileOp::Create => each(own, &order.dir, |path| {
             File::create_new(path).and_then(|mut file| file.write_all(&[0x5a; FILE]))
         }),
-        Names::Stat | Names::Lookup => {
+        SmallFileOp::Stat | SmallFileOp::Lookup => {
             each(own, &order.dir, |path| fs::symlink_metadata(path).map(drop))
         }
-        Names::Delete => each(own, &order.dir, |path| fs::remove_file(path)),
-        Names::List => list(order),
+        SmallFileOp::Delete => each(own, &order.dir, |path| fs::remove_file(path)),
+        SmallFileOp::List => list(order),
     }
 }
 
@@ -102,7 +102,7 @@ fn each(
     Ok(count)
 }
 
-fn list(order: &Order) -> Result<u64> {
+fn list(order: &SmallFileOrder) -> Result<u64> {
     let of = || order.dir.display().to_string();
     let mut count = 0;
     for entry in fs::read_dir(&order.dir).with_context(of)? {
@@ -126,17 +126,18 @@ mod tests {
     #[test]
     fn files_are_made_listed_looked_at_and_removed() {
         let place = tempfile::tempdir().unwrap();
-        let order = |op, threads| Order { dir: place.path().to_owned(), op, threads, files: 10 };
-        for op in [Names::Create, Names::List, Names::Stat, Names::Lookup] {
-            let threads = if op == Names::List { 1 } else { 4 };
+        let order =
+            |op, threads| SmallFileOrder { dir: place.path().to_owned(), op, threads, files: 10 };
+        for op in [SmallFileOp::Create, SmallFileOp::List, SmallFileOp::Stat, SmallFileOp::Lookup] {
+            let threads = if op == SmallFileOp::List { 1 } else { 4 };
             let outcome = perform(&order(op, threads)).unwrap();
             assert_eq!(outcome.operations, 10, "{op:?}");
             assert!(outcome.ns > 0);
         }
         fs::remove_file(place.path().join("file-00000003")).unwrap();
-        let error = format!("{:#}", perform(&order(Names::List, 1)).unwrap_err());
+        let error = format!("{:#}", perform(&order(SmallFileOp::List, 1)).unwrap_err());
         assert!(error.contains("9 of 10"), "{error}");
-        let error = format!("{:#}", perform(&order(Names::Delete, 4)).unwrap_err());
+        let error = format!("{:#}", perform(&order(SmallFileOp::Delete, 4)).unwrap_err());
         assert!(error.contains("file-00000003"), "{error}");
     }
 }

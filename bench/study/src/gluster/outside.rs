@@ -10,22 +10,22 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail, ensure};
 use defuse_measure::command::{self, own_program};
-use defuse_measure::gluster::{Servers, why_not};
+use defuse_measure::gluster::{GlusterServers, why_not};
 use serde::{Deserialize, Serialize};
 
-use super::Options;
-use super::cases::Place;
-use super::results::{Results, SCHEMA};
-use crate::interrupt::Interrupt;
-use crate::results::Machine;
+use super::GlusterStudyOptions;
+use super::cases::VolumeKind;
+use super::results::{GlusterResults, SCHEMA};
+use crate::interrupt::InterruptFlag;
+use crate::results::MachineFacts;
 
 /// The order for the process among the servers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Inside {
+pub struct InsideOrder {
     /// The options.
-    pub options: Options,
+    pub options: GlusterStudyOptions,
     /// The results, without measurements.
-    pub results: Results,
+    pub results: GlusterResults,
 }
 
 /// Interval at which an interrupt is looked for.
@@ -38,13 +38,13 @@ const LOOK: Duration = Duration::from_millis(50);
 /// # Errors
 ///
 /// Fails if a requirement is missing, before creating anything; if no target can be measured.
-pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
+pub fn run(options: &GlusterStudyOptions, tell: &mut dyn FnMut(&str)) -> Result<GlusterResults> {
     before_start(options)?;
-    let interrupt = Interrupt::catch()?;
+    let interrupt = InterruptFlag::catch()?;
     let volumes: Vec<_> = options.choice.places.iter().filter_map(|place| place.volume()).collect();
     tell(&format!("{} measurements", count(options)));
-    let servers = Servers::with(&volumes)?;
-    let order = Inside { options: options.clone(), results: beginning(options) };
+    let servers = GlusterServers::with(&volumes)?;
+    let order = InsideOrder { options: options.clone(), results: beginning(options) };
     let mut inside = servers.within(&own_program()?);
     inside.arg("bench-gluster").arg(serde_json::to_string(&order)?);
     // Ctrl-C reaches this process alone, which ends the other one by the end of its input.
@@ -73,7 +73,7 @@ pub fn run(options: &Options, tell: &mut dyn FnMut(&str)) -> Result<Results> {
 }
 
 /// Checks the requirements before creating anything.
-fn before_start(options: &Options) -> Result<()> {
+fn before_start(options: &GlusterStudyOptions) -> Result<()> {
     if let Some(reason) = why_not() {
         bail!(
             "{reason}: install the packages glusterfs-server and glusterfs-cli, and run it as root"
@@ -97,42 +97,42 @@ fn before_start(options: &Options) -> Result<()> {
 }
 
 /// Number of measurements.
-fn count(options: &Options) -> usize {
+fn count(options: &GlusterStudyOptions) -> usize {
     let cases = options.choice.places.iter().map(|&place| options.choice.cases(place).len());
     cases.sum::<usize>() * options.targets.len() * options.rounds as usize
 }
 
 /// Memory for the files of all volumes, in bytes.
-fn memory(options: &Options) -> u64 {
-    let of = |place: &Place| {
+fn memory(options: &GlusterStudyOptions) -> u64 {
+    let of = |place: &VolumeKind| {
         let jobs = options.choice.cases(*place).iter().map(|case| u64::from(case.jobs)).max();
         let copies = match place {
-            Place::Dist | Place::Slow => 1,
-            Place::Repl => 2,
-            Place::Graph => 2 * options.targets.len() as u64,
+            VolumeKind::Dist | VolumeKind::Slow => 1,
+            VolumeKind::Repl => 2,
+            VolumeKind::Graph => 2 * options.targets.len() as u64,
         };
         copies * jobs.unwrap_or(0) * options.file_bytes
     };
     options.choice.places.iter().map(of).sum()
 }
 
-fn beginning(options: &Options) -> Results {
+fn beginning(options: &GlusterStudyOptions) -> GlusterResults {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    Results {
+    GlusterResults {
         schema: SCHEMA.into(),
         program: env!("CARGO_PKG_VERSION").into(),
         optimised: !cfg!(debug_assertions),
         glusterfs: version("/usr/sbin/glusterd"),
         fio: version("fio"),
         started_unix_ms: u64::try_from(now.as_millis()).unwrap_or(0),
-        machine: Machine::this(),
+        machine: MachineFacts::this(),
         load: load.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0.0),
         rounds: options.rounds,
         time_ms: options.time_ms,
         file_bytes: options.file_bytes,
         files: options.files,
-        targets: options.targets.iter().map(super::targets::Spec::target).collect(),
+        targets: options.targets.iter().map(super::targets::GlusterTargetSpec::target).collect(),
         left_out: Vec::new(),
         interrupted: false,
         cells: Vec::new(),

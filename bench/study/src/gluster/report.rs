@@ -4,17 +4,17 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use defuse_measure::stats::Summary;
+use defuse_measure::stats::QuartileSummary;
 use defuse_measure::threads::ThreadUse;
 
-use super::cases::{Case, Place, Work};
+use super::cases::{CaseWork, GlusterCase, VolumeKind};
 use super::goals::{self, against_native};
-use super::results::{Cell, Results, is_reader};
+use super::results::{GlusterCell, GlusterResults, is_reader};
 use super::table::{rate_of, unit_of};
 use super::targets::{ONE, PAPER};
 use crate::direct::{goal_rows, ratio};
-use crate::report::html::{self, Part, legend, line, wide_table};
-use crate::report::plot::{self, Part as BarPart};
+use crate::report::html::{self, ReportSection, legend, line, wide_table};
+use crate::report::plot::{self, BarSegment as BarPart};
 use crate::results::write_atomically;
 
 /// The name of the report in the directory of results.
@@ -36,15 +36,15 @@ const KINDS: [(&str, &str); 4] = [
 /// # Errors
 ///
 /// Fails if the directory cannot be written.
-pub fn write(results: &Results, dir: &Path) -> Result<PathBuf> {
+pub fn write(results: &GlusterResults, dir: &Path) -> Result<PathBuf> {
     let path = dir.join(FILE);
     write_atomically(&path, html(results).as_bytes())?;
     Ok(path)
 }
 
 /// The complete report.
-pub fn html(results: &Results) -> String {
-    let part = |id, title, content| Part { id, title, content };
+pub fn html(results: &GlusterResults) -> String {
+    let part = |id, title, content| ReportSection { id, title, content };
     let parts = [
         part("goals", "What was promised", goal_rows(&goals::all(results))),
         part("rates", "Throughput by load", rates(results)),
@@ -57,7 +57,7 @@ pub fn html(results: &Results) -> String {
     html::page(heading, heading, &facts(results), &parts)
 }
 
-fn facts(results: &Results) -> String {
+fn facts(results: &GlusterResults) -> String {
     let build = if results.optimised { "" } else { ", not optimised: its times are meaningless" };
     let mut facts: Vec<(&str, String)> = vec![
         ("Machine", html::machine(&results.machine)),
@@ -87,20 +87,20 @@ fn facts(results: &Results) -> String {
     text
 }
 
-fn colour(results: &Results, target: &str) -> &'static str {
+fn colour(results: &GlusterResults, target: &str) -> &'static str {
     let place = results.targets.iter().position(|known| known.name == target).unwrap_or(0);
     COLOURS[place % COLOURS.len()]
 }
 
-fn legend_of(results: &Results, targets: &[&str]) -> String {
+fn legend_of(results: &GlusterResults, targets: &[&str]) -> String {
     legend(&targets.iter().map(|target| (colour(results, target), *target)).collect::<Vec<_>>())
 }
 
 /// The cases of fio on a volume by their workload.
-fn workloads(results: &Results, place: Place) -> Vec<Vec<Case>> {
-    let mut groups: Vec<Vec<Case>> = Vec::new();
+fn workloads(results: &GlusterResults, place: VolumeKind) -> Vec<Vec<GlusterCase>> {
+    let mut groups: Vec<Vec<GlusterCase>> = Vec::new();
     for case in results.cases(place) {
-        if matches!(case.work, Work::Names(_)) {
+        if matches!(case.work, CaseWork::Names(_)) {
             continue;
         }
         match groups.iter_mut().find(|group| group[0].workload() == case.workload()) {
@@ -111,9 +111,9 @@ fn workloads(results: &Results, place: Place) -> Vec<Vec<Case>> {
     groups
 }
 
-fn volumes(of: impl Fn(Place) -> String) -> String {
+fn volumes(of: impl Fn(VolumeKind) -> String) -> String {
     let mut text = String::new();
-    for place in Place::ALL {
+    for place in VolumeKind::ALL {
         let content = of(place);
         if !content.is_empty() {
             let _ = write!(text, "<h3>{}: {}</h3>\n{content}", place.name(), place.title());
@@ -122,7 +122,7 @@ fn volumes(of: impl Fn(Place) -> String) -> String {
     if text.is_empty() { "<p>Not measured.</p>\n".to_owned() } else { text }
 }
 
-fn rates(results: &Results) -> String {
+fn rates(results: &GlusterResults) -> String {
     let legend =
         legend_of(results, &results.targets.iter().map(|it| &*it.name).collect::<Vec<_>>());
     legend
@@ -140,10 +140,10 @@ fn rates(results: &Results) -> String {
 }
 
 /// The rate of each target, by jobs and their depth.
-fn curves(results: &Results, cases: &[Case], targets: &[&str]) -> String {
+fn curves(results: &GlusterResults, cases: &[GlusterCase], targets: &[&str]) -> String {
     let (Some(&first), Some(&last)) = (cases.first(), cases.last()) else { return String::new() };
-    let median = |case: Case, target: &str| {
-        results.summary(case, target, Cell::rate).map_or(0.0, |rate| rate.median)
+    let median = |case: GlusterCase, target: &str| {
+        results.summary(case, target, GlusterCell::rate).map_or(0.0, |rate| rate.median)
     };
     let measured =
         targets.iter().filter(|target| cases.iter().any(|&case| median(case, target) > 0.0));
@@ -173,7 +173,7 @@ fn curves(results: &Results, cases: &[Case], targets: &[&str]) -> String {
     )
 }
 
-fn shown(case: Case, rate: f64) -> String {
+fn shown(case: GlusterCase, rate: f64) -> String {
     format!("{} {}", rate_of(case, rate), unit_of(case))
 }
 
@@ -193,18 +193,19 @@ fn by_kind(threads: &[ThreadUse], ns: u64) -> [f64; 4] {
 }
 
 /// The medians of each kind; not of one round, but their sum is close to that of the median round.
-fn kinds(results: &Results, case: Case, target: &str) -> Option<[f64; 4]> {
-    let is = |cell: &&Cell| cell.error.is_none() && cell.case == case && cell.target == target;
+fn kinds(results: &GlusterResults, case: GlusterCase, target: &str) -> Option<[f64; 4]> {
+    let is =
+        |cell: &&GlusterCell| cell.error.is_none() && cell.case == case && cell.target == target;
     let cells: Vec<[f64; 4]> =
         results.cells.iter().filter(is).map(|cell| by_kind(&cell.threads, cell.ns)).collect();
     let median = |kind: usize| {
         let values: Vec<f64> = cells.iter().map(|kinds| kinds[kind]).collect();
-        Summary::of(&values).map(|summary| summary.median)
+        QuartileSummary::of(&values).map(|summary| summary.median)
     };
     Some([median(0)?, median(1)?, median(2)?, median(3)?])
 }
 
-fn threads(results: &Results) -> String {
+fn threads(results: &GlusterResults) -> String {
     let mut text = "<p>The threads of the client under the highest load, in per cent of one processor, as in figures 5.1 to 5.5 of \
                     the paper. The programs within a run do a part of the work by themselves.</p>\n"
         .to_owned();
@@ -216,11 +217,15 @@ fn threads(results: &Results) -> String {
 }
 
 /// A bar for each target, and its rate.
-fn loads(results: &Results, case: Case) -> String {
+fn loads(results: &GlusterResults, case: GlusterCase) -> String {
     let mut text = format!("<h4>{}</h4>\n", case.name());
     let targets = results.targets_on(case.place);
     let measured = targets.into_iter().filter_map(|target| {
-        Some((target, kinds(results, case, target)?, results.summary(case, target, Cell::rate)?))
+        Some((
+            target,
+            kinds(results, case, target)?,
+            results.summary(case, target, GlusterCell::rate)?,
+        ))
     });
     let measured: Vec<_> = measured.collect();
     let sum = |kinds: &[f64; 4]| kinds.iter().sum::<f64>();
@@ -241,22 +246,23 @@ fn loads(results: &Results, case: Case) -> String {
     text
 }
 
-fn names(results: &Results) -> String {
+fn names(results: &GlusterResults) -> String {
     volumes(|place| {
         let cases = results.cases(place).into_iter();
         cases
-            .filter(|case| matches!(case.work, Work::Names(_)))
+            .filter(|case| matches!(case.work, CaseWork::Names(_)))
             .map(|case| bars(results, case))
             .collect()
     })
 }
 
 /// A bar with the rate of each target.
-fn bars(results: &Results, case: Case) -> String {
+fn bars(results: &GlusterResults, case: GlusterCase) -> String {
     let mut text = format!("<h4>{}</h4>\n", case.name());
     let targets = results.targets_on(case.place).into_iter();
-    let rates: Vec<_> =
-        targets.filter_map(|name| Some((name, results.summary(case, name, Cell::rate)?))).collect();
+    let rates: Vec<_> = targets
+        .filter_map(|name| Some((name, results.summary(case, name, GlusterCell::rate)?)))
+        .collect();
     let most = rates.iter().map(|(_, rate)| rate.median).fold(0.0, f64::max);
     for (target, rate) in rates {
         let value = format!("{} ±{:.0} %", shown(case, rate.median), 100.0 * rate.spread());
@@ -268,11 +274,12 @@ fn bars(results: &Results, case: Case) -> String {
 }
 
 /// The gain of the policy beside the load of the only reader: without a bottleneck there, it cannot gain.
-fn policy(results: &Results) -> String {
+fn policy(results: &GlusterResults) -> String {
     let mut body = String::new();
-    for case in Place::ALL.into_iter().flat_map(|place| results.cases(place)) {
-        let Some(gain) = results.ratio(case, PAPER, ONE, Cell::rate) else { continue };
-        let reader = results.summary(case, ONE, Cell::reader_pct).map_or(0.0, |it| it.median);
+    for case in VolumeKind::ALL.into_iter().flat_map(|place| results.cases(place)) {
+        let Some(gain) = results.ratio(case, PAPER, ONE, GlusterCell::rate) else { continue };
+        let reader =
+            results.summary(case, ONE, GlusterCell::reader_pct).map_or(0.0, |it| it.median);
         let reason = if reader >= 70.0 { "yes" } else { "no: the reader waits" };
         let _ = writeln!(
             body,
@@ -293,14 +300,16 @@ fn policy(results: &Results) -> String {
 }
 
 /// All figures in one table, for reference.
-fn figures(results: &Results) -> String {
+fn figures(results: &GlusterResults) -> String {
     let mut body = String::new();
-    for case in Place::ALL.into_iter().flat_map(|place| results.cases(place)) {
+    for case in VolumeKind::ALL.into_iter().flat_map(|place| results.cases(place)) {
         for target in results.targets_on(case.place) {
             let figure = |figure| results.summary(case, target, figure);
-            let (Some(rate), Some(cpu), Some(client)) =
-                (figure(Cell::rate), figure(Cell::cpu_ns), figure(Cell::client_pct))
-            else {
+            let (Some(rate), Some(cpu), Some(client)) = (
+                figure(GlusterCell::rate),
+                figure(GlusterCell::cpu_ns),
+                figure(GlusterCell::client_pct),
+            ) else {
                 continue;
             };
             let _ = writeln!(
@@ -313,7 +322,7 @@ fn figures(results: &Results) -> String {
                 rate.high,
                 cpu.median / 1e3,
                 client.median,
-                ratio(against_native(results, case, target, Cell::rate))
+                ratio(against_native(results, case, target, GlusterCell::rate))
             );
         }
     }

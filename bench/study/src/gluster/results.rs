@@ -4,12 +4,12 @@
 use std::path::Path;
 
 use anyhow::Result;
-use defuse_measure::stats::{Summary, paired_ratios};
+use defuse_measure::stats::{QuartileSummary, paired_ratios};
 use defuse_measure::threads::ThreadUse;
 use serde::{Deserialize, Serialize};
 
-use super::cases::{Case, Place};
-use crate::results::{Machine, write_atomically};
+use super::cases::{GlusterCase, VolumeKind};
+use crate::results::{MachineFacts, write_atomically};
 
 /// The version of the format.
 pub const SCHEMA: &str = "defuse-bench-gluster/1";
@@ -18,7 +18,7 @@ pub const FILE: &str = "gluster.json";
 
 /// All results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Results {
+pub struct GlusterResults {
     /// [`SCHEMA`].
     pub schema: String,
     /// The version of this program.
@@ -32,7 +32,7 @@ pub struct Results {
     /// Start time in milliseconds since 1970 UTC.
     pub started_unix_ms: u64,
     /// The machine.
-    pub machine: Machine,
+    pub machine: MachineFacts,
     /// Load average of one minute at the start.
     pub load: f64,
     /// Number of rounds that were asked for.
@@ -44,18 +44,18 @@ pub struct Results {
     /// Number of small files.
     pub files: u32,
     /// The targets.
-    pub targets: Vec<Target>,
+    pub targets: Vec<GlusterTarget>,
     /// The targets and parts that were not measured, with reasons.
     pub left_out: Vec<String>,
     /// It was interrupted before all rounds were complete.
     pub interrupted: bool,
     /// The measurements.
-    pub cells: Vec<Cell>,
+    pub cells: Vec<GlusterCell>,
 }
 
 /// A target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Target {
+pub struct GlusterTarget {
     /// Its name.
     pub name: String,
     /// The command that starts it, in short.
@@ -64,7 +64,7 @@ pub struct Target {
 
 /// Latency of requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Latency {
+pub struct RequestLatency {
     /// The median, in nanoseconds.
     pub median_ns: u64,
     /// The 99th percentile, in nanoseconds.
@@ -73,9 +73,9 @@ pub struct Latency {
 
 /// The measurement of one case on one target in one round.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Cell {
+pub struct GlusterCell {
     /// The case.
-    pub case: Case,
+    pub case: GlusterCase,
     /// The target.
     pub target: String,
     /// The round, counted from 1.
@@ -97,10 +97,10 @@ pub struct Cell {
     /// CPU time of the servers, in nanoseconds.
     pub servers_ns: u64,
     /// Latency of requests of fio.
-    pub latency: Option<Latency>,
+    pub latency: Option<RequestLatency>,
 }
 
-impl Cell {
+impl GlusterCell {
     /// Operations per second.
     pub fn rate(&self) -> f64 {
         self.operations as f64 / (self.ns.max(1) as f64 / 1e9)
@@ -131,11 +131,16 @@ pub fn is_reader(thread: &str) -> bool {
     NAMES.iter().any(|name| thread.starts_with(name))
 }
 
-impl Results {
+impl GlusterResults {
     /// A figure of a case on a target, by rounds.
-    pub fn by_round(&self, case: Case, target: &str, figure: fn(&Cell) -> f64) -> Vec<Option<f64>> {
+    pub fn by_round(
+        &self,
+        case: GlusterCase,
+        target: &str,
+        figure: fn(&GlusterCell) -> f64,
+    ) -> Vec<Option<f64>> {
         let of_round = |round| {
-            let is = |cell: &&Cell| {
+            let is = |cell: &&GlusterCell| {
                 cell.error.is_none()
                     && (cell.case, cell.round, &*cell.target) == (case, round, target)
             };
@@ -145,34 +150,39 @@ impl Results {
     }
 
     /// The median of a figure, with quartiles; `None` if not measured.
-    pub fn summary(&self, case: Case, target: &str, figure: fn(&Cell) -> f64) -> Option<Summary> {
+    pub fn summary(
+        &self,
+        case: GlusterCase,
+        target: &str,
+        figure: fn(&GlusterCell) -> f64,
+    ) -> Option<QuartileSummary> {
         let values = self.by_round(case, target, figure);
-        Summary::of(&values.into_iter().flatten().collect::<Vec<_>>())
+        QuartileSummary::of(&values.into_iter().flatten().collect::<Vec<_>>())
     }
 
     /// A figure of `target` relative to that of `base`: the median of the ratios of each round, with quartiles.
     pub fn ratio(
         &self,
-        case: Case,
+        case: GlusterCase,
         target: &str,
         base: &str,
-        figure: fn(&Cell) -> f64,
-    ) -> Option<Summary> {
+        figure: fn(&GlusterCell) -> f64,
+    ) -> Option<QuartileSummary> {
         let of = |name| self.by_round(case, name, figure);
-        Summary::of(&paired_ratios(&of(target), &of(base)))
+        QuartileSummary::of(&paired_ratios(&of(target), &of(base)))
     }
 
     /// The target of GlusterFS with the highest rate, by its median.
-    pub fn best_native(&self, case: Case) -> Option<&str> {
+    pub fn best_native(&self, case: GlusterCase) -> Option<&str> {
         let natives = self.targets.iter().map(|target| &*target.name);
         let natives = natives.filter(|name| name.starts_with(super::targets::NATIVE));
-        let rates =
-            natives.filter_map(|name| Some((name, self.summary(case, name, Cell::rate)?.median)));
+        let rates = natives
+            .filter_map(|name| Some((name, self.summary(case, name, GlusterCell::rate)?.median)));
         rates.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(name, _)| name)
     }
 
     /// The cases of a volume, in the order of measurement.
-    pub fn cases(&self, place: Place) -> Vec<Case> {
+    pub fn cases(&self, place: VolumeKind) -> Vec<GlusterCase> {
         let mut cases = Vec::new();
         for cell in self.cells.iter().filter(|cell| cell.case.place == place) {
             if !cases.contains(&cell.case) {
@@ -182,8 +192,8 @@ impl Results {
         cases
     }
 
-    /// The targets with measurements on a volume, in the order of [`Results::targets`].
-    pub fn targets_on(&self, place: Place) -> Vec<&str> {
+    /// The targets with measurements on a volume, in the order of [`GlusterResults::targets`].
+    pub fn targets_on(&self, place: VolumeKind) -> Vec<&str> {
         let has = |name: &str| {
             self.cells.iter().any(|cell| cell.case.place == place && cell.target == name)
         };

@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::interrupt::Interrupt;
+use crate::interrupt::InterruptFlag;
 
 /// Interval at which an interrupt is looked for.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A shell. Dropping it ends it.
 #[derive(Debug)]
-pub struct Shell {
+pub struct TargetShell {
     child: Child,
     orders: ChildStdin,
     answers: Receiver<String>,
@@ -29,7 +29,7 @@ pub struct Shell {
     seen: usize,
 }
 
-impl Shell {
+impl TargetShell {
     /// Starts a shell: the last of `words` is the program `sh`. `name` is that of its files in `work`.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ impl Shell {
         work: &Path,
         env: &[(&str, OsString)],
         patience: Duration,
-    ) -> Result<Shell> {
+    ) -> Result<TargetShell> {
         let log = work.join(format!("{name}.shell.log"));
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -63,8 +63,8 @@ impl Shell {
             }
         });
         let output = work.join(format!("{name}.output"));
-        let mut shell = Shell { child, orders, answers, output, log, seen: 0 };
-        shell.perform(&["true".into()], patience, &Interrupt::default())?;
+        let mut shell = TargetShell { child, orders, answers, output, log, seen: 0 };
+        shell.perform(&["true".into()], patience, &InterruptFlag::default())?;
         Ok(shell)
     }
 
@@ -82,7 +82,7 @@ impl Shell {
         &mut self,
         words: &[OsString],
         patience: Duration,
-        interrupt: &Interrupt,
+        interrupt: &InterruptFlag,
     ) -> Result<String> {
         let quoted: Vec<String> =
             words.iter().map(|word| quoted(&word.to_string_lossy())).collect();
@@ -122,7 +122,7 @@ impl Shell {
     }
 }
 
-impl Drop for Shell {
+impl Drop for TargetShell {
     fn drop(&mut self) {
         // A program that does not end is in the process group.
         let group = rustix::process::Pid::from_child(&self.child);
@@ -145,13 +145,13 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    fn shell(dir: &Path) -> Shell {
-        Shell::start("test", &["sh".into()], dir, &[], PATIENCE).unwrap()
+    fn shell(dir: &Path) -> TargetShell {
+        TargetShell::start("test", &["sh".into()], dir, &[], PATIENCE).unwrap()
     }
 
-    fn perform(shell: &mut Shell, words: &[&str]) -> Result<String> {
+    fn perform(shell: &mut TargetShell, words: &[&str]) -> Result<String> {
         let words: Vec<OsString> = words.iter().map(OsString::from).collect();
-        shell.perform(&words, PATIENCE, &Interrupt::default())
+        shell.perform(&words, PATIENCE, &InterruptFlag::default())
     }
 
     #[test]
@@ -171,7 +171,7 @@ mod tests {
         let pid = shell.pid().to_string();
         assert!(perform(&mut shell, &["kill", "-9", &pid]).is_err());
         let begun = Instant::now();
-        let late = shell.perform(&["true".into()], PATIENCE, &Interrupt::default());
+        let late = shell.perform(&["true".into()], PATIENCE, &InterruptFlag::default());
         assert!(late.is_err() && begun.elapsed() < PATIENCE);
     }
 }

@@ -13,15 +13,15 @@ use defuse_measure::threads::ThreadClocks;
 use defuse_measure::{caches, cpu};
 use rustix::mount::UnmountFlags;
 
-use super::cases::{Case, Engine, Names, Place, Work};
-use super::names::{Order, Outcome};
-use super::results::{Cell, Latency};
-use super::shell::Shell;
-use super::targets::{Paths, Spec};
-use super::{Options, fio, graph};
-use crate::interrupt::Interrupt;
+use super::cases::{CaseWork, FioEngine, GlusterCase, SmallFileOp, VolumeKind};
+use super::names::{SmallFileMeasurement, SmallFileOrder};
+use super::results::{GlusterCell, RequestLatency};
+use super::shell::TargetShell;
+use super::targets::{GlusterTargetSpec, VolumePaths};
+use super::{GlusterStudyOptions, fio, graph};
+use crate::interrupt::InterruptFlag;
 use crate::mount::connection;
-use crate::process::{Process, Start};
+use crate::process::{ChildProcess, ProcessStart};
 
 /// Time limit for a target to start.
 const START: Duration = Duration::from_secs(30);
@@ -37,34 +37,34 @@ const COLD: &str = "cold";
 
 /// The targets on a volume.
 #[derive(Debug)]
-pub struct Stage<'a> {
-    options: &'a Options,
-    place: Place,
+pub struct VolumeTargets<'a> {
+    options: &'a GlusterStudyOptions,
+    place: VolumeKind,
     work: &'a Path,
     /// The running targets, in the order in which they were asked for.
-    pub targets: Vec<Running>,
+    pub targets: Vec<RunningTarget>,
 }
 
 /// A running target. Fields are dropped in this order: the users of a mount before its end.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningTarget {
     /// Its name.
     pub name: String,
     root: PathBuf,
-    shell: Shell,
-    mount: Option<Mounted>,
+    shell: TargetShell,
+    mount: Option<DaemonMount>,
     /// The round whose directory of small files was made.
     made: Option<u32>,
 }
 
 /// A mount, and the daemon that serves it.
 #[derive(Debug)]
-struct Mounted {
+struct DaemonMount {
     mountpoint: PathBuf,
-    daemon: Process,
+    daemon: ChildProcess,
 }
 
-impl Mounted {
+impl DaemonMount {
     /// Waits until it is mounted.
     fn wait(&mut self) -> Result<()> {
         let end = Instant::now() + START;
@@ -98,7 +98,7 @@ impl Mounted {
     }
 }
 
-impl Drop for Mounted {
+impl Drop for DaemonMount {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(&self.mountpoint, UnmountFlags::DETACH);
     }
@@ -106,41 +106,41 @@ impl Drop for Mounted {
 
 /// The figures of a program.
 #[derive(Debug, Default)]
-struct Figures {
+struct ProgramFigures {
     operations: u64,
     bytes: u64,
     ns: u64,
     app_ns: u64,
-    latency: Option<Latency>,
+    latency: Option<RequestLatency>,
 }
 
-impl From<Outcome> for Figures {
-    fn from(outcome: Outcome) -> Figures {
-        let Outcome { operations, ns, app_ns } = outcome;
-        Figures { operations, ns, app_ns, ..Figures::default() }
+impl From<SmallFileMeasurement> for ProgramFigures {
+    fn from(outcome: SmallFileMeasurement) -> ProgramFigures {
+        let SmallFileMeasurement { operations, ns, app_ns } = outcome;
+        ProgramFigures { operations, ns, app_ns, ..ProgramFigures::default() }
     }
 }
 
-impl From<fio::Outcome> for Figures {
-    fn from(outcome: fio::Outcome) -> Figures {
-        let fio::Outcome { operations, bytes, ns, app_ns, latency } = outcome;
-        Figures { operations, bytes, ns, app_ns, latency: Some(latency) }
+impl From<fio::FioMeasurement> for ProgramFigures {
+    fn from(outcome: fio::FioMeasurement) -> ProgramFigures {
+        let fio::FioMeasurement { operations, bytes, ns, app_ns, latency } = outcome;
+        ProgramFigures { operations, bytes, ns, app_ns, latency: Some(latency) }
     }
 }
 
-impl<'a> Stage<'a> {
+impl<'a> VolumeTargets<'a> {
     /// Starts all targets that can be started, and makes their files. Returns the reasons of those that cannot.
     ///
     /// # Errors
     ///
     /// Fails if the files cannot be made.
     pub fn set(
-        options: &'a Options,
-        place: Place,
+        options: &'a GlusterStudyOptions,
+        place: VolumeKind,
         work: &'a Path,
-        cases: &[Case],
-    ) -> Result<(Stage<'a>, Vec<String>)> {
-        let mut stage = Stage { options, place, work, targets: Vec::new() };
+        cases: &[GlusterCase],
+    ) -> Result<(VolumeTargets<'a>, Vec<String>)> {
+        let mut stage = VolumeTargets { options, place, work, targets: Vec::new() };
         let mut left_out = Vec::new();
         for spec in &options.targets {
             match stage.start(spec) {
@@ -156,45 +156,56 @@ impl<'a> Stage<'a> {
         Ok((stage, left_out))
     }
 
-    fn start(&self, spec: &Spec) -> Result<Running> {
+    fn start(&self, spec: &GlusterTargetSpec) -> Result<RunningTarget> {
         let file = match self.place {
-            Place::Graph => graph::make(self.work, &spec.name)?,
+            VolumeKind::Graph => graph::make(self.work, &spec.name)?,
             _ => PathBuf::new(),
         };
         let (program, work) = (self.options.program.as_path(), self.work);
-        let paths = Paths { place: self.place, graph: &file, program, work };
+        let paths = VolumePaths { place: self.place, graph: &file, program, work };
         let mut env = vec![("DEFUSE_RUNTIME_DIR", runtime(work)?)];
-        if self.place == Place::Graph && spec.is_ours() {
+        if self.place == VolumeKind::Graph && spec.is_ours() {
             env.push(("LD_PRELOAD", graph::preload(work)?));
         }
         let mount = match paths.daemon(spec) {
             Some(words) => Some(mount(&spec.name, &words, &paths.mountpoint(spec), work, &env)?),
             None => None,
         };
-        let shell = Shell::start(&spec.name, &paths.shell(spec), work, &env, START)?;
-        let mut target =
-            Running { name: spec.name.clone(), root: paths.root(spec), shell, mount, made: None };
+        let shell = TargetShell::start(&spec.name, &paths.shell(spec), work, &env, START)?;
+        let mut target = RunningTarget {
+            name: spec.name.clone(),
+            root: paths.root(spec),
+            shell,
+            mount,
+            made: None,
+        };
         // A volume that cannot be read is a reason, too.
         let list = ["ls".into(), target.root.clone().into_os_string()];
-        target.shell.perform(&list, START, &Interrupt::default())?;
+        target.shell.perform(&list, START, &InterruptFlag::default())?;
         // The end of a daemon uncovers the mount point, which can be read, too.
-        target.mount.iter_mut().try_for_each(Mounted::check)?;
+        target.mount.iter_mut().try_for_each(DaemonMount::check)?;
         Ok(target)
     }
 
     /// Makes the files: once for all targets on servers, and for each of those that have a volume of their own.
-    fn make_files(&mut self, cases: &[Case]) -> Result<()> {
-        let volumes = if self.place == Place::Graph { self.targets.len() } else { 1 };
+    fn make_files(&mut self, cases: &[GlusterCase]) -> Result<()> {
+        let volumes = if self.place == VolumeKind::Graph { self.targets.len() } else { 1 };
         let options = self.options;
         self.targets.iter_mut().take(volumes).try_for_each(|target| target.fill(options, cases))
     }
 
     /// Measures a case on a target. An error is a result, too.
-    pub fn measure(&mut self, case: Case, index: usize, round: u32, interrupt: &Interrupt) -> Cell {
+    pub fn measure(
+        &mut self,
+        case: GlusterCase,
+        index: usize,
+        round: u32,
+        interrupt: &InterruptFlag,
+    ) -> GlusterCell {
         let name = self.targets[index].name.clone();
         match self.try_measure(case, index, round, interrupt) {
             Ok(cell) => cell,
-            Err(error) => Cell {
+            Err(error) => GlusterCell {
                 case,
                 target: name,
                 round,
@@ -213,20 +224,20 @@ impl<'a> Stage<'a> {
 
     fn try_measure(
         &mut self,
-        case: Case,
+        case: GlusterCase,
         index: usize,
         round: u32,
-        interrupt: &Interrupt,
-    ) -> Result<Cell> {
+        interrupt: &InterruptFlag,
+    ) -> Result<GlusterCell> {
         self.prepare(case, index, round)?;
         let servers = servers();
         let target = &mut self.targets[index];
         let client = target.client();
-        let before = (ThreadClocks::of(client), cpu::Threads::of(client), clocks(&servers));
+        let before = (ThreadClocks::of(client), cpu::ProcessCpuTime::of(client), clocks(&servers));
         let figures = perform(self.options, target, case, round, interrupt)?;
-        let after = (ThreadClocks::of(client), cpu::Threads::of(client), clocks(&servers));
+        let after = (ThreadClocks::of(client), cpu::ProcessCpuTime::of(client), clocks(&servers));
         let servers_ns = before.2.iter().zip(&after.2).map(|(before, after)| after.since(before));
-        Ok(Cell {
+        Ok(GlusterCell {
             case,
             target: target.name.clone(),
             round,
@@ -243,62 +254,70 @@ impl<'a> Stage<'a> {
     }
 
     /// Makes the same state for each target before a case.
-    fn prepare(&mut self, case: Case, index: usize, round: u32) -> Result<()> {
-        let daemons: Vec<u32> = self.targets.iter().map(Running::client).collect();
+    fn prepare(&mut self, case: GlusterCase, index: usize, round: u32) -> Result<()> {
+        let daemons: Vec<u32> = self.targets.iter().map(RunningTarget::client).collect();
         let target = &mut self.targets[index];
-        if let Work::Names(op) = case.work
-            && op != Names::Lookup
+        if let CaseWork::Names(op) = case.work
+            && op != SmallFileOp::Lookup
             && target.made != Some(round)
         {
             let words = ["mkdir".into(), small(target, round).into()];
-            target.shell.perform(&words, PATIENCE, &Interrupt::default())?;
+            target.shell.perform(&words, PATIENCE, &InterruptFlag::default())?;
             target.made = Some(round);
             // The case that creates the files may not be among those to measure.
-            if op != Names::Create {
-                let jobs = Names::Create.jobs();
-                let create = Case { work: Work::Names(Names::Create), jobs, ..case };
-                perform(self.options, target, create, round, &Interrupt::default())?;
+            if op != SmallFileOp::Create {
+                let jobs = SmallFileOp::Create.jobs();
+                let create =
+                    GlusterCase { work: CaseWork::Names(SmallFileOp::Create), jobs, ..case };
+                perform(self.options, target, create, round, &InterruptFlag::default())?;
             }
         }
         match case.work {
-            Work::Io { .. } => caches::settle(&[target.client()]),
-            Work::Names(Names::Create) => {}
-            Work::Names(Names::List | Names::Lookup) => caches::drop_dentries(&daemons)?,
+            CaseWork::Io { .. } => caches::settle(&[target.client()]),
+            CaseWork::Names(SmallFileOp::Create) => {}
+            CaseWork::Names(SmallFileOp::List | SmallFileOp::Lookup) => {
+                caches::drop_dentries(&daemons)?
+            }
             // Other targets have listed their files since, and the caches of all were dropped for each.
-            Work::Names(Names::Stat) => {
-                let listing = Case { work: Work::Names(Names::List), ..case };
-                perform(self.options, target, listing, round, &Interrupt::default())?;
+            CaseWork::Names(SmallFileOp::Stat) => {
+                let listing = GlusterCase { work: CaseWork::Names(SmallFileOp::List), ..case };
+                perform(self.options, target, listing, round, &InterruptFlag::default())?;
                 sleep(FORGOTTEN);
             }
-            Work::Names(Names::Delete) => caches::settle(&[target.client()]),
+            CaseWork::Names(SmallFileOp::Delete) => caches::settle(&[target.client()]),
         }
         Ok(())
     }
 }
 
-impl Running {
+impl RunningTarget {
     /// Makes the files of all cases.
-    fn fill(&mut self, options: &Options, cases: &[Case]) -> Result<()> {
-        let quiet = Interrupt::default();
+    fn fill(&mut self, options: &GlusterStudyOptions, cases: &[GlusterCase]) -> Result<()> {
+        let quiet = InterruptFlag::default();
         let [io, small, cold] = [IO, SMALL, COLD].map(|name| self.root.join(name));
         let mut perform = |words: &[OsString]| self.shell.perform(words, PATIENCE, &quiet);
         perform(&["mkdir".into(), io.clone().into(), small.into(), cold.clone().into()])?;
-        let jobs = cases.iter().filter(|case| matches!(case.work, Work::Io { .. }));
+        let jobs = cases.iter().filter(|case| matches!(case.work, CaseWork::Io { .. }));
         if let Some(jobs) = jobs.map(|case| case.jobs).max() {
             perform(&fio::layout(&io, jobs, options.file_bytes))?;
             // GlusterFS's own client may answer with a former size for a second, and fio then wants to write the file anew.
             sleep(FORGOTTEN);
         }
-        if cases.iter().any(|case| case.work == Work::Names(Names::Lookup)) {
-            let order = Order { dir: cold, op: Names::Create, threads: 16, files: options.files };
+        if cases.iter().any(|case| case.work == CaseWork::Names(SmallFileOp::Lookup)) {
+            let order = SmallFileOrder {
+                dir: cold,
+                op: SmallFileOp::Create,
+                threads: 16,
+                files: options.files,
+            };
             perform(&worker(&order)?)?;
         }
         Ok(())
     }
 
     /// False for work that the target cannot do: a run refuses io_setup(2).
-    pub fn can(&self, case: Case) -> bool {
-        let is_libaio = matches!(case.work, Work::Io { engine: Engine::Libaio, .. });
+    pub fn can(&self, case: GlusterCase) -> bool {
+        let is_libaio = matches!(case.work, CaseWork::Io { engine: FioEngine::Libaio, .. });
         self.mount.is_some() || !is_libaio
     }
 
@@ -308,34 +327,34 @@ impl Running {
     }
 }
 
-fn small(target: &Running, round: u32) -> PathBuf {
+fn small(target: &RunningTarget, round: u32) -> PathBuf {
     target.root.join(SMALL).join(format!("{}-{round}", target.name))
 }
 
 /// Runs the program of a case.
 fn perform(
-    options: &Options,
-    target: &mut Running,
-    case: Case,
+    options: &GlusterStudyOptions,
+    target: &mut RunningTarget,
+    case: GlusterCase,
     round: u32,
-    interrupt: &Interrupt,
-) -> Result<Figures> {
+    interrupt: &InterruptFlag,
+) -> Result<ProgramFigures> {
     let time = Duration::from_millis(options.time_ms);
     match case.work {
-        Work::Io { .. } => {
+        CaseWork::Io { .. } => {
             let words = fio::command(&case, &target.root.join(IO), options.file_bytes, time);
             let text = target.shell.perform(&words, PATIENCE + time, interrupt)?;
             Ok(fio::parse(&text, &case)?.into())
         }
-        Work::Names(op) => {
+        CaseWork::Names(op) => {
             let dir = match op {
-                Names::Lookup => target.root.join(COLD),
+                SmallFileOp::Lookup => target.root.join(COLD),
                 _ => small(target, round),
             };
-            let order = Order { dir, op, threads: case.jobs, files: options.files };
+            let order = SmallFileOrder { dir, op, threads: case.jobs, files: options.files };
             let words = worker(&order)?;
             let text = target.shell.perform(&words, PATIENCE, interrupt)?;
-            let outcome: Outcome =
+            let outcome: SmallFileMeasurement =
                 serde_json::from_str(&text).with_context(|| format!("the worker said {text:?}"))?;
             Ok(outcome.into())
         }
@@ -343,7 +362,7 @@ fn perform(
 }
 
 /// The command of a program that works on small files.
-fn worker(order: &Order) -> Result<Vec<OsString>> {
+fn worker(order: &SmallFileOrder) -> Result<Vec<OsString>> {
     let order = serde_json::to_string(order)?;
     Ok(vec![own_program()?.into(), "bench-names".into(), order.into()])
 }
@@ -361,12 +380,12 @@ fn mount(
     mountpoint: &Path,
     work: &Path,
     env: &[(&str, OsString)],
-) -> Result<Mounted> {
+) -> Result<DaemonMount> {
     fs::create_dir_all(mountpoint)?;
     let log = work.join(format!("{name}.daemon.log"));
-    let start = Start { name, words, groups: &[], log: &log, output: None, env, dir: None };
-    let daemon = Process::start(&start)?;
-    let mut mount = Mounted { mountpoint: mountpoint.to_owned(), daemon };
+    let start = ProcessStart { name, words, groups: &[], log: &log, output: None, env, dir: None };
+    let daemon = ChildProcess::start(&start)?;
+    let mut mount = DaemonMount { mountpoint: mountpoint.to_owned(), daemon };
     mount.wait()?;
     Ok(mount)
 }
@@ -382,6 +401,6 @@ fn servers() -> Vec<u32> {
     pids.filter(is_brick).collect()
 }
 
-fn clocks(pids: &[u32]) -> Vec<cpu::Threads> {
-    pids.iter().map(|&pid| cpu::Threads::of(pid)).collect()
+fn clocks(pids: &[u32]) -> Vec<cpu::ProcessCpuTime> {
+    pids.iter().map(|&pid| cpu::ProcessCpuTime::of(pid)).collect()
 }

@@ -2,16 +2,16 @@
 
 use std::fmt::Write as _;
 
-use super::cases::{Case, Place, Work};
+use super::cases::{CaseWork, GlusterCase, VolumeKind};
 use super::goals::{self, against_native};
-use super::results::{Cell, Results};
+use super::results::{GlusterCell, GlusterResults};
 use crate::direct::ratio;
 
 /// Bytes of a request from which a rate is shown in bytes.
 const LARGE: u64 = 64 << 10;
 
 /// All tables.
-pub fn table(results: &Results) -> String {
+pub fn table(results: &GlusterResults) -> String {
     let mut text = String::new();
     let build = if results.optimised { "" } else { " (not optimised: its times are meaningless)" };
     let _ = writeln!(
@@ -24,7 +24,7 @@ pub fn table(results: &Results) -> String {
         results.rounds,
         results.time_ms
     );
-    for place in Place::ALL {
+    for place in VolumeKind::ALL {
         let cases = results.cases(place);
         if cases.is_empty() {
             continue;
@@ -65,12 +65,12 @@ fn head(text: &mut String, title: &str, targets: &[&str]) {
 }
 
 /// Rates, with the ratio to the best native client below each.
-fn rates(text: &mut String, results: &Results, cases: &[Case], targets: &[&str]) {
+fn rates(text: &mut String, results: &GlusterResults, cases: &[GlusterCase], targets: &[&str]) {
     head(text, "operations a second, or MB/s", targets);
     for &case in cases {
         let _ = write!(text, "{:28}", case.name());
         for target in targets {
-            let rate = results.summary(case, target, Cell::rate);
+            let rate = results.summary(case, target, GlusterCell::rate);
             let rate = rate.map_or("-".to_owned(), |rate| {
                 format!("{}~{:.0}%", rate_of(case, rate.median), 100.0 * rate.spread())
             });
@@ -80,7 +80,7 @@ fn rates(text: &mut String, results: &Results, cases: &[Case], targets: &[&str])
         if results.best_native(case).is_some() {
             let _ = write!(text, "{:28}", "  of the best native");
             for target in targets {
-                let figure = against_native(results, case, target, Cell::rate);
+                let figure = against_native(results, case, target, GlusterCell::rate);
                 let figure =
                     figure.map_or("-".to_owned(), |figure| format!("{:.2}x", figure.median));
                 let _ = write!(text, " {figure:>12}");
@@ -91,9 +91,9 @@ fn rates(text: &mut String, results: &Results, cases: &[Case], targets: &[&str])
 }
 
 /// A rate: operations a second, or megabytes for large requests.
-pub fn rate_of(case: Case, operations: f64) -> String {
+pub fn rate_of(case: GlusterCase, operations: f64) -> String {
     match case.work {
-        Work::Io { block, .. } if block >= LARGE => {
+        CaseWork::Io { block, .. } if block >= LARGE => {
             format!("{:.0}", operations * block as f64 / 1e6)
         }
         _ => format!("{operations:.0}"),
@@ -101,21 +101,21 @@ pub fn rate_of(case: Case, operations: f64) -> String {
 }
 
 /// The unit of [`rate_of`].
-pub fn unit_of(case: Case) -> &'static str {
+pub fn unit_of(case: GlusterCase) -> &'static str {
     match case.work {
-        Work::Io { block, .. } if block >= LARGE => "MB/s",
+        CaseWork::Io { block, .. } if block >= LARGE => "MB/s",
         _ => "/s",
     }
 }
 
 /// CPU time of an operation, and the load of the busiest thread that receives requests.
-fn costs(text: &mut String, results: &Results, cases: &[Case], targets: &[&str]) {
+fn costs(text: &mut String, results: &GlusterResults, cases: &[GlusterCase], targets: &[&str]) {
     head(text, "µs of CPU, % of a reader", targets);
     for &case in cases {
         let _ = write!(text, "{:28}", case.name());
         for target in targets {
             let of = |figure| results.summary(case, target, figure).map(|figure| figure.median);
-            let cost = of(Cell::cpu_ns).zip(of(Cell::reader_pct));
+            let cost = of(GlusterCell::cpu_ns).zip(of(GlusterCell::reader_pct));
             let cost =
                 cost.map_or("-".to_owned(), |(ns, reader)| format!("{:.0} {reader:.0}%", ns / 1e3));
             let _ = write!(text, " {cost:>12}");
@@ -124,7 +124,7 @@ fn costs(text: &mut String, results: &Results, cases: &[Case], targets: &[&str])
     }
 }
 
-fn failures(text: &mut String, results: &Results) {
+fn failures(text: &mut String, results: &GlusterResults) {
     for cell in &results.cells {
         if let Some(error) = &cell.error {
             let (place, case) = (cell.case.place.name(), cell.case.name());

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use defuse_measure::gluster::HOST;
 use serde::{Deserialize, Serialize};
 
-use super::cases::Place;
-use super::results::Target;
+use super::cases::VolumeKind;
+use super::results::GlusterTarget;
 
 /// The beginning of the names of GlusterFS's own client, before its number of readers.
 pub const NATIVE: &str = "native-";
@@ -33,17 +33,17 @@ pub const WITHIN: &str = "/defuse-bench";
 
 /// A target to start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spec {
+pub struct GlusterTargetSpec {
     /// Its name.
     pub name: String,
     /// The way.
-    pub how: How,
+    pub how: VolumeAccess,
 }
 
 /// The way in which a target serves a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum How {
+pub enum VolumeAccess {
     /// GlusterFS's own client with this number of readers.
     Native(u32),
     /// `defuse mount` with these arguments.
@@ -52,15 +52,16 @@ pub enum How {
     Run,
 }
 
-impl Spec {
+impl GlusterTargetSpec {
     /// The target of a name.
     ///
     /// # Errors
     ///
     /// A message for the user if there is none.
-    pub fn named(name: &str) -> Result<Spec, String> {
-        let mount =
-            |words: &[&str]| How::Mount(words.iter().map(|&word| word.to_owned()).collect());
+    pub fn named(name: &str) -> Result<GlusterTargetSpec, String> {
+        let mount = |words: &[&str]| {
+            VolumeAccess::Mount(words.iter().map(|&word| word.to_owned()).collect())
+        };
         let device = ["-o", "no_io_uring"];
         let how = match name {
             ONE => mount(&["--workers", "1", device[0], device[1]]),
@@ -68,16 +69,16 @@ impl Spec {
             MERGED => mount(&["--workers", "merged", device[0], device[1]]),
             ADAPTIVE => mount(&device),
             URING => mount(&["-o", "io_uring"]),
-            RUN => How::Run,
+            RUN => VolumeAccess::Run,
             _ => {
                 let readers = name.strip_prefix(NATIVE).and_then(|readers| readers.parse().ok());
                 let readers = readers.filter(|readers| (1..=64).contains(readers));
-                How::Native(readers.ok_or_else(|| {
+                VolumeAccess::Native(readers.ok_or_else(|| {
                     format!("there is no target {name:?}: write {}", ALL.join(", "))
                 })?)
             }
         };
-        Ok(Spec { name: name.to_owned(), how })
+        Ok(GlusterTargetSpec { name: name.to_owned(), how })
     }
 
     /// A further mount of defuse: `NAME=OPTIONS`.
@@ -85,39 +86,39 @@ impl Spec {
     /// # Errors
     ///
     /// A message for the user if the text has another form.
-    pub fn variant(text: &str) -> Result<Spec, String> {
+    pub fn variant(text: &str) -> Result<GlusterTargetSpec, String> {
         let (name, options) = text
             .split_once('=')
             .filter(|(name, options)| !name.is_empty() && !options.is_empty())
             .ok_or_else(|| format!("{text:?} is no variant: write NAME=OPTIONS"))?;
-        if Spec::named(name).is_ok() {
+        if GlusterTargetSpec::named(name).is_ok() {
             return Err(format!("{name} is a target already: choose another name"));
         }
-        let how = How::Mount(vec!["-o".to_owned(), options.to_owned()]);
-        Ok(Spec { name: name.to_owned(), how })
+        let how = VolumeAccess::Mount(vec!["-o".to_owned(), options.to_owned()]);
+        Ok(GlusterTargetSpec { name: name.to_owned(), how })
     }
 
     /// True for defuse.
     pub fn is_ours(&self) -> bool {
-        !matches!(self.how, How::Native(_))
+        !matches!(self.how, VolumeAccess::Native(_))
     }
 
     /// A description for the report.
-    pub fn target(&self) -> Target {
+    pub fn target(&self) -> GlusterTarget {
         let how = match &self.how {
-            How::Native(readers) => format!("glusterfs --reader-thread-count={readers}"),
-            How::Mount(words) => format!("defuse mount {}", words.join(" ")),
-            How::Run => "defuse run, without a mount".to_owned(),
+            VolumeAccess::Native(readers) => format!("glusterfs --reader-thread-count={readers}"),
+            VolumeAccess::Mount(words) => format!("defuse mount {}", words.join(" ")),
+            VolumeAccess::Run => "defuse run, without a mount".to_owned(),
         };
-        Target { name: self.name.clone(), how }
+        GlusterTarget { name: self.name.clone(), how }
     }
 }
 
 /// The paths of a volume and its mounts.
 #[derive(Debug)]
-pub struct Paths<'a> {
+pub struct VolumePaths<'a> {
     /// The volume.
-    pub place: Place,
+    pub place: VolumeKind,
     /// The description of a volume without servers.
     pub graph: &'a Path,
     /// The path of this program.
@@ -126,37 +127,37 @@ pub struct Paths<'a> {
     pub work: &'a Path,
 }
 
-impl Paths<'_> {
+impl VolumePaths<'_> {
     /// The mount point of a target.
-    pub fn mountpoint(&self, spec: &Spec) -> PathBuf {
+    pub fn mountpoint(&self, spec: &GlusterTargetSpec) -> PathBuf {
         self.work.join(format!("mnt-{}", spec.name))
     }
 
     /// The directory of the volume for programs.
-    pub fn root(&self, spec: &Spec) -> PathBuf {
-        if spec.how == How::Run { WITHIN.into() } else { self.mountpoint(spec) }
+    pub fn root(&self, spec: &GlusterTargetSpec) -> PathBuf {
+        if spec.how == VolumeAccess::Run { WITHIN.into() } else { self.mountpoint(spec) }
     }
 
     /// The command that serves the volume in the foreground; `None` for a run.
-    pub fn daemon(&self, spec: &Spec) -> Option<Vec<OsString>> {
+    pub fn daemon(&self, spec: &GlusterTargetSpec) -> Option<Vec<OsString>> {
         match &spec.how {
-            How::Native(readers) => Some(self.native(spec, *readers)),
-            How::Mount(arguments) => {
+            VolumeAccess::Native(readers) => Some(self.native(spec, *readers)),
+            VolumeAccess::Mount(arguments) => {
                 let mut words = vec![self.program.into(), "mount".into(), "--foreground".into()];
                 words.extend(arguments.iter().map(OsString::from));
                 // Within the sandbox, a daemon has no access to the directories of the bricks.
-                let more = (self.place == Place::Graph).then_some(["-o", "no_sandbox"]);
+                let more = (self.place == VolumeKind::Graph).then_some(["-o", "no_sandbox"]);
                 words.extend(more.into_iter().flatten().map(OsString::from));
                 words.extend(["--".into(), self.source().into(), self.mountpoint(spec).into()]);
                 Some(words)
             }
-            How::Run => None,
+            VolumeAccess::Run => None,
         }
     }
 
     /// The command of the shell from which programs are started.
-    pub fn shell(&self, spec: &Spec) -> Vec<OsString> {
-        if spec.how != How::Run {
+    pub fn shell(&self, spec: &GlusterTargetSpec) -> Vec<OsString> {
+        if spec.how != VolumeAccess::Run {
             return vec!["sh".into()];
         }
         let mount = format!("{WITHIN}={}", self.source());
@@ -164,7 +165,7 @@ impl Paths<'_> {
         [&[self.program.into()], words.as_slice()].concat()
     }
 
-    fn native(&self, spec: &Spec, readers: u32) -> Vec<OsString> {
+    fn native(&self, spec: &GlusterTargetSpec, readers: u32) -> Vec<OsString> {
         let mut words: Vec<OsString> =
             ["glusterfs", "--no-daemon", "--log-level=WARNING"].map(OsString::from).to_vec();
         words.push(format!("--reader-thread-count={readers}").into());
@@ -172,7 +173,7 @@ impl Paths<'_> {
             format!("--log-file={}", self.work.join(format!("{}.log", spec.name)).display()).into(),
         );
         match self.place {
-            Place::Graph => words.push(format!("--volfile={}", self.graph.display()).into()),
+            VolumeKind::Graph => words.push(format!("--volfile={}", self.graph.display()).into()),
             place => words.extend([
                 format!("--volfile-server={HOST}").into(),
                 format!("--volfile-id={}", place.name()).into(),
@@ -184,7 +185,7 @@ impl Paths<'_> {
 
     fn source(&self) -> String {
         match self.place {
-            Place::Graph => format!("gluster:{}", self.graph.display()),
+            VolumeKind::Graph => format!("gluster:{}", self.graph.display()),
             place => format!("gluster://{HOST}/{}", place.name()),
         }
     }
@@ -197,32 +198,38 @@ mod tests {
     #[test]
     fn targets_have_names() {
         for name in ALL {
-            assert_eq!(Spec::named(name).unwrap().name, name);
+            assert_eq!(GlusterTargetSpec::named(name).unwrap().name, name);
         }
-        assert_eq!(Spec::named("native-16").unwrap().how, How::Native(16));
+        assert_eq!(GlusterTargetSpec::named("native-16").unwrap().how, VolumeAccess::Native(16));
         for name in ["native-0", "native-65", "native", "other"] {
-            assert!(Spec::named(name).unwrap_err().contains("write native-1, "), "{name}");
+            assert!(
+                GlusterTargetSpec::named(name).unwrap_err().contains("write native-1, "),
+                "{name}"
+            );
         }
-        let variant = Spec::variant("p8=workers=paper:8,no_io_uring").unwrap();
+        let variant = GlusterTargetSpec::variant("p8=workers=paper:8,no_io_uring").unwrap();
         assert_eq!(
             variant.how,
-            How::Mount(vec!["-o".into(), "workers=paper:8,no_io_uring".into()])
+            VolumeAccess::Mount(vec!["-o".into(), "workers=paper:8,no_io_uring".into()])
         );
-        assert!(Spec::variant("one=workers=3").is_err() && Spec::variant("x").is_err());
+        assert!(
+            GlusterTargetSpec::variant("one=workers=3").is_err()
+                && GlusterTargetSpec::variant("x").is_err()
+        );
     }
 
     #[test]
     fn commands_name_the_volume() {
         let text =
             |words: Vec<OsString>| words.join(std::ffi::OsStr::new(" ")).into_string().unwrap();
-        let paths = |place| Paths {
+        let paths = |place| VolumePaths {
             place,
             graph: Path::new("/w/graph.vol"),
             program: Path::new("/bin/defuse"),
             work: Path::new("/w"),
         };
-        let spec = |name| Spec::named(name).unwrap();
-        let dist = paths(Place::Dist);
+        let spec = |name| GlusterTargetSpec::named(name).unwrap();
+        let dist = paths(VolumeKind::Dist);
         assert_eq!(
             text(dist.daemon(&spec("paper")).unwrap()),
             "/bin/defuse mount --foreground --workers paper -o no_io_uring -- gluster://127.1.1.1/dist /w/mnt-paper"
@@ -233,7 +240,7 @@ mod tests {
             text(dist.shell(&spec("run"))),
             "/bin/defuse run --mount /defuse-bench=gluster://127.1.1.1/dist -- sh"
         );
-        let graph = paths(Place::Graph);
+        let graph = paths(VolumeKind::Graph);
         assert!(
             text(graph.daemon(&spec("one")).unwrap())
                 .contains("-o no_sandbox -- gluster:/w/graph.vol /w/")

@@ -19,12 +19,12 @@ use anyhow::{Context, Result, bail, ensure};
 use defuse_measure::mount::with_mount;
 use serde::Serialize;
 
-use crate::interrupt::Interrupt;
+use crate::interrupt::InterruptFlag;
 pub use table::table;
 
 /// The size of the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Scale {
+pub struct ProgramsScale {
     /// Number of small files, in directories of fifty.
     pub files: usize,
     /// Number of Python modules.
@@ -33,28 +33,28 @@ pub struct Scale {
     pub sources: usize,
 }
 
-impl Scale {
+impl ProgramsScale {
     /// The size by name: full, quick or tiny.
     ///
     /// # Errors
     ///
     /// A message for the user if there is no such size.
-    pub fn named(name: &str) -> Result<Scale, String> {
+    pub fn named(name: &str) -> Result<ProgramsScale, String> {
         let (files, modules, sources) = match name {
             "full" => (20_000, 500, 40),
             "quick" => (4_000, 100, 8),
             "tiny" => (100, 5, 1),
             _ => return Err(format!("there is no scale {name:?}: write full, quick or tiny")),
         };
-        Ok(Scale { files, modules, sources })
+        Ok(ProgramsScale { files, modules, sources })
     }
 }
 
 /// Options of the measurement.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct ProgramsOptions {
     /// The size of the tree.
-    pub scale: Scale,
+    pub scale: ProgramsScale,
     /// Number of rounds, at least 1.
     pub rounds: u32,
     /// A directory on tmpfs for the trees.
@@ -69,7 +69,7 @@ pub struct Options {
 
 /// The results.
 #[derive(Debug, Clone, Serialize)]
-pub struct Results {
+pub struct ProgramsResults {
     /// The schema of this structure, `defuse-bench-run/2`.
     pub schema: &'static str,
     /// Number of small files.
@@ -79,7 +79,7 @@ pub struct Results {
     /// The targets, the native one first.
     pub targets: Vec<&'static str>,
     /// The duration of each program.
-    pub cells: Vec<Cell>,
+    pub cells: Vec<ProgramsCell>,
     /// The system calls that the kernel executed for each program, by target; empty without strace.
     pub system_calls: BTreeMap<String, BTreeMap<String, u64>>,
     /// True if a signal ended the measurement.
@@ -88,7 +88,7 @@ pub struct Results {
 
 /// One program on one target in one round.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Cell {
+pub struct ProgramsCell {
     /// The program.
     pub program: String,
     /// The target.
@@ -105,14 +105,14 @@ pub struct Cell {
 pub const NATIVE: &str = "native";
 
 /// A place for the tree, and the way to it.
-struct Target<'a> {
+struct TreeTarget<'a> {
     name: &'static str,
-    way: Way<'a>,
+    way: TreeAccess<'a>,
 }
 
 /// The way from the programs to the tree.
 #[derive(Clone, Copy)]
-enum Way<'a> {
+enum TreeAccess<'a> {
     /// The directory itself.
     Native,
     /// A run of this build, on this source.
@@ -126,14 +126,14 @@ enum Way<'a> {
 /// # Errors
 ///
 /// If a program is missing, or fails on one of the targets.
-pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Results> {
+pub fn run(options: &ProgramsOptions, progress: &mut dyn FnMut(&str)) -> Result<ProgramsResults> {
     ensure!(options.rounds > 0, "there is nothing to measure in 0 rounds: write --rounds 1");
     script::check_programs()?;
-    let interrupt = Interrupt::catch()?;
-    let place = tree::Place::new(&options.work)?;
+    let interrupt = InterruptFlag::catch()?;
+    let place = tree::ProgramsDirectory::new(&options.work)?;
     tree::prepare(&place, &options.scale)?;
     let targets = targets(options);
-    let mut results = Results {
+    let mut results = ProgramsResults {
         schema: "defuse-bench-run/2",
         files: options.scale.files,
         rounds: 0,
@@ -151,9 +151,9 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Results>
                 results.interrupted = true;
                 return Ok(results);
             }
-            let of_round = |script::Took { program, ns, cpu_ns }| {
+            let of_round = |script::ProgramTimes { program, ns, cpu_ns }| {
                 let target = target.name;
-                Cell { program, target, round, ns, cpu_ns }
+                ProgramsCell { program, target, round, ns, cpu_ns }
             };
             cells.extend(once(target, &place, None)?.into_iter().map(of_round));
         }
@@ -171,32 +171,38 @@ pub fn run(options: &Options, progress: &mut dyn FnMut(&str)) -> Result<Results>
     Ok(results)
 }
 
-fn targets(options: &Options) -> Vec<Target<'_>> {
+fn targets(options: &ProgramsOptions) -> Vec<TreeTarget<'_>> {
     const MEMORY: &str = "memory:";
     const PASSTHROUGH: &str = "passthrough:";
     let own = options.program.as_path();
     let mut all = vec![
-        Target { name: NATIVE, way: Way::Native },
-        Target { name: "memory", way: Way::Run(own, MEMORY) },
-        Target { name: "passthrough", way: Way::Run(own, PASSTHROUGH) },
+        TreeTarget { name: NATIVE, way: TreeAccess::Native },
+        TreeTarget { name: "memory", way: TreeAccess::Run(own, MEMORY) },
+        TreeTarget { name: "passthrough", way: TreeAccess::Run(own, PASSTHROUGH) },
     ];
     if let Some(before) = &options.before {
-        all.push(Target { name: "memory-before", way: Way::Run(before, MEMORY) });
-        all.push(Target { name: "passthrough-before", way: Way::Run(before, PASSTHROUGH) });
+        all.push(TreeTarget { name: "memory-before", way: TreeAccess::Run(before, MEMORY) });
+        all.push(TreeTarget {
+            name: "passthrough-before",
+            way: TreeAccess::Run(before, PASSTHROUGH),
+        });
     }
     if options.mounts {
-        all.push(Target { name: "memory-mount", way: Way::Mount(own, MEMORY) });
-        all.push(Target { name: "passthrough-mount", way: Way::Mount(own, PASSTHROUGH) });
+        all.push(TreeTarget { name: "memory-mount", way: TreeAccess::Mount(own, MEMORY) });
+        all.push(TreeTarget {
+            name: "passthrough-mount",
+            way: TreeAccess::Mount(own, PASSTHROUGH),
+        });
     }
     all
 }
 
 /// Runs all programs once on a new tree.
 fn once(
-    target: &Target<'_>,
-    place: &tree::Place,
+    target: &TreeTarget<'_>,
+    place: &tree::ProgramsDirectory,
     counts: Option<&Path>,
-) -> Result<Vec<script::Took>> {
+) -> Result<Vec<script::ProgramTimes>> {
     let (lower, mounted) = (place.fresh()?, place.mounted());
     let source = |kind: &'static str| {
         let mut source = OsString::from(kind);
@@ -207,8 +213,8 @@ fn once(
     };
     let run = |command, dir: &Path| perform(command, (target.name, dir), place, counts);
     match target.way {
-        Way::Native => run(Command::new("bash"), &lower),
-        Way::Run(program, kind) => {
+        TreeAccess::Native => run(Command::new("bash"), &lower),
+        TreeAccess::Run(program, kind) => {
             let mut mount = mounted.clone().into_os_string();
             mount.push("=");
             mount.push(source(kind));
@@ -216,7 +222,7 @@ fn once(
             command.args(["run", "--mount"]).arg(mount).args(["--", "bash"]);
             run(command, &mounted)
         }
-        Way::Mount(program, kind) => {
+        TreeAccess::Mount(program, kind) => {
             with_mount(program, &source(kind), &mounted, || run(Command::new("bash"), &mounted))
                 .context("on a mount of the kernel, which --no-mounts leaves out")
         }
@@ -227,9 +233,9 @@ fn once(
 fn perform(
     mut command: Command,
     (target, dir): (&str, &Path),
-    place: &tree::Place,
+    place: &tree::ProgramsDirectory,
     counts: Option<&Path>,
-) -> Result<Vec<script::Took>> {
+) -> Result<Vec<script::ProgramTimes>> {
     command.arg(place.script()).arg(dir).arg(place.archive());
     if let Some(counts) = counts {
         command.arg(counts);

@@ -71,7 +71,7 @@ fn is_installed(name: &str) -> bool {
 
 /// The times of one program.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Took {
+pub struct ProgramTimes {
     /// The program.
     pub program: String,
     /// The duration in nanoseconds.
@@ -81,7 +81,7 @@ pub struct Took {
 }
 
 /// The times in the output of the script.
-pub fn durations(output: &str) -> Result<Vec<Took>> {
+pub fn durations(output: &str) -> Result<Vec<ProgramTimes>> {
     let all: Option<Vec<_>> = output.lines().map(duration).collect();
     let all = all.with_context(|| format!("the script of the programs wrote: {output}"))?;
     let names: Vec<&str> = all.iter().map(|took| took.program.as_str()).collect();
@@ -89,10 +89,10 @@ pub fn durations(output: &str) -> Result<Vec<Took>> {
     Ok(all)
 }
 
-fn duration(line: &str) -> Option<Took> {
+fn duration(line: &str) -> Option<ProgramTimes> {
     let [name, us, ticks] = line.split(' ').collect::<Vec<_>>().try_into().ok()?;
     let [us, ticks] = [us.parse::<u64>().ok()?, ticks.parse::<u64>().ok()?];
-    Some(Took { program: name.to_owned(), ns: us * 1000, cpu_ns: ticks * 10_000_000 })
+    Some(ProgramTimes { program: name.to_owned(), ns: us * 1000, cpu_ns: ticks * 10_000_000 })
 }
 
 /// The system calls of each program, from the tables that strace wrote to `counts`.
@@ -121,7 +121,7 @@ mod tests {
     fn output_is_complete_or_an_error() {
         let line = |name: &&str| format!("{name} 1500 2\n");
         let all: String = NAMES.iter().map(line).collect();
-        let rm = Took { program: "rm-r".into(), ns: 1_500_000, cpu_ns: 20_000_000 };
+        let rm = ProgramTimes { program: "rm-r".into(), ns: 1_500_000, cpu_ns: 20_000_000 };
         assert_eq!(durations(&all).unwrap()[5], rm);
         let all: String = NAMES[..5].iter().map(line).collect();
         assert!(durations(&all).is_err());

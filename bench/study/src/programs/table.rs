@@ -3,10 +3,10 @@
 use std::fmt::Write;
 
 use super::script::NAMES;
-use super::{Cell, NATIVE, Results};
+use super::{NATIVE, ProgramsCell, ProgramsResults};
 
 /// The results as tables in Markdown: native figures, and ratios to them with quartiles.
-pub fn table(results: &Results) -> String {
+pub fn table(results: &ProgramsResults) -> String {
     let rounds = format!("{} files, {} rounds.", results.files, results.rounds);
     let of_others = "relative to native: the median of the rounds, and the quartiles.";
     let mut text = format!(
@@ -22,8 +22,8 @@ pub fn table(results: &Results) -> String {
 /// Writes a table of one `figure` of the cells, with what `more` says of a program on a target.
 fn write_table(
     text: &mut String,
-    results: &Results,
-    figure: impl Fn(&Cell) -> f64 + Copy,
+    results: &ProgramsResults,
+    figure: impl Fn(&ProgramsCell) -> f64 + Copy,
     more: impl Fn(&str, &str) -> String,
 ) {
     let others = &results.targets[1..];
@@ -47,9 +47,9 @@ fn write_table(
 
 /// A figure of one program on one target, by round.
 fn figures(
-    results: &Results,
+    results: &ProgramsResults,
     (program, target): (&str, &str),
-    figure: impl Fn(&Cell) -> f64,
+    figure: impl Fn(&ProgramsCell) -> f64,
 ) -> Vec<f64> {
     let cells = results.cells.iter();
     let fits = cells.filter(|cell| cell.program == program && cell.target == target);
@@ -61,9 +61,9 @@ fn figures(
 /// The ratios to the native target, each within a round, in order of size. Rounds are left out where the native figure is
 /// too short for the clock.
 fn ratios(
-    results: &Results,
+    results: &ProgramsResults,
     (program, target): (&str, &str),
-    figure: impl Fn(&Cell) -> f64 + Copy,
+    figure: impl Fn(&ProgramsCell) -> f64 + Copy,
 ) -> Vec<f64> {
     let native = figures(results, (program, NATIVE), figure);
     let own = figures(results, (program, target), figure);
@@ -78,7 +78,7 @@ fn quantile(sorted: &[f64], at: f64) -> f64 {
     sorted[(at * last as f64).round() as usize]
 }
 
-fn calls(results: &Results, program: &str, target: &str) -> String {
+fn calls(results: &ProgramsResults, program: &str, target: &str) -> String {
     let found = results.system_calls.get(target).and_then(|counts| counts.get(program));
     found.map_or_else(String::new, |count| format!(" / {count}"))
 }
@@ -91,14 +91,14 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_within_rounds() {
-        let cell = |target, round, ns| Cell {
+        let cell = |target, round, ns| ProgramsCell {
             program: "make".into(),
             target,
             round,
             ns,
             cpu_ns: 2 * ns * u64::from(round),
         };
-        let results = Results {
+        let results = ProgramsResults {
             schema: "",
             files: 1,
             rounds: 3,

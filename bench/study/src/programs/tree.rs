@@ -6,22 +6,22 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{Scale, script};
+use super::{ProgramsScale, script};
 
 /// Files in one directory.
 const IN_DIRECTORY: usize = 50;
 
 /// The directory of a measurement. Dropping it removes everything.
-pub struct Place(PathBuf);
+pub struct ProgramsDirectory(PathBuf);
 
-impl Place {
+impl ProgramsDirectory {
     /// A new directory in `work`.
-    pub fn new(work: &Path) -> Result<Place> {
+    pub fn new(work: &Path) -> Result<ProgramsDirectory> {
         let path = work.join(format!("defuse-bench-run-{}", std::process::id()));
         fs::create_dir(&path).with_context(|| {
             format!("cannot make {}: name another directory with --work", path.display())
         })?;
-        let place = Place(path);
+        let place = ProgramsDirectory(path);
         fs::create_dir(place.mounted())?;
         Ok(place)
     }
@@ -59,7 +59,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ProgramsDirectory {
     fn drop(&mut self) {
         // What is left can be removed by hand.
         let _ = fs::remove_dir_all(&self.0);
@@ -67,7 +67,7 @@ impl Drop for Place {
 }
 
 /// Makes the script, and the archive of the tree with a repository of git.
-pub fn prepare(place: &Place, scale: &Scale) -> Result<()> {
+pub fn prepare(place: &ProgramsDirectory, scale: &ProgramsScale) -> Result<()> {
     fs::write(place.script(), script::TEXT)?;
     let top = place.0.join("tree");
     for number in 0..scale.files {

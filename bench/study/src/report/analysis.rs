@@ -1,15 +1,15 @@
 //! Derives statements from cells: medians, changes against native, classes.
 
-use crate::options::Scale;
-use crate::results::{Measured, NOT_OPTIMISED, Results};
-use crate::rows::{Class, Row};
+use crate::options::StudyScale;
+use crate::results::{CellMeasurement, NOT_OPTIMISED, StudyResults};
+use crate::rows::{ChangeClass, PublishedRow};
 
 /// Name of the reference configuration.
 pub const NATIVE: &str = "native";
 
 /// One row in one configuration, over all of its runs.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Figure {
+pub struct RowFigure {
     /// Median throughput, in operations per second.
     pub ops_per_s: f64,
     /// Half the difference of the best and the worst run, in per cent of the median; `None` for a
@@ -23,9 +23,9 @@ pub struct Figure {
     pub noise: bool,
 }
 
-impl Figure {
+impl RowFigure {
     /// The figure of one row and configuration; `None` without a measurement.
-    pub fn of(results: &Results, row: u8, config: &str) -> Option<Figure> {
+    pub fn of(results: &StudyResults, row: u8, config: &str) -> Option<RowFigure> {
         let rates = rates(results, row, config);
         let ops_per_s = median(&rates)?;
         let (least, most) =
@@ -36,7 +36,7 @@ impl Figure {
             && native.iter().any(|&rate| rate >= least)
             && native.iter().any(|&rate| rate <= most);
         let native = median(&native);
-        Some(Figure {
+        Some(RowFigure {
             ops_per_s,
             spread_pct: (rates.len() > 1).then(|| 50.0 * (most - least) / ops_per_s.max(1e-9)),
             change_pct: native.map(|native| 100.0 * (ops_per_s / native.max(1e-9) - 1.0)),
@@ -45,23 +45,23 @@ impl Figure {
     }
 
     /// The paper's class of the change.
-    pub fn class(&self) -> Option<Class> {
-        self.change_pct.map(Class::of)
+    pub fn class(&self) -> Option<ChangeClass> {
+        self.change_pct.map(ChangeClass::of)
     }
 }
 
-fn rates(results: &Results, row: u8, config: &str) -> Vec<f64> {
+fn rates(results: &StudyResults, row: u8, config: &str) -> Vec<f64> {
     results.measured(row, config).iter().map(|measured| measured.ops_per_s()).collect()
 }
 
-fn rates_unless_same(results: &Results, row: u8, config: &str) -> Vec<f64> {
+fn rates_unless_same(results: &StudyResults, row: u8, config: &str) -> Vec<f64> {
     if config == NATIVE { Vec::new() } else { rates(results, row, NATIVE) }
 }
 
 /// The reasons to doubt the throughput, if any.
-pub fn caution(results: &Results) -> Option<String> {
+pub fn caution(results: &StudyResults) -> Option<String> {
     let mut reasons = Vec::new();
-    if results.scale == Scale::Tiny {
+    if results.scale == StudyScale::Tiny {
         reasons.push("cells of scale tiny last a moment");
     }
     if results.program.contains(NOT_OPTIMISED) {
@@ -85,29 +85,33 @@ pub fn median(values: &[f64]) -> Option<f64> {
 }
 
 /// The run with the median throughput, whose details are shown.
-pub fn typical<'a>(results: &'a Results, row: u8, config: &str) -> Option<&'a Measured> {
+pub fn typical<'a>(
+    results: &'a StudyResults,
+    row: u8,
+    config: &str,
+) -> Option<&'a CellMeasurement> {
     let mut measured = results.measured(row, config);
     measured.sort_by(|a, b| a.ops_per_s().total_cmp(&b.ops_per_s()));
     measured.get(measured.len().saturating_sub(1) / 2).copied()
 }
 
-/// Number of rows in each class, in the order of [`Class::ALL`].
+/// Number of rows in each class, in the order of [`ChangeClass::ALL`].
 pub fn class_counts(changes: impl Iterator<Item = f64>) -> [usize; 4] {
     let mut counts = [0; 4];
     for change in changes {
-        let class = Class::of(change);
-        counts[Class::ALL.iter().position(|known| *known == class).unwrap_or(0)] += 1;
+        let class = ChangeClass::of(change);
+        counts[ChangeClass::ALL.iter().position(|known| *known == class).unwrap_or(0)] += 1;
     }
     counts
 }
 
 /// The known rows of a study, in order.
-pub fn rows(results: &Results) -> Vec<&'static Row> {
-    results.rows.iter().filter_map(|&number| Row::get(number)).collect()
+pub fn rows(results: &StudyResults) -> Vec<&'static PublishedRow> {
+    results.rows.iter().filter_map(|&number| PublishedRow::get(number)).collect()
 }
 
 /// The configurations that are compared with native.
-pub fn compared(results: &Results) -> Vec<&str> {
+pub fn compared(results: &StudyResults) -> Vec<&str> {
     results
         .configs
         .iter()
@@ -117,9 +121,12 @@ pub fn compared(results: &Results) -> Vec<&str> {
 }
 
 /// The changes of a configuration against native, by row.
-pub fn changes<'a>(results: &'a Results, config: &'a str) -> impl Iterator<Item = (u8, f64)> + 'a {
+pub fn changes<'a>(
+    results: &'a StudyResults,
+    config: &'a str,
+) -> impl Iterator<Item = (u8, f64)> + 'a {
     results
         .rows
         .iter()
-        .filter_map(move |&row| Some((row, Figure::of(results, row, config)?.change_pct?)))
+        .filter_map(move |&row| Some((row, RowFigure::of(results, row, config)?.change_pct?)))
 }

@@ -3,13 +3,13 @@
 use std::fmt::Write as _;
 
 use super::{plot, sections};
-use crate::results::{Machine, Results};
+use crate::results::{MachineFacts, StudyResults};
 
 const STYLE: &str = include_str!("style.css");
 
 /// A section of a report.
 #[derive(Debug)]
-pub struct Part {
+pub struct ReportSection {
     /// The fragment of links to it.
     pub id: &'static str,
     /// Its heading.
@@ -19,8 +19,8 @@ pub struct Part {
 }
 
 /// The complete report of a study.
-pub fn html(results: &Results) -> String {
-    let part = |id, title, content| Part { id, title, content };
+pub fn html(results: &StudyResults) -> String {
+    let part = |id, title, content| ReportSection { id, title, content };
     let parts = [
         part("verdicts", "What it costs", sections::verdicts(results)),
         part("classes", "How many rows in which class", sections::classes(results)),
@@ -37,7 +37,7 @@ pub fn html(results: &Results) -> String {
 }
 
 /// A report: the frame around sections. `facts` is HTML before the links to the sections.
-pub fn page(title: &str, heading: &str, facts: &str, parts: &[Part]) -> String {
+pub fn page(title: &str, heading: &str, facts: &str, parts: &[ReportSection]) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
@@ -48,11 +48,11 @@ pub fn page(title: &str, heading: &str, facts: &str, parts: &[Part]) -> String {
     );
     page.push_str(facts);
     page.push_str("<nav aria-label=\"Sections\"><ul>");
-    for Part { id, title, .. } in parts {
+    for ReportSection { id, title, .. } in parts {
         let _ = write!(page, "<li><a href=\"#{id}\">{title}</a></li>");
     }
     page.push_str("</ul></nav>\n</header>\n<main>\n");
-    for Part { id, title, content } in parts {
+    for ReportSection { id, title, content } in parts {
         let _ = write!(page, "<section id=\"{id}\">\n<h2>{title}</h2>\n{content}</section>\n");
     }
     page.push_str("</main>\n</body>\n</html>\n");
@@ -69,7 +69,7 @@ pub fn facts(facts: &[(&str, String)]) -> String {
 }
 
 /// A machine in one line.
-pub fn machine(machine: &Machine) -> String {
+pub fn machine(machine: &MachineFacts) -> String {
     format!("{} × {}, {}", machine.cpus, machine.cpu, plot::bytes(machine.memory_bytes as f64))
 }
 

@@ -11,18 +11,18 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use crate::results::{Results, write_atomically};
+use crate::results::{StudyResults, write_atomically};
 
-pub use analysis::{Figure, median};
+pub use analysis::{RowFigure, median};
 pub use html::html;
 pub use table::table;
-pub use verdict::{Verdict, all as verdicts};
+pub use verdict::{FamilyVerdict, all as verdicts};
 
 /// The name of the report in the directory of results.
 pub const FILE: &str = "report.html";
 
 /// Writes the report of results into a directory, and returns its path.
-pub fn write(results: &Results, dir: &Path) -> Result<PathBuf> {
+pub fn write(results: &StudyResults, dir: &Path) -> Result<PathBuf> {
     let path = dir.join(FILE);
     write_atomically(&path, html(results).as_bytes())?;
     Ok(path)

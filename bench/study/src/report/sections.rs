@@ -5,15 +5,15 @@ use std::fmt::Write as _;
 
 use defuse_probe::{Histogram, Stage};
 
-use super::analysis::{self, Figure, NATIVE};
+use super::analysis::{self, NATIVE, RowFigure};
 use super::html::{self, escape, legend, line, wide_table};
-use super::plot::{self, Part};
+use super::plot::{self, BarSegment};
 use super::{table, verdict};
-use crate::results::{Measured, Results};
-use crate::rows::{Class, Row, Stackfs};
+use crate::results::{CellMeasurement, StudyResults};
+use crate::rows::{ChangeClass, PublishedRow, StackfsConfig};
 
 /// The machine and the method.
-pub fn facts(results: &Results) -> String {
+pub fn facts(results: &StudyResults) -> String {
     let machine = &results.machine;
     let facts = [
         ("Machine", html::machine(machine)),
@@ -62,7 +62,7 @@ pub fn facts(results: &Results) -> String {
 }
 
 /// The verdicts, one item per family.
-pub fn verdicts(results: &Results) -> String {
+pub fn verdicts(results: &StudyResults) -> String {
     let mut text = "<ul class=\"verdicts\">\n".to_owned();
     for verdict in verdict::all(results) {
         let name = verdict.family.name();
@@ -73,7 +73,7 @@ pub fn verdicts(results: &Results) -> String {
 }
 
 /// Number of rows in each class, beside the published numbers for the same rows.
-pub fn classes(results: &Results) -> String {
+pub fn classes(results: &StudyResults) -> String {
     let media = table::media(results);
     let mut text = legend(&[
         ("green", "+ above -5 %"),
@@ -87,10 +87,10 @@ pub fn classes(results: &Results) -> String {
             config,
             analysis::class_counts(ours.iter().map(|(_, change)| *change)),
         ));
-        if let Some(stackfs) = Stackfs::of_name(config) {
-            let published = ours
-                .iter()
-                .filter_map(|(row, _)| Some(Row::get(*row)?.published(media).change_pct(stackfs)));
+        if let Some(stackfs) = StackfsConfig::of_name(config) {
+            let published = ours.iter().filter_map(|(row, _)| {
+                Some(PublishedRow::get(*row)?.published(media).change_pct(stackfs))
+            });
             text.push_str(&class_line("published", analysis::class_counts(published)));
         }
     }
@@ -98,12 +98,12 @@ pub fn classes(results: &Results) -> String {
 }
 
 fn class_line(name: &str, counts: [usize; 4]) -> String {
-    let parts: Vec<Part> = Class::ALL
+    let parts: Vec<BarSegment> = ChangeClass::ALL
         .iter()
         .zip(counts)
-        .map(|(class, count)| Part { value: count as f64, class: class.name() })
+        .map(|(class, count)| BarSegment { value: count as f64, class: class.name() })
         .collect();
-    let told: Vec<String> = Class::ALL
+    let told: Vec<String> = ChangeClass::ALL
         .iter()
         .zip(counts)
         .map(|(class, count)| format!("{count}{}", class.mark()))
@@ -114,7 +114,7 @@ fn class_line(name: &str, counts: [usize; 4]) -> String {
 }
 
 /// The rows with their changes, and the published changes.
-pub fn throughput(results: &Results) -> String {
+pub fn throughput(results: &StudyResults) -> String {
     let media = table::media(results);
     let mut text = format!(
         "<p>The bar is the change against native, from -100 % on the left to +25 % on the right; the black or white tick is \
@@ -130,7 +130,7 @@ pub fn throughput(results: &Results) -> String {
         );
     }
     for row in analysis::rows(results) {
-        let native = Figure::of(results, row.number, NATIVE);
+        let native = RowFigure::of(results, row.number, NATIVE);
         let native = native.map_or("native was not measured".into(), |figure| {
             format!("native {} ops/s{}", plot::count(figure.ops_per_s), spread(&figure))
         });
@@ -147,14 +147,14 @@ pub fn throughput(results: &Results) -> String {
     text
 }
 
-fn throughput_line(results: &Results, row: &Row, config: &str) -> String {
-    let Some(figure) = Figure::of(results, row.number, config) else {
+fn throughput_line(results: &StudyResults, row: &PublishedRow, config: &str) -> String {
+    let Some(figure) = RowFigure::of(results, row.number, config) else {
         return line(config, "<span class=\"soft\">not measured</span>", "-");
     };
     let (Some(change), Some(class)) = (figure.change_pct, figure.class()) else {
         return line(config, "<span></span>", &format!("{} ops/s", plot::count(figure.ops_per_s)));
     };
-    let published = Stackfs::of_name(config)
+    let published = StackfsConfig::of_name(config)
         .map(|stackfs| row.published(table::media(results)).change_pct(stackfs));
     let beside = published.map_or(String::new(), |published| format!(" ({published:+.0} %)"));
     let noise = if figure.noise { " (noise)" } else { "" };
@@ -165,12 +165,12 @@ fn throughput_line(results: &Results, row: &Row, config: &str) -> String {
     line(config, &plot::change(change, class.name(), published, &label), &value)
 }
 
-fn spread(figure: &Figure) -> String {
+fn spread(figure: &RowFigure) -> String {
     figure.spread_pct.map_or_else(String::new, |spread| format!(" ±{spread:.0} %"))
 }
 
 /// Requests per operation by type, beside the published ones.
-pub fn requests(results: &Results) -> String {
+pub fn requests(results: &StudyResults) -> String {
     let mut text = "<p>Requests for 1000 flow operations. Numbers in parentheses: the published runs on Linux 4.1, for as many \
                     operations. <em>bg</em>: share of those that went through the background queue.</p>\n"
         .to_owned();
@@ -183,10 +183,10 @@ pub fn requests(results: &Results) -> String {
 
 /// The details of a row, which can be unfolded: `content`, and then each configuration.
 fn foldable(
-    results: &Results,
-    row: &Row,
+    results: &StudyResults,
+    row: &PublishedRow,
     mut content: String,
-    of_config: impl Fn(&str, &Measured) -> String,
+    of_config: impl Fn(&str, &CellMeasurement) -> String,
 ) -> String {
     for config in analysis::compared(results) {
         if let Some(measured) = analysis::typical(results, row.number, config) {
@@ -201,10 +201,15 @@ fn foldable(
     format!("<details{open}><summary>{number} {name}</summary>\n{content}</details>\n")
 }
 
-fn requests_of(results: &Results, row: &Row, config: &str, measured: &Measured) -> String {
+fn requests_of(
+    results: &StudyResults,
+    row: &PublishedRow,
+    config: &str,
+    measured: &CellMeasurement,
+) -> String {
     let media = table::media(results);
     let ours = measured.requests();
-    let stackfs = Stackfs::of_name(config);
+    let stackfs = StackfsConfig::of_name(config);
     let published =
         stackfs.map(|stackfs| row.published_requests(media, stackfs)).unwrap_or_default();
     let published_operations = row.published_operations(media) as f64 / 1000.0;
@@ -236,7 +241,7 @@ fn requests_of(results: &Results, row: &Row, config: &str, measured: &Measured) 
         let label = format!("{op}: {value}");
         text.push_str(&line(
             op,
-            &plot::stacked(&[Part { value: ours, class: "a" }], most, &label),
+            &plot::stacked(&[BarSegment { value: ours, class: "a" }], most, &label),
             &value,
         ));
     }
@@ -244,7 +249,7 @@ fn requests_of(results: &Results, row: &Row, config: &str, measured: &Measured) 
 }
 
 /// The share of requests that went through the background queue, as measured in the kernel.
-fn background(measured: &Measured, op: &str) -> String {
+fn background(measured: &CellMeasurement, op: &str) -> String {
     let Some((kernel, op)) = measured.kernel.as_ref().zip(defuse_probe::Op::parse(op)) else {
         return String::new();
     };
@@ -258,7 +263,7 @@ fn background(measured: &Measured, op: &str) -> String {
 }
 
 /// Histograms of the request that took most of the time of a row, by stage.
-pub fn latency(results: &Results) -> String {
+pub fn latency(results: &StudyResults) -> String {
     let mut text = "<p>For each row and configuration, the type of request that took most time, and where it spent it. A column \
                     is a power of two of nanoseconds; its height is the number of requests.</p>\n"
         .to_owned();
@@ -268,7 +273,7 @@ pub fn latency(results: &Results) -> String {
     text
 }
 
-fn histograms(config: &str, measured: &Measured) -> String {
+fn histograms(config: &str, measured: &CellMeasurement) -> String {
     let snapshot = measured.daemon.as_ref().or(measured.kernel.as_ref());
     let Some(op) = snapshot
         .and_then(|s| s.ops.iter().max_by_key(|stats| stats.latency.sum_ns))
@@ -309,7 +314,7 @@ fn histograms(config: &str, measured: &Measured) -> String {
 }
 
 /// Latencies as the application observed them.
-fn flowops(results: &Results, row: &Row) -> String {
+fn flowops(results: &StudyResults, row: &PublishedRow) -> String {
     let mut text = String::new();
     for config in &results.configs {
         let Some(measured) = analysis::typical(results, row.number, &config.name) else { continue };
@@ -332,7 +337,7 @@ fn flowops(results: &Results, row: &Row) -> String {
 }
 
 /// CPU time per operation: application, daemon, and the rest of the machine.
-pub fn cpu(results: &Results) -> String {
+pub fn cpu(results: &StudyResults) -> String {
     let entries = [("a", "application"), ("b", "daemon"), ("e", "rest of the system")];
     let mut text = legend(&entries);
     for row in analysis::rows(results) {
@@ -349,7 +354,7 @@ pub fn cpu(results: &Results) -> String {
 }
 
 /// Bytes read from the device and written to it, including write-back after the end.
-pub fn device(results: &Results) -> String {
+pub fn device(results: &StudyResults) -> String {
     let entries = [("c", "read"), ("d", "written"), ("e", "written after the end")];
     let mut text = legend(&entries);
     for row in analysis::rows(results) {
@@ -371,9 +376,9 @@ pub fn device(results: &Results) -> String {
 }
 
 fn cells<'a>(
-    results: &'a Results,
-    row: &Row,
-    of: impl Fn(&Measured) -> [f64; 3],
+    results: &'a StudyResults,
+    row: &PublishedRow,
+    of: impl Fn(&CellMeasurement) -> [f64; 3],
 ) -> Vec<(&'a str, [f64; 3])> {
     let configs = results.configs.iter();
     configs
@@ -385,7 +390,7 @@ fn cells<'a>(
 
 /// The bars of one row, to one scale.
 fn bars(
-    row: &Row,
+    row: &PublishedRow,
     cells: &[(&str, [f64; 3])],
     classes: [&'static str; 3],
     names: [&str; 3],
@@ -397,10 +402,10 @@ fn bars(
     let most = cells.iter().map(|(_, parts)| parts.iter().sum::<f64>()).fold(0.0, f64::max);
     let mut text = format!("<h3>{} {}</h3>\n", row.number, escape(&row.name));
     for (config, values) in cells {
-        let parts: Vec<Part> = classes
+        let parts: Vec<BarSegment> = classes
             .iter()
             .zip(values)
-            .map(|(class, value)| Part { value: *value, class })
+            .map(|(class, value)| BarSegment { value: *value, class })
             .collect();
         let told: Vec<String> = names
             .iter()
@@ -418,7 +423,7 @@ fn bars(
 }
 
 /// All figures in one table, for reference.
-pub fn figures(results: &Results) -> String {
+pub fn figures(results: &StudyResults) -> String {
     let mut body = String::new();
     for row in analysis::rows(results) {
         for config in &results.configs {

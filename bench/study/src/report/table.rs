@@ -2,13 +2,13 @@
 
 use std::fmt::Write as _;
 
-use super::analysis::{self, Figure, NATIVE};
+use super::analysis::{self, NATIVE, RowFigure};
 use super::verdict;
-use crate::results::Results;
-use crate::rows::{Class, Media, Row, Stackfs};
+use crate::results::StudyResults;
+use crate::rows::{ChangeClass, PublishedRow, StackfsConfig, StorageMedia};
 
 /// The table, the numbers of rows per class beside the published ones, and the verdicts.
-pub fn table(results: &Results) -> String {
+pub fn table(results: &StudyResults) -> String {
     let mut text = String::new();
     let media = media(results);
     let configs = analysis::compared(results);
@@ -24,7 +24,7 @@ pub fn table(results: &Results) -> String {
     }
     let _ = write!(text, "{:>2} {:<21}{:>13}", "#", "workload", "native ops/s");
     for config in &configs {
-        let published = Stackfs::of_name(config).map_or("", |_| "(paper)");
+        let published = StackfsConfig::of_name(config).map_or("", |_| "(paper)");
         let _ = write!(text, "  {config:>10} {published:>9}");
     }
     text.push('\n');
@@ -53,17 +53,23 @@ pub fn table(results: &Results) -> String {
 }
 
 /// The device whose published figures are shown.
-pub fn media(results: &Results) -> Media {
-    results.device.emulated.unwrap_or(Media::Ssd)
+pub fn media(results: &StudyResults) -> StorageMedia {
+    results.device.emulated.unwrap_or(StorageMedia::Ssd)
 }
 
-fn line(text: &mut String, results: &Results, row: &Row, configs: &[&str], media: Media) {
-    let native = Figure::of(results, row.number, NATIVE);
+fn line(
+    text: &mut String,
+    results: &StudyResults,
+    row: &PublishedRow,
+    configs: &[&str],
+    media: StorageMedia,
+) {
+    let native = RowFigure::of(results, row.number, NATIVE);
     let native =
         native.map_or("-".into(), |figure| format!("{:.1}{}", figure.ops_per_s, spread(&figure)));
     let _ = write!(text, "{:>2} {:<21}{native:>13}", row.number, row.name);
     for config in configs {
-        let figure = Figure::of(results, row.number, config);
+        let figure = RowFigure::of(results, row.number, config);
         let change = figure.as_ref().map_or("-".into(), |figure| {
             match (figure.change_pct, figure.class()) {
                 (Some(change), Some(class)) => {
@@ -73,9 +79,9 @@ fn line(text: &mut String, results: &Results, row: &Row, configs: &[&str], media
                 _ => format!("{:.1}", figure.ops_per_s),
             }
         });
-        let published = Stackfs::of_name(config).map(|stackfs| {
+        let published = StackfsConfig::of_name(config).map(|stackfs| {
             let change = row.published(media).change_pct(stackfs);
-            format!("({change:+.1}{})", Class::of(change).mark())
+            format!("({change:+.1}{})", ChangeClass::of(change).mark())
         });
         let _ = write!(text, "  {change:>10} {:>9}", published.unwrap_or_default());
     }
@@ -83,16 +89,16 @@ fn line(text: &mut String, results: &Results, row: &Row, configs: &[&str], media
     text.push('\n');
 }
 
-fn spread(figure: &Figure) -> String {
+fn spread(figure: &RowFigure) -> String {
     figure.spread_pct.map_or_else(String::new, |spread| format!("~{spread:.0}"))
 }
 
 /// Number of rows in each class, here and as published for the same rows.
-pub fn counts_line(results: &Results, config: &str, media: Media) -> String {
+pub fn counts_line(results: &StudyResults, config: &str, media: StorageMedia) -> String {
     let ours = analysis::class_counts(analysis::changes(results, config).map(|(_, change)| change));
     let mut text = format!("{config}: {}", counts(ours));
-    if let Some(stackfs) = Stackfs::of_name(config) {
-        let rows = analysis::changes(results, config).filter_map(|(row, _)| Row::get(row));
+    if let Some(stackfs) = StackfsConfig::of_name(config) {
+        let rows = analysis::changes(results, config).filter_map(|(row, _)| PublishedRow::get(row));
         let published =
             analysis::class_counts(rows.map(|row| row.published(media).change_pct(stackfs)));
         let _ =
@@ -103,11 +109,11 @@ pub fn counts_line(results: &Results, config: &str, media: Media) -> String {
 
 fn counts(counts: [usize; 4]) -> String {
     let part =
-        |(class, count): (Class, usize)| format!("{count} {} {}", class.name(), class.mark());
-    Class::ALL.into_iter().zip(counts).map(part).collect::<Vec<_>>().join(", ")
+        |(class, count): (ChangeClass, usize)| format!("{count} {} {}", class.name(), class.mark());
+    ChangeClass::ALL.into_iter().zip(counts).map(part).collect::<Vec<_>>().join(", ")
 }
 
-fn failures(text: &mut String, results: &Results) {
+fn failures(text: &mut String, results: &StudyResults) {
     for cell in &results.cells {
         if let Some(error) = &cell.error {
             let _ =

@@ -4,39 +4,40 @@ use std::fmt::Write as _;
 
 use super::analysis::{self, NATIVE};
 use super::table::media;
-use crate::options::{Config, Kind};
-use crate::results::{Measured, Results};
-use crate::rows::{Class, Family, Stackfs};
+use crate::options::{ConfigKind, StudyConfig};
+use crate::results::{CellMeasurement, StudyResults};
+use crate::rows::{ChangeClass, StackfsConfig, WorkloadFamily};
 
 /// A family and its verdict.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Verdict {
+pub struct FamilyVerdict {
     /// The family.
-    pub family: Family,
+    pub family: WorkloadFamily,
     /// The sentences.
     pub text: String,
 }
 
 /// The verdicts of all measured families.
-pub fn all(results: &Results) -> Vec<Verdict> {
-    let verdicts = Family::ALL.into_iter().filter_map(|family| {
+pub fn all(results: &StudyResults) -> Vec<FamilyVerdict> {
+    let verdicts = WorkloadFamily::ALL.into_iter().filter_map(|family| {
         let sentences: Vec<String> = analysis::compared(results)
             .into_iter()
             .filter_map(|config| of_config(results, family, config))
             .collect();
-        (!sentences.is_empty()).then(|| Verdict { family, text: sentences.join(" ") })
+        (!sentences.is_empty()).then(|| FamilyVerdict { family, text: sentences.join(" ") })
     });
     verdicts.collect()
 }
 
-fn of_config(results: &Results, family: Family, config: &str) -> Option<String> {
-    let mut changes: Vec<(u8, f64)> =
-        analysis::changes(results, config).filter(|(row, _)| Family::of(*row) == family).collect();
+fn of_config(results: &StudyResults, family: WorkloadFamily, config: &str) -> Option<String> {
+    let mut changes: Vec<(u8, f64)> = analysis::changes(results, config)
+        .filter(|(row, _)| WorkloadFamily::of(*row) == family)
+        .collect();
     changes.sort_by(|a, b| a.1.total_cmp(&b.1));
     let (&(worst, worst_pct), &(_, best_pct)) = (changes.first()?, changes.last()?);
     let mut text = format!("{config}: {}", cost(changes.len(), worst, worst_pct, best_pct));
     let noisy = |(row, _): &&(u8, f64)| {
-        analysis::Figure::of(results, *row, config).is_some_and(|figure| figure.noise)
+        analysis::RowFigure::of(results, *row, config).is_some_and(|figure| figure.noise)
     };
     match changes.iter().filter(noisy).count() {
         0 => {}
@@ -48,7 +49,7 @@ fn of_config(results: &Results, family: Family, config: &str) -> Option<String> 
     if let Some(why) = explanation(results, worst, config) {
         let _ = write!(text, "; in row {worst}, {why}");
     }
-    if let Some(stackfs) = Stackfs::of_name(config) {
+    if let Some(stackfs) = StackfsConfig::of_name(config) {
         let apart = apart(results, stackfs, &changes);
         if let Some(apart) = apart {
             let _ = write!(text, "; {apart}");
@@ -64,25 +65,25 @@ fn cost(rows: usize, worst: u8, worst_pct: f64, best_pct: f64) -> String {
     } else {
         format!("from {worst_pct:+.0} % (row {worst}) to {best_pct:+.0} %")
     };
-    let word = match (Class::of(worst_pct), Class::of(best_pct)) {
-        (Class::Green, _) => "no significant cost",
-        (Class::Yellow, _) => "a moderate cost",
-        (Class::Orange | Class::Red, Class::Green) => {
+    let word = match (ChangeClass::of(worst_pct), ChangeClass::of(best_pct)) {
+        (ChangeClass::Green, _) => "no significant cost",
+        (ChangeClass::Yellow, _) => "a moderate cost",
+        (ChangeClass::Orange | ChangeClass::Red, ChangeClass::Green) => {
             "from no cost to a high one, by the kind of access"
         }
-        (Class::Orange, _) => "a high cost",
-        (Class::Red, _) => "a very high cost",
+        (ChangeClass::Orange, _) => "a high cost",
+        (ChangeClass::Red, _) => "a very high cost",
     };
     format!("{word}, {range}")
 }
 
 /// The likely reason, from the figures of the worst row.
-fn explanation(results: &Results, row: u8, config: &str) -> Option<String> {
+fn explanation(results: &StudyResults, row: u8, config: &str) -> Option<String> {
     let native = analysis::typical(results, row, NATIVE)?;
     let ours = analysis::typical(results, row, config)?;
     let mut clauses = vec![requests_clause(ours)].into_iter().flatten().collect::<Vec<_>>();
     if let Some(limits) = results.device.limits {
-        let share = |measured: &Measured| {
+        let share = |measured: &CellMeasurement| {
             let bytes = measured.device.read_bytes as f64 / limits.read_bps as f64
                 + measured.device.write_bytes as f64 / limits.write_bps as f64;
             let requests = measured.device.read_requests as f64 / limits.read_iops as f64
@@ -106,7 +107,7 @@ fn explanation(results: &Results, row: u8, config: &str) -> Option<String> {
 }
 
 /// The requests per operation, by the types that matter.
-fn requests_clause(ours: &Measured) -> Option<String> {
+fn requests_clause(ours: &CellMeasurement) -> Option<String> {
     let mut requests: Vec<_> =
         ours.requests().into_iter().filter(|(op, _)| !op.contains("FORGET")).collect();
     let all: u64 = requests.iter().map(|(_, count)| count).sum();
@@ -138,8 +139,8 @@ fn device_clause(native_pct: f64, ours_pct: f64) -> String {
 
 /// A clause if the device transfers more bytes for the same work, as when two caches share one
 /// memory.
-fn traffic_clause(native: &Measured, ours: &Measured) -> Option<String> {
-    let bytes = |measured: &Measured| {
+fn traffic_clause(native: &CellMeasurement, ours: &CellMeasurement) -> Option<String> {
+    let bytes = |measured: &CellMeasurement| {
         (measured.device_synced.read_bytes + measured.device_synced.write_bytes) as f64
             / measured.operations.max(1) as f64
     };
@@ -149,10 +150,14 @@ fn traffic_clause(native: &Measured, ours: &Measured) -> Option<String> {
 }
 
 /// A clause if the daemon uses all available CPU time.
-fn daemon_clause(ours: &Measured, cpus: u64, config: Option<&Config>) -> Option<String> {
+fn daemon_clause(
+    ours: &CellMeasurement,
+    cpus: u64,
+    config: Option<&StudyConfig>,
+) -> Option<String> {
     let busy = ours.cpu.daemon_ns? as f64 / 1e9 / ours.seconds.max(1e-9);
     let single = matches!(config.map(|config| &config.kind),
-        Some(Kind::Defuse(words)) if words.iter().any(|word| word == "base"));
+        Some(ConfigKind::Defuse(words)) if words.iter().any(|word| word == "base"));
     if single && busy > 0.8 {
         return Some(format!("the daemon's only thread is busy {:.0} % of the time", 100.0 * busy));
     }
@@ -164,13 +169,13 @@ fn daemon_clause(ours: &Measured, cpus: u64, config: Option<&Config>) -> Option<
 }
 
 /// The difference of the family from the published results.
-fn apart(results: &Results, stackfs: Stackfs, changes: &[(u8, f64)]) -> Option<String> {
+fn apart(results: &StudyResults, stackfs: StackfsConfig, changes: &[(u8, f64)]) -> Option<String> {
     let media = media(results);
     let published =
-        |row: u8| Some(crate::rows::Row::get(row)?.published(media).change_pct(stackfs));
-    let same = changes
-        .iter()
-        .filter(|(row, ours)| published(*row).is_some_and(|p| Class::of(p) == Class::of(*ours)));
+        |row: u8| Some(crate::rows::PublishedRow::get(row)?.published(media).change_pct(stackfs));
+    let same = changes.iter().filter(|(row, ours)| {
+        published(*row).is_some_and(|p| ChangeClass::of(p) == ChangeClass::of(*ours))
+    });
     let differences: Vec<f64> =
         changes.iter().filter_map(|(row, ours)| Some(ours - published(*row)?)).collect();
     let middle = analysis::median(&differences)?;

@@ -28,14 +28,14 @@ addEventListener("load", () => {
 "#;
 
 /// The minimum contents of a report.
-pub struct Least {
+pub struct ReportMinimum {
     pub plots: u64,
     pub bars: u64,
     pub sections: u64,
 }
 
 /// Checks a report in light and dark mode. Prints a message and passes if there is no browser.
-pub fn draws_everything_within_360_pixels(html: &str, least: &Least) {
+pub fn draws_everything_within_360_pixels(html: &str, least: &ReportMinimum) {
     let Some(browser) = browser() else {
         println!("skipped: there is no chromium");
         return;

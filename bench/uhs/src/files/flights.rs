@@ -8,11 +8,11 @@ use defuse_block::{Device, File, Op, OpKind, Region, Segments};
 use defuse_direct::{Callback, Client, Description, Task};
 use defuse_fs::{Buffer, Errno};
 
-use super::{DEPTH, Operation};
+use super::{DEPTH, FileOperation};
 
 /// The memory of operations of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Memory {
+pub(crate) enum DeviceMemory {
     /// The kernel knows it before (io_uring_register(2)).
     Registered,
     /// It is that of a program, as operations of files have it.
@@ -20,12 +20,16 @@ pub(crate) enum Memory {
 }
 
 /// Carries out operations of a device, or of a file as if it were one, and flushes.
-pub(crate) fn of_device(device: &File, memory: Memory, operations: Vec<Operation>) -> Result<()> {
+pub(crate) fn of_device(
+    device: &File,
+    memory: DeviceMemory,
+    operations: Vec<FileOperation>,
+) -> Result<()> {
     let largest = operations.iter().map(|(.., blocks)| *blocks).max().unwrap_or(1);
     // Twice what the operations in flight have: one that is shorter takes frames of its own.
     let region = Region::new((2 * DEPTH * largest).next_power_of_two())?;
     let mut operations = operations.into_iter();
-    if memory == Memory::Registered {
+    if memory == DeviceMemory::Registered {
         device.register(&region)?;
     }
     let mut queue = device.queue(DEPTH)?;
@@ -65,13 +69,17 @@ pub(crate) fn of_device(device: &File, memory: Memory, operations: Vec<Operation
 pub(crate) fn of_client(
     client: &Arc<Client>,
     file: &Arc<Description>,
-    operations: Vec<Operation>,
+    operations: Vec<FileOperation>,
 ) -> Result<()> {
-    let flights = Arc::new(Flights {
+    let flights = Arc::new(ConcurrentOperations {
         client: Arc::clone(client),
         file: Arc::clone(file),
         task: Task::of_this_process()?,
-        state: Mutex::new(State { left: operations.into_iter(), in_flight: 0, failed: None }),
+        state: Mutex::new(ConcurrentOperationsState {
+            left: operations.into_iter(),
+            in_flight: 0,
+            failed: None,
+        }),
         over: Condvar::new(),
     });
     for _ in 0..DEPTH {
@@ -90,28 +98,28 @@ pub(crate) fn of_client(
     failed.map_or(Ok(()), |errno| Err(anyhow::anyhow!("an operation failed: {errno}")))
 }
 
-struct Flights {
+struct ConcurrentOperations {
     client: Arc<Client>,
     file: Arc<Description>,
     task: Task,
-    state: Mutex<State>,
+    state: Mutex<ConcurrentOperationsState>,
     over: Condvar,
 }
 
-struct State {
-    left: std::vec::IntoIter<Operation>,
+struct ConcurrentOperationsState {
+    left: std::vec::IntoIter<FileOperation>,
     in_flight: usize,
     failed: Option<Errno>,
 }
 
-impl State {
+impl ConcurrentOperationsState {
     fn is_over(&self) -> bool {
         self.in_flight == 0 && self.left.len() == 0
     }
 }
 
-impl Flights {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl ConcurrentOperations {
+    fn lock(&self) -> MutexGuard<'_, ConcurrentOperationsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

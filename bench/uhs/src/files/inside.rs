@@ -8,76 +8,76 @@ use std::sync::Arc;
 use anyhow::Result;
 use defuse_direct::{At, Client, Description, How, Task};
 use defuse_fs::RenameFlags;
-use defuse_wml::{Failure, Observer, Plan, RunReport, Settings};
-use defuse_wml_direct::Direct;
+use defuse_wml::{RunFailure, RunObserver, RunReport, RunSettings, WorkloadPlan};
+use defuse_wml_direct::DirectDriver;
 use rustix::fs::OFlags;
 
-use super::{Files, Name, Open, Operation, flights};
+use super::{FileOperation, PreparedPath, TimedFile, TimedFiles, flights};
 
 /// The name of the mount.
 pub(crate) const NAME: &[u8] = b"bench:";
 
-pub(crate) struct Inside {
+pub(crate) struct InProcessFiles {
     client: Arc<Client>,
     task: Task,
     root: Arc<Description>,
-    workloads: Direct,
+    workloads: DirectDriver,
 }
 
-impl Inside {
+impl InProcessFiles {
     pub(crate) fn new(client: Arc<Client>) -> Result<Self> {
-        let workloads = Direct::new(Arc::clone(&client))?;
+        let workloads = DirectDriver::new(Arc::clone(&client))?;
         let task = Task::of_this_process()?;
         let flags = (OFlags::RDONLY | OFlags::DIRECTORY).bits();
         let how = How { flags, ..How::default() };
         let root = client.open(&task, At::Cwd, &[NAME, b"/"].concat(), how)?;
-        Ok(Inside { client, task, root, workloads })
+        Ok(InProcessFiles { client, task, root, workloads })
     }
 
-    fn open(&self, name: &Name, flags: OFlags) -> Result<Arc<Description>> {
+    fn open(&self, name: &PreparedPath, flags: OFlags) -> Result<Arc<Description>> {
         let how = How { flags: flags.bits(), mode: 0o644, ..How::default() };
         Ok(self.client.open(&self.task, At::Cwd, name.0.as_bytes(), how)?)
     }
 }
 
-impl Files for Inside {
-    fn name(&self, path: &str) -> Result<Name> {
-        Ok(Name(CString::new([NAME, path.as_bytes()].concat())?))
+impl TimedFiles for InProcessFiles {
+    fn name(&self, path: &str) -> Result<PreparedPath> {
+        Ok(PreparedPath(CString::new([NAME, path.as_bytes()].concat())?))
     }
 
-    fn mkdir(&self, name: &Name) -> Result<()> {
+    fn mkdir(&self, name: &PreparedPath) -> Result<()> {
         Ok(self.client.mkdir(&self.task, At::Cwd, name.0.as_bytes(), 0o755)?)
     }
 
-    fn create(&self, name: &Name) -> Result<()> {
+    fn create(&self, name: &PreparedPath) -> Result<()> {
         let file = self.open(name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
         Ok(file.close(&self.task)?)
     }
 
-    fn stat(&self, name: &Name) -> Result<()> {
+    fn stat(&self, name: &PreparedPath) -> Result<()> {
         self.client.stat(&self.task, At::Cwd, name.0.as_bytes(), true)?;
         Ok(())
     }
 
-    fn chmod(&self, name: &Name, mode: u32) -> Result<()> {
+    fn chmod(&self, name: &PreparedPath, mode: u32) -> Result<()> {
         Ok(self.client.chmod(&self.task, At::Cwd, name.0.as_bytes(), mode, true)?)
     }
 
-    fn rename(&self, from: &Name, to: &Name) -> Result<()> {
+    fn rename(&self, from: &PreparedPath, to: &PreparedPath) -> Result<()> {
         let (from, to) = (from.0.as_bytes(), to.0.as_bytes());
         Ok(self.client.rename(&self.task, (At::Cwd, from), (At::Cwd, to), RenameFlags(0))?)
     }
 
-    fn unlink(&self, name: &Name) -> Result<()> {
+    fn unlink(&self, name: &PreparedPath) -> Result<()> {
         Ok(self.client.unlink(&self.task, At::Cwd, name.0.as_bytes())?)
     }
 
-    fn open(&self, path: &str) -> Result<Box<dyn Open + '_>> {
+    fn open(&self, path: &str) -> Result<Box<dyn TimedFile + '_>> {
         let file = self.open(&self.name(path)?, OFlags::RDWR | OFlags::CREATE)?;
-        Ok(Box::new(Opened { inside: self, file }))
+        Ok(Box::new(InProcessFile { inside: self, file }))
     }
 
-    fn carry_out(&self, path: &str, _: u64, operations: Vec<Operation>) -> Result<()> {
+    fn carry_out(&self, path: &str, _: u64, operations: Vec<FileOperation>) -> Result<()> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::DIRECT;
         let file = self.open(&self.name(path)?, flags)?;
         flights::of_client(&self.client, &file, operations)?;
@@ -93,8 +93,12 @@ impl Files for Inside {
         Path::new(OsStr::from_bytes(NAME))
     }
 
-    fn execute(&self, plan: &Plan, observer: &dyn Observer) -> Result<Vec<RunReport>, Failure> {
-        defuse_wml::execute(plan, &self.workloads, Settings::default(), observer)
+    fn execute(
+        &self,
+        plan: &WorkloadPlan,
+        observer: &dyn RunObserver,
+    ) -> Result<Vec<RunReport>, RunFailure> {
+        defuse_wml::execute(plan, &self.workloads, RunSettings::default(), observer)
     }
 
     fn used(&self) -> Result<u64> {
@@ -103,12 +107,12 @@ impl Files for Inside {
     }
 }
 
-struct Opened<'a> {
-    inside: &'a Inside,
+struct InProcessFile<'a> {
+    inside: &'a InProcessFiles,
     file: Arc<Description>,
 }
 
-impl Open for Opened<'_> {
+impl TimedFile for InProcessFile<'_> {
     fn read(&mut self, at: u64, room: &mut [u8]) -> Result<usize> {
         Ok(self.inside.client.pread(&self.inside.task, &self.file, room, at)?)
     }
@@ -124,7 +128,7 @@ impl Open for Opened<'_> {
     }
 }
 
-impl Drop for Opened<'_> {
+impl Drop for InProcessFile<'_> {
     fn drop(&mut self) {
         let _ = self.file.close(&self.inside.task);
     }

@@ -7,20 +7,20 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use defuse_block::{Access, File};
-use defuse_wml::{Failure, Observer, Plan, RunReport, Settings, SystemCalls};
+use defuse_wml::{RunFailure, RunObserver, RunReport, RunSettings, SystemCallDriver, WorkloadPlan};
 use rustix::fs::{Mode, OFlags};
 
-use super::{Files, Name, Open, Operation, flights};
+use super::{FileOperation, PreparedPath, TimedFile, TimedFiles, flights};
 
-pub(crate) struct Kernel {
+pub(crate) struct KernelFiles {
     base: PathBuf,
     root: OwnedFd,
 }
 
-impl Kernel {
+impl KernelFiles {
     pub(crate) fn new(base: &Path) -> Result<Self> {
         let root = rustix::fs::open(base, OFlags::DIRECTORY | OFlags::RDONLY, Mode::empty())?;
-        Ok(Kernel { base: base.to_owned(), root })
+        Ok(KernelFiles { base: base.to_owned(), root })
     }
 
     /// The path as a program names it.
@@ -30,45 +30,45 @@ impl Kernel {
     }
 }
 
-impl Files for Kernel {
-    fn name(&self, path: &str) -> Result<Name> {
-        Ok(Name(self.path(path)?))
+impl TimedFiles for KernelFiles {
+    fn name(&self, path: &str) -> Result<PreparedPath> {
+        Ok(PreparedPath(self.path(path)?))
     }
 
-    fn mkdir(&self, name: &Name) -> Result<()> {
+    fn mkdir(&self, name: &PreparedPath) -> Result<()> {
         Ok(rustix::fs::mkdir(&name.0, Mode::from_raw_mode(0o755))?)
     }
 
-    fn create(&self, name: &Name) -> Result<()> {
+    fn create(&self, name: &PreparedPath) -> Result<()> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         rustix::fs::open(&name.0, flags, Mode::from_raw_mode(0o644))?;
         Ok(())
     }
 
-    fn stat(&self, name: &Name) -> Result<()> {
+    fn stat(&self, name: &PreparedPath) -> Result<()> {
         rustix::fs::stat(&name.0)?;
         Ok(())
     }
 
-    fn chmod(&self, name: &Name, mode: u32) -> Result<()> {
+    fn chmod(&self, name: &PreparedPath, mode: u32) -> Result<()> {
         Ok(rustix::fs::chmod(&name.0, Mode::from_raw_mode(mode))?)
     }
 
-    fn rename(&self, from: &Name, to: &Name) -> Result<()> {
+    fn rename(&self, from: &PreparedPath, to: &PreparedPath) -> Result<()> {
         Ok(rustix::fs::rename(&from.0, &to.0)?)
     }
 
-    fn unlink(&self, name: &Name) -> Result<()> {
+    fn unlink(&self, name: &PreparedPath) -> Result<()> {
         Ok(rustix::fs::unlink(&name.0)?)
     }
 
-    fn open(&self, path: &str) -> Result<Box<dyn Open + '_>> {
+    fn open(&self, path: &str) -> Result<Box<dyn TimedFile + '_>> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(0o644);
-        Ok(Box::new(Opened(rustix::fs::open(self.path(path)?, flags, mode)?)))
+        Ok(Box::new(KernelFile(rustix::fs::open(self.path(path)?, flags, mode)?)))
     }
 
-    fn carry_out(&self, path: &str, blocks: u64, operations: Vec<Operation>) -> Result<()> {
+    fn carry_out(&self, path: &str, blocks: u64, operations: Vec<FileOperation>) -> Result<()> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(0o644);
         let file = rustix::fs::open(self.path(path)?, flags, mode)?;
@@ -76,7 +76,7 @@ impl Files for Kernel {
         drop(file);
         let path = PathBuf::from(OsStr::from_bytes(self.path(path)?.as_bytes()));
         let file = File::open(&path, Access::ReadWrite)?;
-        flights::of_device(&file, flights::Memory::Any, operations)
+        flights::of_device(&file, flights::DeviceMemory::Any, operations)
     }
 
     fn sync(&self) -> Result<()> {
@@ -87,8 +87,12 @@ impl Files for Kernel {
         &self.base
     }
 
-    fn execute(&self, plan: &Plan, observer: &dyn Observer) -> Result<Vec<RunReport>, Failure> {
-        defuse_wml::execute(plan, &SystemCalls, Settings::default(), observer)
+    fn execute(
+        &self,
+        plan: &WorkloadPlan,
+        observer: &dyn RunObserver,
+    ) -> Result<Vec<RunReport>, RunFailure> {
+        defuse_wml::execute(plan, &SystemCallDriver, RunSettings::default(), observer)
     }
 
     fn used(&self) -> Result<u64> {
@@ -97,9 +101,9 @@ impl Files for Kernel {
     }
 }
 
-struct Opened(OwnedFd);
+struct KernelFile(OwnedFd);
 
-impl Open for Opened {
+impl TimedFile for KernelFile {
     fn read(&mut self, at: u64, room: &mut [u8]) -> Result<usize> {
         Ok(rustix::io::pread(&self.0, room, at)?)
     }

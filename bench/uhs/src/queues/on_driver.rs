@@ -10,12 +10,12 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use defuse_block::model::Parts;
 use defuse_block::{Device, Ram, Region};
-use defuse_nvme::model::Shape;
-use defuse_nvme::{Model, Nvme, Options};
+use defuse_nvme::model::ModelProperties;
+use defuse_nvme::{ControllerModel, NvmeDevice, NvmeOptions};
 
-use super::{BLOCKS, QUEUES, Workload, policies, run_separated, workloads};
-use crate::Scale;
-use crate::results::Results;
+use super::{BLOCKS, QUEUES, QueueWorkload, policies, run_separated, workloads};
+use crate::UhsBenchScale;
+use crate::results::UhsBenchResults;
 
 /// The depths of each queue. The caller has a queue of the depth of all, which is 512 at most in the driver.
 const DEPTHS: [u32; 3] = [16, 32, 128];
@@ -24,7 +24,7 @@ const DEPTHS: [u32; 3] = [16, 32, 128];
 const FRAMES: u32 = 16;
 
 /// A kind of controller.
-struct Kind {
+struct ControllerKind {
     name: &'static str,
     parts: Parts,
     depths: &'static [u32],
@@ -34,8 +34,8 @@ struct Kind {
 
 /// Measures all workloads, each on a new controller.
 pub(crate) fn measure(
-    scale: &Scale,
-    results: &mut Results,
+    scale: &UhsBenchScale,
+    results: &mut UhsBenchResults,
     say: &mut dyn FnMut(String),
 ) -> Result<()> {
     let deepest = DEPTHS[DEPTHS.len() - 1];
@@ -43,8 +43,8 @@ pub(crate) fn measure(
     let limited = Parts::default();
     let open = Parts { queue_commands: limited.commands, ..limited.clone() };
     let kinds = [
-        Kind { name: "driver", parts: limited, depths: &DEPTHS, priorities: false },
-        Kind { name: "driver, no limits", parts: open, depths: &[128], priorities: true },
+        ControllerKind { name: "driver", parts: limited, depths: &DEPTHS, priorities: false },
+        ControllerKind { name: "driver, no limits", parts: open, depths: &[128], priorities: true },
     ];
     for workload in workloads(scale.queued) {
         say(format!("queues-on-driver: {}", workload.name));
@@ -56,10 +56,10 @@ pub(crate) fn measure(
 }
 
 fn measure_kind(
-    kind: &Kind,
-    workload: &Workload,
+    kind: &ControllerKind,
+    workload: &QueueWorkload,
     memory: &Arc<Region>,
-    results: &mut Results,
+    results: &mut UhsBenchResults,
 ) -> Result<()> {
     for depth in kind.depths {
         let name = format!("{}, {}, depth {depth}", kind.name, workload.name);
@@ -84,9 +84,10 @@ fn measure_kind(
 
 /// A driver of a new controller that reaches `memory`.
 fn open(parts: &Parts, priorities: bool, memory: &Arc<Region>) -> Result<Arc<dyn Device>> {
-    let shape = Shape { parts: Some(parts.clone()), priorities, ..Shape::default() };
-    let model = Model::with(&Ram::new(4096, BLOCKS), 1, shape)?;
-    let disk = Nvme::open(model, &Options::default())?;
+    let shape =
+        ModelProperties { parts: Some(parts.clone()), priorities, ..ModelProperties::default() };
+    let model = ControllerModel::with(&Ram::new(4096, BLOCKS), 1, shape)?;
+    let disk = NvmeDevice::open(model, &NvmeOptions::default())?;
     disk.register(memory)?;
     Ok(Arc::new(disk))
 }

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
 use defuse_block::{Device, Region};
-use defuse_nvme::qemu::{Qemu, QemuOptions};
-use defuse_nvme::{Nvme, Options};
+use defuse_nvme::qemu::{QemuController, QemuOptions};
+use defuse_nvme::{NvmeDevice, NvmeOptions};
 use rustix::fs::MemfdFlags;
 
 use super::{QUEUES, policies, run, run_separated, workloads};
-use crate::Scale;
-use crate::results::Results;
+use crate::UhsBenchScale;
+use crate::results::UhsBenchResults;
 
 /// The limits of the drive: 4000 commands and 64 MB a second.
 const DRIVE: [&str; 2] = ["throttling.iops-total=4000", "throttling.bps-total=64000000"];
@@ -42,9 +42,9 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Measures all workloads: in each round, all targets one after the other at each depth.
 pub(crate) fn measure(
-    scale: &Scale,
+    scale: &UhsBenchScale,
     rounds: u32,
-    results: &mut Results,
+    results: &mut UhsBenchResults,
     say: &mut dyn FnMut(String),
 ) -> Result<()> {
     let (throttled, memory) = open(&QemuOptions::default().program, &DRIVE)?;
@@ -77,13 +77,13 @@ pub(crate) fn measure(
 }
 
 /// A controller in QEMU with a drive of these properties, and the memory of its machine, from which no data is copied.
-fn open(program: &str, drive: &[&str]) -> Result<(Arc<Nvme>, Arc<Region>)> {
+fn open(program: &str, drive: &[&str]) -> Result<(Arc<NvmeDevice>, Arc<Region>)> {
     let image = File::from(rustix::fs::memfd_create(c"defuse-bench-drive", MemfdFlags::CLOEXEC)?);
     image.set_len(BYTES)?;
     let drive = drive.iter().map(|property| (*property).to_owned()).collect();
     let (program, memory) = (program.to_owned(), MEMORY);
     let options = QemuOptions { program, memory, drive, ..QemuOptions::default() };
-    let qemu = Qemu::start(&image, &options).map_err(|error| match error.kind() {
+    let qemu = QemuController::start(&image, &options).map_err(|error| match error.kind() {
         ErrorKind::NotFound => anyhow!(
             "there is no {}: install it (the package qemu-system-x86 of Debian)",
             options.program
@@ -91,8 +91,9 @@ fn open(program: &str, drive: &[&str]) -> Result<(Arc<Nvme>, Arc<Region>)> {
         _ => error.into(),
     })?;
     let memory = Arc::clone(qemu.memory());
-    let options = Options { timeout: TIMEOUT, ..Options::default() };
-    let disk = Nvme::open(qemu, &options).context("the controller of QEMU cannot be opened")?;
+    let options = NvmeOptions { timeout: TIMEOUT, ..NvmeOptions::default() };
+    let disk =
+        NvmeDevice::open(qemu, &options).context("the controller of QEMU cannot be opened")?;
     disk.register(&memory)?;
     Ok((Arc::new(disk), memory))
 }

@@ -4,16 +4,16 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::events::Events;
-use super::failure::Failure;
-use super::meeting::Meetings;
+use super::events::EventGenerator;
+use super::failure::RunFailure;
+use super::meeting::RunSynchronization;
 use crate::lang::ast::QuitMode;
-use crate::plan::{Plan, RunPlan};
-use crate::statistics::Cell;
+use crate::plan::{WorkloadPlan, WorkloadRunPlan};
+use crate::statistics::FlowopCell;
 
 /// The counters of one thread, on separate cache lines.
 #[repr(align(128))]
-pub(super) struct Counts {
+pub(super) struct ThreadCounters {
     /// All flowops, including those without I/O.
     pub operations: AtomicU64,
     /// Flowops with I/O.
@@ -25,7 +25,7 @@ pub(super) struct Counts {
     /// CPU time in ns, set when the thread has ended.
     pub cpu_ns: AtomicU64,
     /// A cell for each row of the statistics that the thread uses.
-    pub cells: Vec<Option<Box<Cell>>>,
+    pub cells: Vec<Option<Box<FlowopCell>>>,
 }
 
 /// Interval at which a sleeping thread checks whether the run has ended.
@@ -36,32 +36,32 @@ const FINISHED: u8 = 1;
 const OVER: u8 = 2;
 
 /// The state that the threads of a run share.
-pub(super) struct Control {
+pub(super) struct RunControl {
     state: AtomicU8,
-    failure: Mutex<Option<Failure>>,
-    pub threads: Vec<Counts>,
-    pub events: Option<Events>,
-    pub meetings: Meetings,
+    failure: Mutex<Option<RunFailure>>,
+    pub threads: Vec<ThreadCounters>,
+    pub events: Option<EventGenerator>,
+    pub meetings: RunSynchronization,
     /// The condition that ends the run.
     pub quit: QuitMode,
 }
 
-impl Control {
-    pub fn new(plan: &Plan, run: &RunPlan) -> Self {
+impl RunControl {
+    pub fn new(plan: &WorkloadPlan, run: &WorkloadRunPlan) -> Self {
         let threads = run.threads.iter().flat_map(|thread| {
             (0..thread.instances).map(|_| {
-                let mut cells: Vec<Option<Box<Cell>>> = Vec::new();
+                let mut cells: Vec<Option<Box<FlowopCell>>> = Vec::new();
                 cells.resize_with(plan.rows.len(), || None);
                 fill_cells(&thread.flowops, &mut cells);
-                Counts::new(cells)
+                ThreadCounters::new(cells)
             })
         });
-        Control {
+        RunControl {
             state: AtomicU8::new(GOES_ON),
             failure: Mutex::new(None),
             threads: threads.collect(),
-            events: run.events.map(Events::new),
-            meetings: Meetings::new(plan.rows.len()),
+            events: run.events.map(EventGenerator::new),
+            meetings: RunSynchronization::new(plan.rows.len()),
             quit: run.quit,
         }
     }
@@ -91,7 +91,7 @@ impl Control {
     }
 
     /// Ends the run because of a failure. The first failure is kept.
-    pub fn fail(&self, failure: Failure) {
+    pub fn fail(&self, failure: RunFailure) {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
         self.stop();
     }
@@ -108,11 +108,11 @@ impl Control {
         }
     }
 
-    pub fn take_failure(&self) -> Option<Failure> {
+    pub fn take_failure(&self) -> Option<RunFailure> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    fn sum(&self, of: impl Fn(&Counts) -> &AtomicU64) -> u64 {
+    fn sum(&self, of: impl Fn(&ThreadCounters) -> &AtomicU64) -> u64 {
         self.threads.iter().map(|thread| of(thread).load(Relaxed)).sum()
     }
 
@@ -137,10 +137,10 @@ impl Control {
     }
 }
 
-impl Counts {
-    fn new(cells: Vec<Option<Box<Cell>>>) -> Self {
+impl ThreadCounters {
+    fn new(cells: Vec<Option<Box<FlowopCell>>>) -> Self {
         let zero = || AtomicU64::new(0);
-        Counts {
+        ThreadCounters {
             operations: zero(),
             io: zero(),
             data_io: zero(),
@@ -157,12 +157,12 @@ impl Counts {
     }
 }
 
-fn fill_cells(steps: &[crate::plan::FlowopPlan], cells: &mut [Option<Box<Cell>>]) {
+fn fill_cells(steps: &[crate::plan::FlowopPlan], cells: &mut [Option<Box<FlowopCell>>]) {
     for step in steps {
         match &step.kind {
-            crate::plan::Kind::Composite(inner) => fill_cells(inner, cells),
+            crate::plan::FlowopKind::Composite(inner) => fill_cells(inner, cells),
             _ => {
-                cells[step.statistics].get_or_insert_with(|| Box::new(Cell::new()));
+                cells[step.statistics].get_or_insert_with(|| Box::new(FlowopCell::new()));
             }
         }
     }

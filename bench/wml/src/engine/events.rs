@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 const LEAST_BACKLOG: f64 = 1.0;
 
 /// Generates events at a rate per second. Taking an event that has not occurred yet waits for it.
-pub(super) struct Events {
+pub(super) struct EventGenerator {
     rate: f64,
     state: Mutex<(Instant, f64)>,
 }
 
-impl Events {
+impl EventGenerator {
     pub fn new(rate: u64) -> Self {
-        Events { rate: rate as f64, state: Mutex::new((Instant::now(), 0.0)) }
+        EventGenerator { rate: rate as f64, state: Mutex::new((Instant::now(), 0.0)) }
     }
 
     /// Takes `wanted` events, and waits for them until `stopped`.

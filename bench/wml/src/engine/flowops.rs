@@ -5,15 +5,15 @@ use std::path::Path;
 
 use rand::Rng;
 
-use super::failure::Failure;
-use super::worker::{Outcome, Worker};
-use crate::driver::{Access, Driver};
-use crate::files::{Pick, State, make_path};
-use crate::plan::{FlowopPlan, Kind, MAX_FD};
+use super::failure::RunFailure;
+use super::worker::{FlowopOutcome, WorkloadThread};
+use crate::driver::{OpenAccess, WorkloadDriver};
+use crate::files::{EntryChoice, EntryState, make_path};
+use crate::plan::{FlowopKind, FlowopPlan, MAX_FD};
 
 /// The unit in which a limit counts.
 #[derive(Clone, Copy)]
-enum Limit {
+enum LimitUnit {
     Operations,
     DataOperations,
     Bytes,
@@ -22,81 +22,88 @@ enum Limit {
 /// Bytes per event for `bwlimit`.
 const EVENT_BYTES: u64 = 1 << 20;
 
-type Step<T> = Result<T, Outcome>;
+type FlowopResult<T> = Result<T, FlowopOutcome>;
 
-impl<D: Driver> Worker<'_, D> {
+impl<D: WorkloadDriver> WorkloadThread<'_, D> {
     /// Performs a flowop once.
-    pub fn perform(&mut self, step: &FlowopPlan) -> Outcome {
+    pub fn perform(&mut self, step: &FlowopPlan) -> FlowopOutcome {
         let result = match step.kind {
-            Kind::Read => self.read(step),
-            Kind::Write => self.write(step),
-            Kind::CreateFile => self.create(step),
-            Kind::OpenFile => self.open_file(step),
-            Kind::CloseFile => self.close(step),
-            Kind::ReadWholeFile => self.read_whole(step),
-            Kind::WriteWholeFile => self.write_whole(step),
-            Kind::AppendFile => self.append(step, false),
-            Kind::AppendFileRand => self.append(step, true),
-            Kind::DeleteFile => self.delete(step),
-            Kind::StatFile => self.stat(step),
-            Kind::Fsync => self.fsync(step),
-            Kind::FsyncSet => self.fsync_set(step),
-            Kind::MakeDir => self.make_directory(step),
-            Kind::RemoveDir => self.remove_directory(step),
-            Kind::ListDir => self.list_directory(step),
-            Kind::EventLimit => self.event_limit(step),
-            Kind::OpsLimit => self.limit(step, Limit::Operations),
-            Kind::IoOpsLimit => self.limit(step, Limit::DataOperations),
-            Kind::BandwidthLimit => self.limit(step, Limit::Bytes),
-            Kind::Hog => self.hog(step),
-            Kind::Delay => self.delay(step),
-            Kind::Block | Kind::Wakeup | Kind::SemBlock | Kind::SemPost => self.meet(step),
-            Kind::FinishOnCount => self.finish_on_count(step),
-            Kind::FinishOnBytes => self.finish_on_bytes(step),
+            FlowopKind::Read => self.read(step),
+            FlowopKind::Write => self.write(step),
+            FlowopKind::CreateFile => self.create(step),
+            FlowopKind::OpenFile => self.open_file(step),
+            FlowopKind::CloseFile => self.close(step),
+            FlowopKind::ReadWholeFile => self.read_whole(step),
+            FlowopKind::WriteWholeFile => self.write_whole(step),
+            FlowopKind::AppendFile => self.append(step, false),
+            FlowopKind::AppendFileRand => self.append(step, true),
+            FlowopKind::DeleteFile => self.delete(step),
+            FlowopKind::StatFile => self.stat(step),
+            FlowopKind::Fsync => self.fsync(step),
+            FlowopKind::FsyncSet => self.fsync_set(step),
+            FlowopKind::MakeDir => self.make_directory(step),
+            FlowopKind::RemoveDir => self.remove_directory(step),
+            FlowopKind::ListDir => self.list_directory(step),
+            FlowopKind::EventLimit => self.event_limit(step),
+            FlowopKind::OpsLimit => self.limit(step, LimitUnit::Operations),
+            FlowopKind::IoOpsLimit => self.limit(step, LimitUnit::DataOperations),
+            FlowopKind::BandwidthLimit => self.limit(step, LimitUnit::Bytes),
+            FlowopKind::Hog => self.hog(step),
+            FlowopKind::Delay => self.delay(step),
+            FlowopKind::Block | FlowopKind::Wakeup | FlowopKind::SemBlock | FlowopKind::SemPost => {
+                self.meet(step)
+            }
+            FlowopKind::FinishOnCount => self.finish_on_count(step),
+            FlowopKind::FinishOnBytes => self.finish_on_bytes(step),
             // The caller handles these.
-            Kind::Composite(_) => Ok(()),
+            FlowopKind::Composite(_) => Ok(()),
         };
         match result {
-            Ok(()) => Outcome::Done,
+            Ok(()) => FlowopOutcome::Done,
             Err(outcome) => outcome,
         }
     }
 
-    fn failed<T>(&self, step: &FlowopPlan, path: Option<&Path>, error: &io::Error) -> Step<T> {
-        Err(Outcome::Failed(Failure::flowop(step, path, error)))
+    fn failed<T>(
+        &self,
+        step: &FlowopPlan,
+        path: Option<&Path>,
+        error: &io::Error,
+    ) -> FlowopResult<T> {
+        Err(FlowopOutcome::Failed(RunFailure::flowop(step, path, error)))
     }
 
-    fn failed_on<T>(&self, step: &FlowopPlan, fd: usize, error: &io::Error) -> Step<T> {
+    fn failed_on<T>(&self, step: &FlowopPlan, fd: usize, error: &io::Error) -> FlowopResult<T> {
         self.failed(step, self.path_of(fd).as_deref(), error)
     }
 
-    fn misused<T>(&self, step: &FlowopPlan, what: &str) -> Step<T> {
-        Err(Outcome::Failed(Failure::misused(step, what)))
+    fn misused<T>(&self, step: &FlowopPlan, what: &str) -> FlowopResult<T> {
+        Err(FlowopOutcome::Failed(RunFailure::misused(step, what)))
     }
 
     /// The file set of a flowop. Its presence was checked before the run.
-    fn set_of(&self, step: &FlowopPlan) -> Step<usize> {
+    fn set_of(&self, step: &FlowopPlan) -> FlowopResult<usize> {
         step.fileset.map_or_else(|| self.misused(step, "has no file set for"), Ok)
     }
 
-    fn how(&mut self, step: &FlowopPlan, entries: u32, own_rotation: bool) -> Pick {
+    fn how(&mut self, step: &FlowopPlan, entries: u32, own_rotation: bool) -> EntryChoice {
         match step.indexed {
             Some(number) if entries > 0 => {
-                Pick::At((self.number(number) % u64::from(entries)) as u32)
+                EntryChoice::At((self.number(number) % u64::from(entries)) as u32)
             }
-            _ => Pick::Next(own_rotation.then_some(self.number)),
+            _ => EntryChoice::Next(own_rotation.then_some(self.number)),
         }
     }
 
-    fn pick(&mut self, step: &FlowopPlan, state: State) -> Step<(usize, u32)> {
+    fn pick(&mut self, step: &FlowopPlan, state: EntryState) -> FlowopResult<(usize, u32)> {
         let set = self.set_of(step)?;
         let how = self.how(step, self.sets[set].files(), step.opennext);
         let found = self.sets[set].pool.pick(state, how, &self.stopped());
-        found.map(|file| (set, file)).ok_or(Outcome::NoFile)
+        found.map(|file| (set, file)).ok_or(FlowopOutcome::NoFile)
     }
 
     /// The number of the descriptor that a flowop uses now.
-    fn descriptor(&mut self, step: &FlowopPlan) -> Step<usize> {
+    fn descriptor(&mut self, step: &FlowopPlan) -> FlowopResult<usize> {
         if step.fd > 0 || !step.opennext {
             return Ok(step.fd);
         }
@@ -112,16 +119,16 @@ impl<D: Driver> Worker<'_, D> {
         Ok(self.rotor)
     }
 
-    fn access(&self, set: usize, create: bool) -> Access {
+    fn access(&self, set: usize, create: bool) -> OpenAccess {
         let plan = &self.sets[set].plan;
-        Access { read: plan.readonly || !plan.writeonly, write: !plan.readonly, create }
+        OpenAccess { read: plan.readonly || !plan.writeonly, write: !plan.readonly, create }
     }
 
-    fn open(&mut self, step: &FlowopPlan, fd: usize) -> Step<()> {
+    fn open(&mut self, step: &FlowopPlan, fd: usize) -> FlowopResult<()> {
         if self.descriptors[fd].file.is_some() {
             return self.misused(step, "opens once more without closing");
         }
-        let (set, file) = self.pick(step, State::Exists)?;
+        let (set, file) = self.pick(step, EntryState::Exists)?;
         let path = self.sets[set].file_path(file);
         let access = self.access(set, false);
         let began = self.begin();
@@ -137,12 +144,12 @@ impl<D: Driver> Worker<'_, D> {
         (set, file): (usize, u32),
         opened: io::Result<D::File>,
         path: &Path,
-    ) -> Step<()> {
+    ) -> FlowopResult<()> {
         let pool = &self.sets[set].pool;
         match opened {
             Ok(open) => {
-                let created = step.kind == Kind::CreateFile;
-                pool.done(file, created.then_some(State::Exists), 1);
+                let created = step.kind == FlowopKind::CreateFile;
+                pool.done(file, created.then_some(EntryState::Exists), 1);
                 self.descriptors[fd].file = Some(open);
                 self.descriptors[fd].entry = Some((set, file));
                 Ok(())
@@ -154,18 +161,18 @@ impl<D: Driver> Worker<'_, D> {
         }
     }
 
-    fn open_file(&mut self, step: &FlowopPlan) -> Step<()> {
+    fn open_file(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let fd = self.descriptor(step)?;
         self.open(step, fd)
     }
 
     /// Creates missing parent directories, as Filebench does, which requires a stat first.
-    fn create(&mut self, step: &FlowopPlan) -> Step<()> {
+    fn create(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let fd = step.fd;
         if self.descriptors[fd].file.is_some() {
             return self.misused(step, "creates without closing");
         }
-        let (set, file) = self.pick(step, State::Absent)?;
+        let (set, file) = self.pick(step, EntryState::Absent)?;
         let path = self.sets[set].file_path(file);
         let parent = path.parent().unwrap_or(Path::new("/"));
         let access = self.access(set, true);
@@ -179,7 +186,7 @@ impl<D: Driver> Worker<'_, D> {
         self.opened(step, fd, (set, file), opened, &path)
     }
 
-    fn close(&mut self, step: &FlowopPlan) -> Step<()> {
+    fn close(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let descriptor = &mut self.descriptors[step.fd];
         let (Some(file), Some((set, entry))) = (descriptor.file.take(), descriptor.entry) else {
             return self.misused(step, "closes the closed");
@@ -198,7 +205,7 @@ impl<D: Driver> Worker<'_, D> {
 
     /// An open descriptor. If it is closed, this opens a file for it.
     #[inline]
-    fn ready(&mut self, step: &FlowopPlan) -> Step<usize> {
+    fn ready(&mut self, step: &FlowopPlan) -> FlowopResult<usize> {
         let fd = self.descriptor(step)?;
         if self.descriptors[fd].file.is_none() {
             if step.fileset.is_none() {
@@ -218,7 +225,7 @@ impl<D: Driver> Worker<'_, D> {
     }
 
     /// A random offset for `iosize` bytes: a multiple of it, so that they end within the file.
-    fn offset(&mut self, step: &FlowopPlan, fd: usize, iosize: u64) -> Step<u64> {
+    fn offset(&mut self, step: &FlowopPlan, fd: usize, iosize: u64) -> FlowopResult<u64> {
         let size = self.working_set(step, fd);
         if iosize > size || iosize == 0 {
             let what = format!("does {iosize} bytes in a file of {size} bytes on");
@@ -228,7 +235,7 @@ impl<D: Driver> Worker<'_, D> {
         Ok(offset / iosize * iosize)
     }
 
-    fn read(&mut self, step: &FlowopPlan) -> Step<()> {
+    fn read(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let iosize = self.number(step.iosize);
         let fd = self.ready(step)?;
         let offset = if step.random { Some(self.offset(step, fd, iosize)?) } else { None };
@@ -251,7 +258,7 @@ impl<D: Driver> Worker<'_, D> {
         }
     }
 
-    fn write(&mut self, step: &FlowopPlan) -> Step<()> {
+    fn write(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let iosize = self.number(step.iosize);
         let fd = self.ready(step)?;
         let offset = if step.random { Some(self.offset(step, fd, iosize)?) } else { None };
@@ -279,7 +286,7 @@ impl<D: Driver> Worker<'_, D> {
         Ok(())
     }
 
-    fn read_whole(&mut self, step: &FlowopPlan) -> Step<()> {
+    fn read_whole(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let fd = self.ready(step)?;
         let iosize = match self.number(step.iosize) {
             0 => self.working_set(step, fd).max(1),
@@ -303,7 +310,7 @@ impl<D: Driver> Worker<'_, D> {
 
     /// Writes the size of the file of `srcfd`, or its planned size, at the position of the
     /// descriptor.
-    fn write_whole(&mut self, step: &FlowopPlan) -> Step<()> {
+    fn write_whole(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let fd = self.ready(step)?;
         let total = match self.descriptors[step.srcfd].entry {
             Some((set, file)) => self.sets[set].size(file),
@@ -325,7 +332,7 @@ impl<D: Driver> Worker<'_, D> {
         result.or_else(|error| self.failed_on(step, fd, &error))
     }
 
-    fn append(&mut self, step: &FlowopPlan, random_size: bool) -> Step<()> {
+    fn append(&mut self, step: &FlowopPlan, random_size: bool) -> FlowopResult<()> {
         let mut size = self.number(step.iosize);
         if random_size {
             size = if size > 0 { self.random.random_range(0..size) } else { 0 };
@@ -348,12 +355,12 @@ impl<D: Driver> Worker<'_, D> {
     }
 
     /// Does not delete a file that other threads have open, and then counts nothing.
-    fn delete(&mut self, step: &FlowopPlan) -> Step<()> {
+    fn delete(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let known = if step.fd > 0 { self.descriptors[step.fd].entry.take() } else { None };
         let (set, file) = match known {
             Some((set, file)) if self.sets[set].pool.take(file, &self.stopped()) => (set, file),
-            Some(_) => return Err(Outcome::Over),
-            None => self.pick(step, State::Exists)?,
+            Some(_) => return Err(FlowopOutcome::Over),
+            None => self.pick(step, EntryState::Exists)?,
         };
         let pool = &self.sets[set].pool;
         let open = pool.open_count(file);
@@ -366,11 +373,11 @@ impl<D: Driver> Worker<'_, D> {
         let began = self.begin();
         let result = self.driver.unlink(&path);
         self.end(step, began, 0);
-        pool.done(file, Some(State::Absent), -(open as i32));
+        pool.done(file, Some(EntryState::Absent), -(open as i32));
         result.or_else(|error| self.failed(step, Some(&path), &error))
     }
 
-    fn stat(&mut self, step: &FlowopPlan) -> Step<()> {
+    fn stat(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         if step.fd > 0 && self.descriptors[step.fd].file.is_some() {
             let began = self.begin();
             let result = match &mut self.descriptors[step.fd].file {
@@ -380,7 +387,7 @@ impl<D: Driver> Worker<'_, D> {
             self.end(step, began, 0);
             return result.or_else(|error| self.failed_on(step, step.fd, &error));
         }
-        let (set, file) = self.pick(step, State::Exists)?;
+        let (set, file) = self.pick(step, EntryState::Exists)?;
         let path = self.sets[set].file_path(file);
         let began = self.begin();
         let result = self.driver.stat(&path);
@@ -389,7 +396,7 @@ impl<D: Driver> Worker<'_, D> {
         result.map(|_| ()).or_else(|error| self.failed(step, Some(&path), &error))
     }
 
-    fn fsync_one(&mut self, step: &FlowopPlan, fd: usize) -> Step<()> {
+    fn fsync_one(&mut self, step: &FlowopPlan, fd: usize) -> FlowopResult<()> {
         let began = self.begin();
         let Some(file) = &mut self.descriptors[fd].file else {
             return self.misused(step, "syncs the closed");
@@ -399,11 +406,11 @@ impl<D: Driver> Worker<'_, D> {
         result.or_else(|error| self.failed_on(step, fd, &error))
     }
 
-    fn fsync(&mut self, step: &FlowopPlan) -> Step<()> {
+    fn fsync(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         self.fsync_one(step, step.fd)
     }
 
-    fn fsync_set(&mut self, step: &FlowopPlan) -> Step<()> {
+    fn fsync_set(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let set = self.set_of(step)?;
         for fd in 0..MAX_FD {
             let descriptor = &self.descriptors[fd];
@@ -415,15 +422,15 @@ impl<D: Driver> Worker<'_, D> {
         Ok(())
     }
 
-    fn pick_leafdir(&mut self, step: &FlowopPlan, state: State) -> Step<(usize, u32)> {
+    fn pick_leafdir(&mut self, step: &FlowopPlan, state: EntryState) -> FlowopResult<(usize, u32)> {
         let set = self.set_of(step)?;
         let how = self.how(step, self.sets[set].leafdirs(), false);
         let found = self.sets[set].leaf_pool.pick(state, how, &self.stopped());
-        found.map(|leafdir| (set, leafdir)).ok_or(Outcome::NoFile)
+        found.map(|leafdir| (set, leafdir)).ok_or(FlowopOutcome::NoFile)
     }
 
-    fn make_directory(&mut self, step: &FlowopPlan) -> Step<()> {
-        let (set, leafdir) = self.pick_leafdir(step, State::Absent)?;
+    fn make_directory(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
+        let (set, leafdir) = self.pick_leafdir(step, EntryState::Absent)?;
         let path = self.sets[set].leafdir_path(leafdir);
         let began = self.begin();
         let result = match self.driver.mkdir(&path) {
@@ -431,24 +438,24 @@ impl<D: Driver> Worker<'_, D> {
             other => other,
         };
         self.end(step, began, 0);
-        let now = if result.is_ok() { State::Exists } else { State::Absent };
+        let now = if result.is_ok() { EntryState::Exists } else { EntryState::Absent };
         self.sets[set].leaf_pool.done(leafdir, Some(now), 0);
         result.or_else(|error| self.failed(step, Some(&path), &error))
     }
 
-    fn remove_directory(&mut self, step: &FlowopPlan) -> Step<()> {
-        let (set, leafdir) = self.pick_leafdir(step, State::Exists)?;
+    fn remove_directory(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
+        let (set, leafdir) = self.pick_leafdir(step, EntryState::Exists)?;
         let path = self.sets[set].leafdir_path(leafdir);
         let began = self.begin();
         let result = self.driver.rmdir(&path);
         self.end(step, began, 0);
-        let now = if result.is_ok() { State::Absent } else { State::Exists };
+        let now = if result.is_ok() { EntryState::Absent } else { EntryState::Exists };
         self.sets[set].leaf_pool.done(leafdir, Some(now), 0);
         result.or_else(|error| self.failed(step, Some(&path), &error))
     }
 
     /// Counts the bytes of the names as the size of a listing.
-    fn list_directory(&mut self, step: &FlowopPlan) -> Step<()> {
+    fn list_directory(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let set = self.set_of(step)?;
         let path = self.sets[set].directory_path(self.sets[set].next_directory());
         let mut bytes = 0;
@@ -458,7 +465,7 @@ impl<D: Driver> Worker<'_, D> {
         result.or_else(|error| self.failed(step, Some(&path), &error))
     }
 
-    fn event_limit(&mut self, step: &FlowopPlan) -> Step<()> {
+    fn event_limit(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         if let Some(events) = &self.control.events {
             let began = self.begin();
             events.take(1, &self.stopped());
@@ -469,7 +476,7 @@ impl<D: Driver> Worker<'_, D> {
 
     /// Waits until as many events have occurred as there were operations (or megabytes) since the
     /// last call. Without an event generator there is no limit.
-    fn limit(&mut self, step: &FlowopPlan, what: Limit) -> Step<()> {
+    fn limit(&mut self, step: &FlowopPlan, what: LimitUnit) -> FlowopResult<()> {
         let Some(events) = &self.control.events else { return Ok(()) };
         let now = self.so_far(step, what);
         let (before, mut bucket) = match self.limits[step.statistics] {
@@ -481,7 +488,7 @@ impl<D: Driver> Worker<'_, D> {
         if bucket < 0 {
             let missing = bucket.unsigned_abs() as u64;
             let (wanted, worth) = match what {
-                Limit::Bytes => (missing / EVENT_BYTES + 1, EVENT_BYTES),
+                LimitUnit::Bytes => (missing / EVENT_BYTES + 1, EVENT_BYTES),
                 _ => (missing, 1),
             };
             events.take(wanted, &self.stopped());
@@ -493,21 +500,21 @@ impl<D: Driver> Worker<'_, D> {
     }
 
     /// The value that a limit compares: of its targets in this thread, or of all flowops.
-    fn so_far(&self, step: &FlowopPlan, what: Limit) -> u64 {
+    fn so_far(&self, step: &FlowopPlan, what: LimitUnit) -> u64 {
         if step.targets.is_empty() {
             return match what {
-                Limit::Operations => self.control.operations(),
-                Limit::DataOperations => self.control.data_io(),
-                Limit::Bytes => self.control.bytes(),
+                LimitUnit::Operations => self.control.operations(),
+                LimitUnit::DataOperations => self.control.data_io(),
+                LimitUnit::Bytes => self.control.bytes(),
             };
         }
         let cells = step.targets.iter().filter_map(|row| self.counts.cells[*row].as_ref());
         cells
-            .map(|cell| if matches!(what, Limit::Bytes) { cell.bytes() } else { cell.count() })
+            .map(|cell| if matches!(what, LimitUnit::Bytes) { cell.bytes() } else { cell.count() })
             .sum()
     }
 
-    fn hog(&mut self, step: &FlowopPlan) -> Step<()> {
+    fn hog(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let rounds = self.number(step.value);
         let began = self.begin();
         let byte = self.memory.piece(1, &mut self.random);
@@ -518,7 +525,7 @@ impl<D: Driver> Worker<'_, D> {
         Ok(())
     }
 
-    fn delay(&mut self, step: &FlowopPlan) -> Step<()> {
+    fn delay(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let seconds = self.number(step.value);
         let began = self.begin();
         self.control.sleep(seconds);
@@ -526,14 +533,14 @@ impl<D: Driver> Worker<'_, D> {
         Ok(())
     }
 
-    fn meet(&mut self, step: &FlowopPlan) -> Step<()> {
+    fn meet(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
         let (meetings, stopped) = (&self.control.meetings, self.finished());
         let amount = self.number(step.value).max(1);
         let began = self.begin();
         match step.kind {
-            Kind::Block => meetings.block(step.statistics, self.number, &stopped),
-            Kind::SemBlock => meetings.take(step.statistics, self.number, amount, &stopped),
-            Kind::Wakeup => step.targets.iter().for_each(|row| meetings.wakeup(*row)),
+            FlowopKind::Block => meetings.block(step.statistics, self.number, &stopped),
+            FlowopKind::SemBlock => meetings.take(step.statistics, self.number, amount, &stopped),
+            FlowopKind::Wakeup => step.targets.iter().for_each(|row| meetings.wakeup(*row)),
             _ => {
                 for row in &step.targets {
                     meetings.post(*row, amount, step.blocking, &stopped);
@@ -545,20 +552,20 @@ impl<D: Driver> Worker<'_, D> {
     }
 
     /// This operation itself is counted at the next call.
-    fn finish_on_count(&mut self, step: &FlowopPlan) -> Step<()> {
-        let done = self.so_far(step, Limit::Operations);
+    fn finish_on_count(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
+        let done = self.so_far(step, LimitUnit::Operations);
         self.finish_if(step, |wanted| done >= wanted)
     }
 
-    fn finish_on_bytes(&mut self, step: &FlowopPlan) -> Step<()> {
-        let done = self.so_far(step, Limit::Bytes);
+    fn finish_on_bytes(&mut self, step: &FlowopPlan) -> FlowopResult<()> {
+        let done = self.so_far(step, LimitUnit::Bytes);
         self.finish_if(step, |wanted| done > wanted)
     }
 
-    fn finish_if(&mut self, step: &FlowopPlan, reached: impl Fn(u64) -> bool) -> Step<()> {
+    fn finish_if(&mut self, step: &FlowopPlan, reached: impl Fn(u64) -> bool) -> FlowopResult<()> {
         let wanted = self.number(step.value);
         let began = self.begin();
         self.end(step, began, 0);
-        if reached(wanted) { Err(Outcome::Finished) } else { Ok(()) }
+        if reached(wanted) { Err(FlowopOutcome::Finished) } else { Ok(()) }
     }
 }

@@ -9,7 +9,7 @@ const LOOK_AROUND: Duration = Duration::from_millis(20);
 
 /// The semaphore of one semblock in one thread.
 #[derive(Clone, Copy, Default)]
-struct Semaphore {
+struct ThreadSemaphore {
     /// Units posted and not taken.
     posted: u64,
     /// Units that posters may still add without waiting.
@@ -17,27 +17,27 @@ struct Semaphore {
 }
 
 #[derive(Default)]
-struct Row {
+struct RowSynchronization {
     /// Number of wakeups so far.
     wakeups: u64,
     /// Number of wakeups that each thread blocking here has seen.
     seen: BTreeMap<usize, u64>,
-    semaphores: Vec<(usize, Semaphore)>,
+    semaphores: Vec<(usize, ThreadSemaphore)>,
 }
 
 /// The synchronization of a run, by row of the statistics.
-pub(super) struct Meetings {
-    rows: Mutex<Vec<Row>>,
+pub(super) struct RunSynchronization {
+    rows: Mutex<Vec<RowSynchronization>>,
     changed: Condvar,
 }
 
-impl Meetings {
+impl RunSynchronization {
     pub fn new(rows: usize) -> Self {
-        let rows = (0..rows).map(|_| Row::default()).collect();
-        Meetings { rows: Mutex::new(rows), changed: Condvar::new() }
+        let rows = (0..rows).map(|_| RowSynchronization::default()).collect();
+        RunSynchronization { rows: Mutex::new(rows), changed: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Row>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<RowSynchronization>> {
         self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -45,7 +45,7 @@ impl Meetings {
     fn until(
         &self,
         stopped: &dyn Fn() -> bool,
-        mut ready: impl FnMut(&mut Vec<Row>) -> bool,
+        mut ready: impl FnMut(&mut Vec<RowSynchronization>) -> bool,
     ) -> bool {
         let mut rows = self.lock();
         loop {
@@ -68,7 +68,7 @@ impl Meetings {
 
     /// Registers the semblock `row` of a thread. Call it before the threads start.
     pub fn announce(&self, row: usize, thread: usize, room: u64) {
-        let semaphore = Semaphore { posted: 0, room };
+        let semaphore = ThreadSemaphore { posted: 0, room };
         let known = &mut self.lock()[row].semaphores;
         if !known.iter().any(|(other, _)| *other == thread) {
             known.push((thread, semaphore));
@@ -81,7 +81,7 @@ impl Meetings {
     /// each other could both block for ever if one of them was slow for a moment.
     pub fn block(&self, row: usize, thread: usize, stopped: &dyn Fn() -> bool) {
         self.until(stopped, |rows| {
-            let Row { wakeups, seen, .. } = &mut rows[row];
+            let RowSynchronization { wakeups, seen, .. } = &mut rows[row];
             let before = seen.entry(thread).or_default();
             std::mem::replace(before, *wakeups) < *wakeups
         });
@@ -94,7 +94,7 @@ impl Meetings {
 
     /// Takes `amount` of the units posted to the semblock `row` of a thread.
     pub fn take(&self, row: usize, thread: usize, amount: u64, stopped: &dyn Fn() -> bool) {
-        let find = |rows: &mut Vec<Row>| {
+        let find = |rows: &mut Vec<RowSynchronization>| {
             rows[row].semaphores.iter().position(|(other, _)| *other == thread)
         };
         let Some(place) = find(&mut self.lock()) else { return };

@@ -15,16 +15,16 @@ mod worker;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::driver::Driver;
-use crate::files::{self, Fileset};
-use crate::plan::{Action, Plan};
+use crate::driver::WorkloadDriver;
+use crate::files::{self, RunFileset};
+use crate::plan::{WorkloadAction, WorkloadPlan};
 use crate::report::RunReport;
 
-pub use failure::Failure;
+pub use failure::RunFailure;
 
 /// Settings of a run.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Settings {
+pub struct RunSettings {
     /// Time limit of a run, as if the workload file had specified it.
     pub timeout: Option<Duration>,
     /// The same plan has already created the files, perhaps in another process or through another
@@ -33,7 +33,7 @@ pub struct Settings {
 }
 
 /// Receives progress events. By default, every method does nothing.
-pub trait Observer: Sync {
+pub trait RunObserver: Sync {
     /// Progress of creating the files of a set. Called by several threads.
     fn making(&self, fileset: &str, done: u64, total: u64) {
         let _ = (fileset, done, total);
@@ -59,7 +59,7 @@ pub trait Observer: Sync {
 }
 
 /// An observer that does nothing.
-impl Observer for () {}
+impl RunObserver for () {}
 
 /// Executes `plan` through `driver`. Returns one report for every run.
 ///
@@ -67,20 +67,20 @@ impl Observer for () {}
 ///
 /// The first failure: a file that could not be created, a flowop that failed, or, with `quit
 /// timeout`, a flowop that found no file.
-pub fn execute<D: Driver>(
-    plan: &Plan,
+pub fn execute<D: WorkloadDriver>(
+    plan: &WorkloadPlan,
     driver: &D,
-    settings: Settings,
-    observer: &dyn Observer,
-) -> Result<Vec<RunReport>, Failure> {
-    let number = |(number, set)| Fileset::new(set, plan.seed, number);
-    let sets: Vec<Fileset> = plan.filesets.iter().enumerate().map(number).collect();
+    settings: RunSettings,
+    observer: &dyn RunObserver,
+) -> Result<Vec<RunReport>, RunFailure> {
+    let number = |(number, set)| RunFileset::new(set, plan.seed, number);
+    let sets: Vec<RunFileset> = plan.filesets.iter().enumerate().map(number).collect();
     let mut made = vec![false; sets.len()];
     let mut reports = Vec::new();
     for action in &plan.actions {
         match action {
-            Action::CreateFiles => {
-                let missing: Vec<&Fileset> = sets
+            WorkloadAction::CreateFiles => {
+                let missing: Vec<&RunFileset> = sets
                     .iter()
                     .zip(&made)
                     .filter(|(_, made)| !**made)
@@ -95,16 +95,16 @@ pub fn execute<D: Driver>(
                     *made = true;
                 }
             }
-            Action::RemoveFiles => {
+            WorkloadAction::RemoveFiles => {
                 for set in &sets {
                     files::remove(driver, set)?;
                 }
                 made.fill(false);
             }
-            Action::Echo(text) => observer.echo(text),
-            Action::System(line) => shell(line)?,
-            Action::Sleep(seconds) => std::thread::sleep(Duration::from_secs(*seconds)),
-            Action::Run(run) => {
+            WorkloadAction::Echo(text) => observer.echo(text),
+            WorkloadAction::System(line) => shell(line)?,
+            WorkloadAction::Sleep(seconds) => std::thread::sleep(Duration::from_secs(*seconds)),
+            WorkloadAction::Run(run) => {
                 observer.begin(run::limit_of(run, settings));
                 reports.push(run::run(plan, run, &sets, driver, settings, observer)?);
             }
@@ -113,11 +113,11 @@ pub fn execute<D: Driver>(
     Ok(reports)
 }
 
-fn shell(line: &str) -> Result<(), Failure> {
+fn shell(line: &str) -> Result<(), RunFailure> {
     let status = Command::new("/bin/sh").arg("-c").arg(line).status();
     match status {
         Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(Failure::command(line, &status.to_string())),
-        Err(error) => Err(Failure::command(line, &error.to_string())),
+        Ok(status) => Err(RunFailure::command(line, &status.to_string())),
+        Err(error) => Err(RunFailure::command(line, &error.to_string())),
     }
 }

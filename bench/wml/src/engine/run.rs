@@ -5,29 +5,29 @@ use std::sync::{PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::control::Control;
-use super::failure::Failure;
-use super::worker::Worker;
-use super::{Observer, Settings};
-use crate::driver::Driver;
-use crate::files::Fileset;
-use crate::plan::{FlowopPlan, Kind, Plan, RunPlan};
+use super::control::RunControl;
+use super::failure::RunFailure;
+use super::worker::WorkloadThread;
+use super::{RunObserver, RunSettings};
+use crate::driver::WorkloadDriver;
+use crate::files::RunFileset;
+use crate::plan::{FlowopKind, FlowopPlan, WorkloadPlan, WorkloadRunPlan};
 use crate::report::RunReport;
-use crate::statistics::Histogram;
+use crate::statistics::FlowopHistogram;
 
 /// Interval of the timer.
 const TICK: Duration = Duration::from_millis(100);
 
 /// Runs the threads of `run` until they end or the time is over.
-pub(super) fn run<D: Driver>(
-    plan: &Plan,
-    run: &RunPlan,
-    sets: &[Fileset],
+pub(super) fn run<D: WorkloadDriver>(
+    plan: &WorkloadPlan,
+    run: &WorkloadRunPlan,
+    sets: &[RunFileset],
     driver: &D,
-    settings: Settings,
-    observer: &dyn Observer,
-) -> Result<RunReport, Failure> {
-    let control = Control::new(plan, run);
+    settings: RunSettings,
+    observer: &dyn RunObserver,
+) -> Result<RunReport, RunFailure> {
+    let control = RunControl::new(plan, run);
     let instances = run.threads.iter().flat_map(|t| (0..t.instances).map(move |_| t));
     let instances: Vec<_> = instances.collect();
     for (number, thread) in instances.iter().enumerate() {
@@ -43,7 +43,7 @@ pub(super) fn run<D: Driver>(
         for (number, thread) in instances.iter().enumerate() {
             let (control, gate, ready, ended) = (&control, &gate, ready.clone(), ended.clone());
             let body = move || {
-                let mut worker = Worker::new(plan, thread, number, sets, driver, control);
+                let mut worker = WorkloadThread::new(plan, thread, number, sets, driver, control);
                 // The receiver is gone if a later thread could not be started.
                 let _ = ready.send(());
                 drop(gate.read());
@@ -53,7 +53,7 @@ pub(super) fn run<D: Driver>(
             let name = format!("wml-{number}");
             if let Err(error) = thread::Builder::new().name(name).spawn_scoped(scope, body) {
                 let failure = format!("only {number} threads could be started: {error}");
-                control.fail(Failure::new(failure));
+                control.fail(RunFailure::new(failure));
                 return drop(closed);
             }
         }
@@ -77,40 +77,42 @@ pub(super) fn run<D: Driver>(
 }
 
 /// The totals: CPU time and number of threads.
-fn control_totals(control: &Control) -> crate::report::Totals {
-    crate::report::Totals { cpu_ns: control.cpu_ns(), threads: control.threads.len() as u64 }
+fn control_totals(control: &RunControl) -> crate::report::RunTotals {
+    crate::report::RunTotals { cpu_ns: control.cpu_ns(), threads: control.threads.len() as u64 }
 }
 
-fn announce(control: &Control, steps: &[FlowopPlan], thread: usize) {
+fn announce(control: &RunControl, steps: &[FlowopPlan], thread: usize) {
     for step in steps {
         match &step.kind {
-            Kind::Composite(inner) => announce(control, inner, thread),
-            Kind::SemBlock => control.meetings.announce(step.statistics, thread, step.highwater),
+            FlowopKind::Composite(inner) => announce(control, inner, thread),
+            FlowopKind::SemBlock => {
+                control.meetings.announce(step.statistics, thread, step.highwater)
+            }
             _ => {}
         }
     }
 }
 
 /// The time limit of a run.
-pub(super) fn limit_of(run: &RunPlan, settings: Settings) -> Option<Duration> {
+pub(super) fn limit_of(run: &WorkloadRunPlan, settings: RunSettings) -> Option<Duration> {
     let limit = run.seconds.map(Duration::from_secs);
     [limit, settings.timeout].into_iter().flatten().min()
 }
 
 /// Waits until all threads have ended, reports progress to the observer, and ends the run in time.
 fn watch_run(
-    plan: &Plan,
-    run: &RunPlan,
-    settings: Settings,
-    observer: &dyn Observer,
-    control: &Control,
+    plan: &WorkloadPlan,
+    run: &WorkloadRunPlan,
+    settings: RunSettings,
+    observer: &dyn RunObserver,
+    control: &RunControl,
     watch: &std::sync::mpsc::Receiver<()>,
     began: Instant,
 ) {
     let limit = limit_of(run, settings);
     let period = Duration::from_secs(run.period);
     let mut next_report = period;
-    let mut before = None::<(Vec<Histogram>, Duration)>;
+    let mut before = None::<(Vec<FlowopHistogram>, Duration)>;
     while watch.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
         let passed = began.elapsed();
         observer.running(passed.as_secs_f64(), control.io());
@@ -135,8 +137,8 @@ fn watch_run(
 }
 
 /// Merges the measurements of all threads so far, by row.
-fn collect(plan: &Plan, control: &Control) -> Vec<Histogram> {
-    let mut rows = vec![Histogram::default(); plan.rows.len()];
+fn collect(plan: &WorkloadPlan, control: &RunControl) -> Vec<FlowopHistogram> {
+    let mut rows = vec![FlowopHistogram::default(); plan.rows.len()];
     for thread in &control.threads {
         for (row, cell) in rows.iter_mut().zip(&thread.cells) {
             if let Some(cell) = cell {

@@ -7,13 +7,13 @@ use quanta::Clock;
 use rand::Rng;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::control::{Control, Counts};
-use super::failure::Failure;
-use crate::driver::Driver;
-use crate::files::Fileset;
+use super::control::{RunControl, ThreadCounters};
+use super::failure::RunFailure;
+use crate::driver::WorkloadDriver;
+use crate::files::RunFileset;
 use crate::lang::ast::QuitMode;
-use crate::plan::{FlowopPlan, Kind, MAX_FD, Number, Plan, ThreadPlan};
-use crate::random::{Generator, generator};
+use crate::plan::{FlowopKind, FlowopPlan, MAX_FD, PlanNumber, ThreadPlan, WorkloadPlan};
+use crate::random::{RandomGenerator, generator};
 
 /// Alignment of memory for O_DIRECT.
 const ALIGNMENT: usize = 4096;
@@ -22,7 +22,7 @@ const ALIGNMENT: usize = 4096;
 const NOISE: usize = 64 << 10;
 
 /// The result of a flowop.
-pub(super) enum Outcome {
+pub(super) enum FlowopOutcome {
     /// The next flowop follows.
     Done,
     /// There was no file for it.
@@ -32,39 +32,39 @@ pub(super) enum Outcome {
     /// The run ended while it waited.
     Over,
     /// It failed.
-    Failed(Failure),
+    Failed(RunFailure),
 }
 
 /// A descriptor of a thread.
-pub(super) struct Descriptor<F> {
+pub(super) struct ThreadDescriptor<F> {
     /// The open file.
     pub file: Option<F>,
     /// The file and its set, which are known even after a close.
     pub entry: Option<(usize, u32)>,
 }
 
-impl<F> Default for Descriptor<F> {
+impl<F> Default for ThreadDescriptor<F> {
     fn default() -> Self {
-        Descriptor { file: None, entry: None }
+        ThreadDescriptor { file: None, entry: None }
     }
 }
 
 /// Memory for data, aligned for O_DIRECT.
-pub(super) struct Memory {
+pub(super) struct ThreadMemory {
     bytes: Vec<u8>,
     skip: usize,
     /// Size of the thread's own part, from which I/O takes random pieces.
     own: usize,
 }
 
-impl Memory {
-    fn new(size: usize, random: &mut Generator) -> Self {
-        let mut memory = Memory { bytes: Vec::new(), skip: 0, own: size };
+impl ThreadMemory {
+    fn new(size: usize, random: &mut RandomGenerator) -> Self {
+        let mut memory = ThreadMemory { bytes: Vec::new(), skip: 0, own: size };
         memory.grow(size, random);
         memory
     }
 
-    fn grow(&mut self, size: usize, random: &mut Generator) {
+    fn grow(&mut self, size: usize, random: &mut RandomGenerator) {
         self.bytes = vec![0; size + ALIGNMENT];
         self.skip = self.bytes.as_ptr().align_offset(ALIGNMENT);
         // Data that file systems cannot compress, unless they deduplicate blocks.
@@ -78,7 +78,7 @@ impl Memory {
 
     /// `length` bytes: a random piece of the thread's memory, if it has its own.
     #[inline]
-    pub fn piece(&mut self, length: usize, random: &mut Generator) -> &mut [u8] {
+    pub fn piece(&mut self, length: usize, random: &mut RandomGenerator) -> &mut [u8] {
         if self.bytes.len() < length + ALIGNMENT {
             self.grow(length, random);
         }
@@ -92,17 +92,17 @@ impl Memory {
 }
 
 /// A thread of the workload.
-pub(super) struct Worker<'a, D: Driver> {
+pub(super) struct WorkloadThread<'a, D: WorkloadDriver> {
     pub driver: &'a D,
-    pub plan: &'a Plan,
+    pub plan: &'a WorkloadPlan,
     pub thread: &'a ThreadPlan,
     pub number: usize,
-    pub sets: &'a [Fileset],
-    pub control: &'a Control,
-    pub counts: &'a Counts,
-    pub descriptors: Vec<Descriptor<D::File>>,
-    pub memory: Memory,
-    pub random: Generator,
+    pub sets: &'a [RunFileset],
+    pub control: &'a RunControl,
+    pub counts: &'a ThreadCounters,
+    pub descriptors: Vec<ThreadDescriptor<D::File>>,
+    pub memory: ThreadMemory,
+    pub random: RandomGenerator,
     /// The descriptor that the last flowop with `opennext` used.
     pub rotor: usize,
     /// The last values of rate limits, by row of the statistics.
@@ -112,17 +112,17 @@ pub(super) struct Worker<'a, D: Driver> {
     last_end: Option<u64>,
 }
 
-impl<'a, D: Driver> Worker<'a, D> {
+impl<'a, D: WorkloadDriver> WorkloadThread<'a, D> {
     pub fn new(
-        plan: &'a Plan,
+        plan: &'a WorkloadPlan,
         thread: &'a ThreadPlan,
         number: usize,
-        sets: &'a [Fileset],
+        sets: &'a [RunFileset],
         driver: &'a D,
-        control: &'a Control,
+        control: &'a RunControl,
     ) -> Self {
         let mut random = generator(plan.seed, number as u64);
-        Worker {
+        WorkloadThread {
             driver,
             plan,
             thread,
@@ -130,8 +130,8 @@ impl<'a, D: Driver> Worker<'a, D> {
             sets,
             control,
             counts: &control.threads[number],
-            descriptors: (0..MAX_FD).map(|_| Descriptor::default()).collect(),
-            memory: Memory::new(thread.memsize as usize, &mut random),
+            descriptors: (0..MAX_FD).map(|_| ThreadDescriptor::default()).collect(),
+            memory: ThreadMemory::new(thread.memsize as usize, &mut random),
             random,
             rotor: MAX_FD,
             limits: vec![None; plan.rows.len()],
@@ -146,7 +146,8 @@ impl<'a, D: Driver> Worker<'a, D> {
             && let Err(error) = rustix::process::setpriority_process(None, self.thread.nice)
         {
             let nice = self.thread.nice;
-            self.control.fail(Failure::new(format!("niceness {nice} could not be set: {error}")));
+            self.control
+                .fail(RunFailure::new(format!("niceness {nice} could not be set: {error}")));
             return;
         }
         let before = cpu_ns();
@@ -158,17 +159,17 @@ impl<'a, D: Driver> Worker<'a, D> {
                     break 'run;
                 }
                 match self.repeat(step) {
-                    Outcome::Done => {}
-                    Outcome::NoFile => {
+                    FlowopOutcome::Done => {}
+                    FlowopOutcome::NoFile => {
                         self.without_file(step);
                         break 'run;
                     }
-                    Outcome::Finished => {
+                    FlowopOutcome::Finished => {
                         control.finish();
                         break 'run;
                     }
-                    Outcome::Over => break 'run,
-                    Outcome::Failed(failure) => {
+                    FlowopOutcome::Over => break 'run,
+                    FlowopOutcome::Failed(failure) => {
                         control.fail(failure);
                         break 'run;
                     }
@@ -187,45 +188,45 @@ impl<'a, D: Driver> Worker<'a, D> {
         match self.control.quit {
             QuitMode::AllDone => {}
             QuitMode::FirstDone => self.control.finish(),
-            QuitMode::Timeout => self.control.fail(Failure::no_file(step)),
+            QuitMode::Timeout => self.control.fail(RunFailure::no_file(step)),
         }
     }
 
     /// Performs one flowop as often as it specifies.
-    fn repeat(&mut self, step: &FlowopPlan) -> Outcome {
+    fn repeat(&mut self, step: &FlowopPlan) -> FlowopOutcome {
         self.last_end = None;
         for _ in 0..self.number(step.iters) {
             let outcome = match &step.kind {
-                Kind::Composite(inner) => self.sequence(inner),
+                FlowopKind::Composite(inner) => self.sequence(inner),
                 _ => self.perform(step),
             };
-            if !matches!(outcome, Outcome::Done) {
+            if !matches!(outcome, FlowopOutcome::Done) {
                 return outcome;
             }
             if self.control.over() {
-                return Outcome::Over;
+                return FlowopOutcome::Over;
             }
         }
-        Outcome::Done
+        FlowopOutcome::Done
     }
 
     /// Performs the flowops of a composite flowop.
-    fn sequence(&mut self, steps: &[FlowopPlan]) -> Outcome {
+    fn sequence(&mut self, steps: &[FlowopPlan]) -> FlowopOutcome {
         for step in steps {
             let outcome = self.repeat(step);
-            if !matches!(outcome, Outcome::Done) {
+            if !matches!(outcome, FlowopOutcome::Done) {
                 return outcome;
             }
         }
-        Outcome::Done
+        FlowopOutcome::Done
     }
 
     /// The value of a number.
     #[inline]
-    pub fn number(&mut self, number: Number) -> u64 {
+    pub fn number(&mut self, number: PlanNumber) -> u64 {
         match number {
-            Number::Fixed(number) => number,
-            Number::Random(place) => self.plan.variables[place].get(&mut self.random),
+            PlanNumber::Fixed(number) => number,
+            PlanNumber::Random(place) => self.plan.variables[place].get(&mut self.random),
         }
     }
 
@@ -245,11 +246,11 @@ impl<'a, D: Driver> Worker<'a, D> {
         if let Some(cell) = &self.counts.cells[step.statistics] {
             cell.record(ns, bytes);
         }
-        Counts::add(&self.counts.operations, 1);
-        Counts::add(&self.counts.bytes, bytes);
+        ThreadCounters::add(&self.counts.operations, 1);
+        ThreadCounters::add(&self.counts.bytes, bytes);
         let row = &self.plan.rows[step.statistics];
-        Counts::add(&self.counts.io, u64::from(row.io));
-        Counts::add(&self.counts.data_io, u64::from(row.reads || row.writes));
+        ThreadCounters::add(&self.counts.io, u64::from(row.io));
+        ThreadCounters::add(&self.counts.data_io, u64::from(row.reads || row.writes));
     }
 
     /// The path of the file of a descriptor, for messages.
@@ -271,10 +272,10 @@ impl<'a, D: Driver> Worker<'a, D> {
 
     fn close_all(&mut self) {
         for descriptor in &mut self.descriptors {
-            if let Descriptor { file: Some(_), entry: Some((set, file)) } = descriptor {
+            if let ThreadDescriptor { file: Some(_), entry: Some((set, file)) } = descriptor {
                 self.sets[*set].pool.done(*file, None, -1);
             }
-            *descriptor = Descriptor::default();
+            *descriptor = ThreadDescriptor::default();
         }
     }
 }

@@ -2,11 +2,11 @@
 
 /// A set of numbers below a limit. It is a bit map with summaries: each level has one bit for every
 /// 64 bits of the level below.
-pub(crate) struct Bits {
+pub(crate) struct SummaryBitmap {
     levels: Vec<Vec<u64>>,
 }
 
-impl Bits {
+impl SummaryBitmap {
     /// Creates an empty set of numbers below `limit`.
     pub fn new(limit: u32) -> Self {
         let mut levels = Vec::new();
@@ -15,7 +15,7 @@ impl Bits {
             size = size.div_ceil(64).max(1);
             levels.push(vec![0; size]);
             if size == 1 {
-                return Bits { levels };
+                return SummaryBitmap { levels };
             }
         }
     }
@@ -96,7 +96,7 @@ mod tests {
             limit in 1u32..20_000,
             steps in prop::collection::vec((any::<u32>(), any::<bool>()), 1..200),
         ) {
-            let (mut bits, mut tree) = (Bits::new(limit), BTreeSet::new());
+            let (mut bits, mut tree) = (SummaryBitmap::new(limit), BTreeSet::new());
             for (number, insert) in steps {
                 let number = number % limit;
                 if insert {

@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rand::Rng;
 use rand::seq::SliceRandom;
 
-use super::pool::State;
-use super::tree::Fileset;
-use crate::driver::{Access, Driver};
-use crate::engine::Failure;
-use crate::plan::OpenFlags;
+use super::pool::EntryState;
+use super::tree::RunFileset;
+use crate::driver::{OpenAccess, WorkloadDriver};
+use crate::engine::RunFailure;
+use crate::plan::FlowopOpenFlags;
 use crate::random::generator;
 
 /// Bytes per write.
@@ -22,18 +22,18 @@ const BLOCK: usize = 1 << 20;
 /// Number of threads that create the files of a set with `paralloc`.
 const MAKERS: usize = 32;
 
-const READ_WRITE: Access = Access { read: true, write: true, create: false };
+const READ_WRITE: OpenAccess = OpenAccess { read: true, write: true, create: false };
 
 /// Creates directories and files as the plan requires, and records existing ones in the pools.
 /// `progress` receives the number of units done and their total. With `adopt`, an earlier run of
 /// the same plan has created them, and the driver is not called.
-pub(crate) fn create<D: Driver>(
+pub(crate) fn create<D: WorkloadDriver>(
     driver: &D,
-    set: &Fileset,
+    set: &RunFileset,
     seed: u64,
     adopt: bool,
     progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<(), Failure> {
+) -> Result<(), RunFailure> {
     let plan = &set.plan;
     let there = adopt || plan.trusttree || driver.stat(&set.root).is_ok();
     let reusing = adopt || there && (plan.reuse || plan.trusttree);
@@ -41,7 +41,7 @@ pub(crate) fn create<D: Driver>(
         remove(driver, set)?;
     }
     for entry in 0..set.files() {
-        set.pool.set_state(entry, State::Absent);
+        set.pool.set_state(entry, EntryState::Absent);
     }
     let Some(percent) = plan.prealloc else { return Ok(()) };
     if !reusing {
@@ -49,27 +49,31 @@ pub(crate) fn create<D: Driver>(
     }
     // In random order, so that neighbours in the tree are not neighbours on the device.
     let mut random = generator(seed, (2 << 32) + u64::from(set.files()));
-    let chosen = |random: &mut crate::random::Generator| random.random_range(0..100) < percent;
+    let chosen =
+        |random: &mut crate::random::RandomGenerator| random.random_range(0..100) < percent;
     let mut files: Vec<u32> = (0..set.files()).filter(|_| chosen(&mut random)).collect();
     files.shuffle(&mut random);
     if adopt {
-        files.iter().for_each(|&file| set.pool.set_state(file, State::Exists));
+        files.iter().for_each(|&file| set.pool.set_state(file, EntryState::Exists));
     } else {
         make_files(driver, set, &files, reusing, progress)?;
     }
     for leafdir in (0..set.leafdirs()).filter(|_| chosen(&mut random)) {
         let path = set.leafdir_path(leafdir);
         if !(adopt || reusing && driver.stat(&path).is_ok()) {
-            driver.mkdir(&path).map_err(|error| Failure::create(&path, &error))?;
+            driver.mkdir(&path).map_err(|error| RunFailure::create(&path, &error))?;
         }
-        set.leaf_pool.set_state(leafdir, State::Exists);
+        set.leaf_pool.set_state(leafdir, EntryState::Exists);
     }
     Ok(())
 }
 
 /// Refuses sets that cannot fit, before creating any of them. Existing sets are reused or replaced,
 /// so for them only the size of the whole file system matters.
-pub(crate) fn check_room<D: Driver>(driver: &D, sets: &[&Fileset]) -> Result<(), Failure> {
+pub(crate) fn check_room<D: WorkloadDriver>(
+    driver: &D,
+    sets: &[&RunFileset],
+) -> Result<(), RunFailure> {
     let mut needed: BTreeMap<&Path, (u64, bool)> = BTreeMap::new();
     for set in sets.iter().filter(|set| !set.plan.trusttree) {
         let all = (0..set.files()).map(|file| set.size(file)).fold(0, u64::saturating_add);
@@ -86,24 +90,24 @@ pub(crate) fn check_room<D: Driver>(driver: &D, sets: &[&Fileset]) -> Result<(),
         let Some(room) = room else { continue };
         let limit = if there { room.total } else { room.available };
         if bytes > limit {
-            return Err(Failure::no_room(path, bytes, limit));
+            return Err(RunFailure::no_room(path, bytes, limit));
         }
     }
     Ok(())
 }
 
-fn make_directories<D: Driver>(driver: &D, set: &Fileset) -> Result<(), Failure> {
-    make_path(driver, &set.root).map_err(|error| Failure::create(&set.root, &error))?;
+fn make_directories<D: WorkloadDriver>(driver: &D, set: &RunFileset) -> Result<(), RunFailure> {
+    make_path(driver, &set.root).map_err(|error| RunFailure::create(&set.root, &error))?;
     // Parents have smaller numbers than their children. The root, 0, exists.
     for directory in 1..set.directories() {
         let path = set.directory_path(directory);
-        driver.mkdir(&path).map_err(|error| Failure::create(&path, &error))?;
+        driver.mkdir(&path).map_err(|error| RunFailure::create(&path, &error))?;
     }
     Ok(())
 }
 
 /// Creates a directory and its missing ancestors.
-pub(crate) fn make_path<D: Driver>(driver: &D, path: &Path) -> io::Result<()> {
+pub(crate) fn make_path<D: WorkloadDriver>(driver: &D, path: &Path) -> io::Result<()> {
     let mut missing: Vec<&Path> = Vec::new();
     for directory in path.ancestors().filter(|path| !path.as_os_str().is_empty()) {
         if driver.stat(directory).is_ok() {
@@ -121,13 +125,13 @@ pub(crate) fn make_path<D: Driver>(driver: &D, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn make_files<D: Driver>(
+fn make_files<D: WorkloadDriver>(
     driver: &D,
-    set: &Fileset,
+    set: &RunFileset,
     files: &[u32],
     reusing: bool,
     progress: &(dyn Fn(u64, u64) + Sync),
-) -> Result<(), Failure> {
+) -> Result<(), RunFailure> {
     // Work is counted in files and megabytes, so that progress is steady for many small and for few
     // large files.
     let work = |file: u32| 1 + set.size(file) / BLOCK as u64;
@@ -145,7 +149,7 @@ fn make_files<D: Driver>(
                 return;
             }
             step();
-            set.pool.set_state(file, State::Exists);
+            set.pool.set_state(file, EntryState::Exists);
         }
     };
     if set.plan.paralloc {
@@ -168,19 +172,19 @@ fn noise() -> Vec<u8> {
     block
 }
 
-fn make_file<D: Driver>(
+fn make_file<D: WorkloadDriver>(
     driver: &D,
-    set: &Fileset,
+    set: &RunFileset,
     file: u32,
     reusing: bool,
     block: &[u8],
     step: &dyn Fn(),
-) -> Result<(), Failure> {
+) -> Result<(), RunFailure> {
     let (path, size) = (set.file_path(file), set.size(file));
-    let fail = |error: io::Error| Failure::create(&path, &error);
+    let fail = |error: io::Error| RunFailure::create(&path, &error);
     let reused = reusing && (set.plan.trusttree || driver.stat(&path).is_ok());
-    let access = Access { create: !reused, ..READ_WRITE };
-    let mut open = driver.open(&path, access, OpenFlags::default()).map_err(fail)?;
+    let access = OpenAccess { create: !reused, ..READ_WRITE };
+    let mut open = driver.open(&path, access, FlowopOpenFlags::default()).map_err(fail)?;
     let mut from = 0;
     if reused {
         from = if set.plan.trusttree { size } else { driver.size_of(&mut open).map_err(fail)? };
@@ -209,10 +213,10 @@ fn make_file<D: Driver>(
 ///
 /// Anything that does not look like the tree of a file set is kept: all names in a file set have
 /// eight digits.
-pub(crate) fn remove<D: Driver>(driver: &D, set: &Fileset) -> Result<(), Failure> {
+pub(crate) fn remove<D: WorkloadDriver>(driver: &D, set: &RunFileset) -> Result<(), RunFailure> {
     match driver.stat(&set.root) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(Failure::create(&set.root, &error)),
+        Err(error) => return Err(RunFailure::create(&set.root, &error)),
         Ok(_) => {}
     }
     let (mut directories, mut files) = (vec![set.root.clone()], Vec::new());
@@ -221,31 +225,31 @@ pub(crate) fn remove<D: Driver>(driver: &D, set: &Fileset) -> Result<(), Failure
         at += 1;
         let (below, strange) = look(driver, &directory, &mut files)?;
         if let Some(name) = strange {
-            return Err(Failure::foreign(&set.root, &directory.join(name)));
+            return Err(RunFailure::foreign(&set.root, &directory.join(name)));
         }
         directories.extend(below);
     }
     for path in files {
-        driver.unlink(&path).map_err(|error| Failure::create(&path, &error))?;
+        driver.unlink(&path).map_err(|error| RunFailure::create(&path, &error))?;
     }
     for path in directories.into_iter().rev() {
-        driver.rmdir(&path).map_err(|error| Failure::create(&path, &error))?;
+        driver.rmdir(&path).map_err(|error| RunFailure::create(&path, &error))?;
     }
     for entry in 0..set.files() {
-        set.pool.set_state(entry, State::Absent);
+        set.pool.set_state(entry, EntryState::Absent);
     }
     for entry in 0..set.leafdirs() {
-        set.leaf_pool.set_state(entry, State::Absent);
+        set.leaf_pool.set_state(entry, EntryState::Absent);
     }
     Ok(())
 }
 
 /// The subdirectories of `directory`, and a name that cannot belong to a file set, if there is one.
-fn look<D: Driver>(
+fn look<D: WorkloadDriver>(
     driver: &D,
     directory: &Path,
     files: &mut Vec<PathBuf>,
-) -> Result<(BTreeSet<PathBuf>, Option<String>), Failure> {
+) -> Result<(BTreeSet<PathBuf>, Option<String>), RunFailure> {
     let (mut below, mut strange) = (BTreeSet::new(), None);
     let mut each = |name: &[u8], is_directory: bool| {
         let text = String::from_utf8_lossy(name).into_owned();
@@ -257,6 +261,6 @@ fn look<D: Driver>(
             files.push(directory.join(text));
         }
     };
-    driver.list(directory, &mut each).map_err(|error| Failure::create(directory, &error))?;
+    driver.list(directory, &mut each).map_err(|error| RunFailure::create(directory, &error))?;
     Ok((below, strange))
 }

@@ -6,5 +6,5 @@ mod pool;
 mod tree;
 
 pub(crate) use create::{check_room, create, make_path, remove};
-pub(crate) use pool::{Pick, State};
-pub(crate) use tree::Fileset;
+pub(crate) use pool::{EntryChoice, EntryState};
+pub(crate) use tree::RunFileset;

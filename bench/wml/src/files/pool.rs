@@ -3,18 +3,18 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::bits::Bits;
+use super::bits::SummaryBitmap;
 
 /// The state of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum EntryState {
     Exists,
     Absent,
 }
 
 /// The way in which an entry is chosen.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Pick {
+pub(crate) enum EntryChoice {
     /// The next one. A thread that rotates through descriptors has its own rotation.
     Next(Option<usize>),
     /// The entry with this index, or the next after it.
@@ -27,15 +27,15 @@ const LOOK_AROUND: Duration = Duration::from_millis(20);
 /// The entries of a file set: files, or empty directories.
 ///
 /// The lock is held only for the choice, never during a system call.
-pub(crate) struct Pool {
-    inner: Mutex<Inner>,
+pub(crate) struct EntryPool {
+    inner: Mutex<EntryPoolState>,
     changed: Condvar,
 }
 
-struct Inner {
-    exist: Bits,
-    absent: Bits,
-    busy: Bits,
+struct EntryPoolState {
+    exist: SummaryBitmap,
+    absent: SummaryBitmap,
+    busy: SummaryBitmap,
     open: Vec<u32>,
     next_existing: u32,
     next_absent: u32,
@@ -45,15 +45,15 @@ struct Inner {
     waiting: u32,
 }
 
-impl Pool {
+impl EntryPool {
     /// Creates a pool of `entries`, all absent.
     pub fn new(entries: u32) -> Self {
-        let mut absent = Bits::new(entries);
+        let mut absent = SummaryBitmap::new(entries);
         (0..entries).for_each(|entry| absent.insert(entry));
-        let inner = Inner {
-            exist: Bits::new(entries),
+        let inner = EntryPoolState {
+            exist: SummaryBitmap::new(entries),
             absent,
-            busy: Bits::new(entries),
+            busy: SummaryBitmap::new(entries),
             open: vec![0; entries as usize],
             next_existing: 0,
             next_absent: 0,
@@ -61,16 +61,19 @@ impl Pool {
             idle: u64::from(entries),
             waiting: 0,
         };
-        Pool { inner: Mutex::new(inner), changed: Condvar::new() }
+        EntryPool { inner: Mutex::new(inner), changed: Condvar::new() }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    fn lock(&self) -> MutexGuard<'_, EntryPoolState> {
         // A thread that panicked leaves the bits valid.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits for a change, for a limited time.
-    fn wait<'a>(&self, mut inner: MutexGuard<'a, Inner>) -> MutexGuard<'a, Inner> {
+    fn wait<'a>(
+        &self,
+        mut inner: MutexGuard<'a, EntryPoolState>,
+    ) -> MutexGuard<'a, EntryPoolState> {
         inner.waiting += 1;
         let waited = self.changed.wait_timeout(inner, LOOK_AROUND);
         let (mut inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -80,21 +83,26 @@ impl Pool {
 
     /// Number of entries in `state`.
     #[cfg(test)]
-    pub fn count(&self, state: State) -> u64 {
+    pub fn count(&self, state: EntryState) -> u64 {
         let inner = self.lock();
-        if state == State::Exists { inner.exist.len() } else { inner.absent.len() }
+        if state == EntryState::Exists { inner.exist.len() } else { inner.absent.len() }
     }
 
     /// Sets the state of an entry.
-    pub fn set_state(&self, entry: u32, state: State) {
+    pub fn set_state(&self, entry: u32, state: EntryState) {
         self.lock().set_state(entry, state);
     }
 
-    /// Takes an entry in `state` that no thread uses. It is busy until [`Pool::done`].
+    /// Takes an entry in `state` that no thread uses. It is busy until [`EntryPool::done`].
     ///
     /// Returns `None` if no entry has that state, or all of them are busy. If all entries of the
     /// set are busy, it waits until `stopped`.
-    pub fn pick(&self, state: State, how: Pick, stopped: &dyn Fn() -> bool) -> Option<u32> {
+    pub fn pick(
+        &self,
+        state: EntryState,
+        how: EntryChoice,
+        stopped: &dyn Fn() -> bool,
+    ) -> Option<u32> {
         let mut inner = self.lock();
         if inner.open.is_empty() {
             return None;
@@ -131,7 +139,7 @@ impl Pool {
     }
 
     /// Releases an entry, with its new state and the change of its number of descriptors.
-    pub fn done(&self, entry: u32, state: Option<State>, opens: i32) {
+    pub fn done(&self, entry: u32, state: Option<EntryState>, opens: i32) {
         let mut inner = self.lock();
         if let Some(state) = state {
             inner.set_state(entry, state);
@@ -150,36 +158,38 @@ impl Pool {
     }
 }
 
-impl Inner {
-    fn set_state(&mut self, entry: u32, state: State) {
+impl EntryPoolState {
+    fn set_state(&mut self, entry: u32, state: EntryState) {
         let (into, from) = match state {
-            State::Exists => (&mut self.exist, &mut self.absent),
-            State::Absent => (&mut self.absent, &mut self.exist),
+            EntryState::Exists => (&mut self.exist, &mut self.absent),
+            EntryState::Absent => (&mut self.absent, &mut self.exist),
         };
         from.remove(entry);
         into.insert(entry);
     }
 
-    fn choose(&mut self, state: State, how: Pick) -> Option<u32> {
+    fn choose(&mut self, state: EntryState, how: EntryChoice) -> Option<u32> {
         let from = match how {
-            Pick::At(index) => index,
-            Pick::Next(Some(thread)) if state == State::Exists => {
+            EntryChoice::At(index) => index,
+            EntryChoice::Next(Some(thread)) if state == EntryState::Exists => {
                 if self.own.len() <= thread {
                     self.own.resize(thread + 1, 0);
                 }
                 self.own[thread]
             }
-            Pick::Next(_) if state == State::Exists => self.next_existing,
-            Pick::Next(_) => self.next_absent,
+            EntryChoice::Next(_) if state == EntryState::Exists => self.next_existing,
+            EntryChoice::Next(_) => self.next_absent,
         };
-        let among = if state == State::Exists { &self.exist } else { &self.absent };
+        let among = if state == EntryState::Exists { &self.exist } else { &self.absent };
         let first = among.next_around(from)?;
         // The rotation continues after the first candidate, even if that is busy.
         match how {
-            Pick::At(_) => {}
-            Pick::Next(Some(thread)) if state == State::Exists => self.own[thread] = first + 1,
-            Pick::Next(_) if state == State::Exists => self.next_existing = first + 1,
-            Pick::Next(_) => self.next_absent = first + 1,
+            EntryChoice::At(_) => {}
+            EntryChoice::Next(Some(thread)) if state == EntryState::Exists => {
+                self.own[thread] = first + 1
+            }
+            EntryChoice::Next(_) if state == EntryState::Exists => self.next_existing = first + 1,
+            EntryChoice::Next(_) => self.next_absent = first + 1,
         }
         let mut entry = first;
         while self.busy.has(entry) {
@@ -196,59 +206,60 @@ impl Inner {
 mod tests {
     use super::*;
 
-    fn pool(entries: u32, existing: u32) -> Pool {
-        let pool = Pool::new(entries);
-        (0..existing).for_each(|entry| pool.set_state(entry, State::Exists));
+    fn pool(entries: u32, existing: u32) -> EntryPool {
+        let pool = EntryPool::new(entries);
+        (0..existing).for_each(|entry| pool.set_state(entry, EntryState::Exists));
         pool
     }
 
-    fn pick(pool: &Pool, state: State) -> Option<u32> {
-        pool.pick(state, Pick::Next(None), &|| true)
+    fn pick(pool: &EntryPool, state: EntryState) -> Option<u32> {
+        pool.pick(state, EntryChoice::Next(None), &|| true)
     }
 
     #[test]
     fn files_are_picked_in_rotation_and_busy_ones_are_skipped() {
         let pool = pool(4, 3);
-        let [a, b] = [pick(&pool, State::Exists), pick(&pool, State::Exists)];
+        let [a, b] = [pick(&pool, EntryState::Exists), pick(&pool, EntryState::Exists)];
         assert_eq!((a, b), (Some(0), Some(1)));
         pool.done(1, None, 0);
-        assert_eq!(pick(&pool, State::Exists), Some(2));
+        assert_eq!(pick(&pool, EntryState::Exists), Some(2));
         pool.done(2, None, 0);
         // 0 is busy, so the next is 1.
-        assert_eq!(pick(&pool, State::Exists), Some(1));
-        assert_eq!(pick(&pool, State::Exists), Some(2));
+        assert_eq!(pick(&pool, EntryState::Exists), Some(1));
+        assert_eq!(pick(&pool, EntryState::Exists), Some(2));
         // All existing entries are busy, although an absent one is idle.
-        assert_eq!(pick(&pool, State::Exists), None);
-        assert_eq!(pick(&pool, State::Absent), Some(3));
-        assert_eq!(pick(&pool, State::Absent), None);
+        assert_eq!(pick(&pool, EntryState::Exists), None);
+        assert_eq!(pick(&pool, EntryState::Absent), Some(3));
+        assert_eq!(pick(&pool, EntryState::Absent), None);
     }
 
     #[test]
     fn created_files_exist_and_deleted_files_do_not() {
         let pool = pool(2, 0);
-        assert_eq!(pick(&pool, State::Exists), None);
-        assert_eq!(pick(&pool, State::Absent), Some(0));
-        pool.done(0, Some(State::Exists), 1);
-        assert_eq!((pool.count(State::Exists), pool.open_count(0)), (1, 1));
-        assert_eq!(pick(&pool, State::Exists), Some(0));
-        pool.done(0, Some(State::Absent), -1);
-        assert_eq!((pool.count(State::Absent), pool.open_count(0)), (2, 0));
+        assert_eq!(pick(&pool, EntryState::Exists), None);
+        assert_eq!(pick(&pool, EntryState::Absent), Some(0));
+        pool.done(0, Some(EntryState::Exists), 1);
+        assert_eq!((pool.count(EntryState::Exists), pool.open_count(0)), (1, 1));
+        assert_eq!(pick(&pool, EntryState::Exists), Some(0));
+        pool.done(0, Some(EntryState::Absent), -1);
+        assert_eq!((pool.count(EntryState::Absent), pool.open_count(0)), (2, 0));
     }
 
     #[test]
     fn an_index_picks_that_file_or_the_next_after_it() {
         let pool = pool(10, 10);
-        pool.set_state(5, State::Absent);
-        assert_eq!(pool.pick(State::Exists, Pick::At(5), &|| true), Some(6));
-        assert_eq!(pool.pick(State::Exists, Pick::At(6), &|| true), Some(7));
+        pool.set_state(5, EntryState::Absent);
+        assert_eq!(pool.pick(EntryState::Exists, EntryChoice::At(5), &|| true), Some(6));
+        assert_eq!(pool.pick(EntryState::Exists, EntryChoice::At(6), &|| true), Some(7));
     }
 
     #[test]
     fn a_thread_waits_while_others_work_on_everything() {
         let pool = pool(1, 1);
-        assert_eq!(pick(&pool, State::Exists), Some(0));
+        assert_eq!(pick(&pool, EntryState::Exists), Some(0));
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| pool.pick(State::Exists, Pick::Next(None), &|| false));
+            let waiting =
+                scope.spawn(|| pool.pick(EntryState::Exists, EntryChoice::Next(None), &|| false));
             std::thread::sleep(Duration::from_millis(30));
             assert!(!waiting.is_finished());
             pool.done(0, None, 1);

@@ -6,51 +6,51 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use rand_distr::{Distribution, Gamma};
 
-use super::pool::Pool;
+use super::pool::EntryPool;
 use crate::plan::FilesetPlan;
-use crate::random::{Amount, Generator, generator};
+use crate::random::{RandomAmount, RandomGenerator, generator};
 
 /// Maximum depth of a tree for any distribution, because paths are limited.
 const MAX_DEPTH: u32 = 200;
 
-struct Directory {
+struct FilesetDirectory {
     parent: u32,
     serial: u32,
 }
 
-struct File {
+struct FilesetFile {
     directory: u32,
     serial: u32,
     size: u64,
 }
 
 /// A file set, and the state of its files.
-pub(crate) struct Fileset {
+pub(crate) struct RunFileset {
     pub plan: FilesetPlan,
     /// The root of the tree.
     pub root: PathBuf,
-    directories: Vec<Directory>,
-    files: Vec<File>,
-    leafdirs: Vec<Directory>,
+    directories: Vec<FilesetDirectory>,
+    files: Vec<FilesetFile>,
+    leafdirs: Vec<FilesetDirectory>,
     /// The files that may exist.
-    pub pool: Pool,
+    pub pool: EntryPool,
     /// The empty directories that may exist.
-    pub leaf_pool: Pool,
+    pub leaf_pool: EntryPool,
     next_directory: AtomicU32,
 }
 
-impl Fileset {
+impl RunFileset {
     /// Creates the tree that `plan` describes. `number` distinguishes the sets of one run.
     pub fn new(plan: &FilesetPlan, seed: u64, number: usize) -> Self {
-        let mut builder = Builder::new(plan, generator(seed, (1 << 32) + number as u64));
+        let mut builder = FilesetBuilder::new(plan, generator(seed, (1 << 32) + number as u64));
         builder.populate(None, 1, 0);
-        let Builder { directories, files, leafdirs, .. } = builder;
+        let FilesetBuilder { directories, files, leafdirs, .. } = builder;
         let entries = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        Fileset {
+        RunFileset {
             root: plan.path.join(&plan.name),
             plan: plan.clone(),
-            pool: Pool::new(entries(files.len())),
-            leaf_pool: Pool::new(entries(leafdirs.len())),
+            pool: EntryPool::new(entries(files.len())),
+            leaf_pool: EntryPool::new(entries(leafdirs.len())),
             next_directory: AtomicU32::new(0),
             directories,
             files,
@@ -99,7 +99,7 @@ impl Fileset {
         serials.extend(last);
         // The root has the number 0, and its name is that of the set.
         while directory != 0 {
-            let Directory { parent, serial } = self.directories[directory as usize];
+            let FilesetDirectory { parent, serial } = self.directories[directory as usize];
             serials.push(serial);
             directory = parent;
         }
@@ -114,22 +114,22 @@ impl Fileset {
     }
 }
 
-struct Builder<'a> {
+struct FilesetBuilder<'a> {
     plan: &'a FilesetPlan,
-    random: Generator,
+    random: RandomGenerator,
     mean_depth: f64,
-    directories: Vec<Directory>,
-    files: Vec<File>,
-    leafdirs: Vec<Directory>,
+    directories: Vec<FilesetDirectory>,
+    files: Vec<FilesetFile>,
+    leafdirs: Vec<FilesetDirectory>,
 }
 
-impl<'a> Builder<'a> {
-    fn new(plan: &'a FilesetPlan, random: Generator) -> Self {
+impl<'a> FilesetBuilder<'a> {
+    fn new(plan: &'a FilesetPlan, random: RandomGenerator) -> Self {
         let entries = (plan.entries + plan.leafdirs) as f64;
         // A width of 0 or 1 gives no depth; then every file has its own directory.
         let depth = entries.ln() / plan.dirwidth.mean().floor().ln();
         let mean_depth = if depth.is_finite() && depth > 0.0 { depth } else { 1.0 };
-        Builder {
+        FilesetBuilder {
             plan,
             random,
             mean_depth,
@@ -157,8 +157,8 @@ impl<'a> Builder<'a> {
 
     fn width_here(&mut self) -> f64 {
         let width = match &self.plan.dirwidth {
-            Amount::Fixed(width) => self.spread(*width as f64, self.plan.dirgamma),
-            Amount::Random(variable) => variable.sample(&mut self.random),
+            RandomAmount::Fixed(width) => self.spread(*width as f64, self.plan.dirgamma),
+            RandomAmount::Random(variable) => variable.sample(&mut self.random),
         };
         // A directory has at least one file.
         if width > 0.0 { width.ceil() } else { 1.0 }
@@ -166,7 +166,7 @@ impl<'a> Builder<'a> {
 
     fn size_here(&mut self) -> u64 {
         match &self.plan.size {
-            Amount::Fixed(size) => self.spread(*size as f64, self.plan.size_gamma) as u64,
+            RandomAmount::Fixed(size) => self.spread(*size as f64, self.plan.size_gamma) as u64,
             random => random.get(&mut self.random),
         }
     }
@@ -175,7 +175,7 @@ impl<'a> Builder<'a> {
     fn populate(&mut self, parent: Option<u32>, serial: u32, depth: u32) {
         let depth = depth + 1;
         let here = self.directories.len() as u32;
-        self.directories.push(Directory { parent: parent.unwrap_or(0), serial });
+        self.directories.push(FilesetDirectory { parent: parent.unwrap_or(0), serial });
         let (deepest, width) = (self.depth_here(), self.width_here());
         let is_leaf = parent.is_some() && (f64::from(depth) >= deepest || depth >= MAX_DEPTH);
         let room = |serial: u32| parent.is_none() || f64::from(serial) <= width;
@@ -183,7 +183,7 @@ impl<'a> Builder<'a> {
         while room(serial) && (self.files.len() as u64) < self.plan.entries {
             if is_leaf {
                 let size = self.size_here();
-                self.files.push(File { directory: here, serial, size });
+                self.files.push(FilesetFile { directory: here, serial, size });
             } else {
                 self.populate(Some(here), serial, depth);
             }
@@ -193,7 +193,7 @@ impl<'a> Builder<'a> {
         let first = serial;
         while room(serial + 1 - first) && (self.leafdirs.len() as u64) < self.plan.leafdirs {
             if is_leaf {
-                self.leafdirs.push(Directory { parent: here, serial });
+                self.leafdirs.push(FilesetDirectory { parent: here, serial });
             } else {
                 self.populate(Some(here), serial, depth);
             }

@@ -1,40 +1,40 @@
 //! The statements of a workload file as written, with unresolved variables.
 
-use super::Position;
+use super::SourcePosition;
 
 /// A piece of a quoted string.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum StringPart {
     /// Plain text.
     Text(String),
     /// The value of a variable.
-    Variable(String, Position),
+    Variable(String, SourcePosition),
 }
 
 /// A value as written.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub enum ValueExpression {
     /// A number, with suffixes applied.
     Integer(i64),
     /// `true` or `false`.
     Boolean(bool),
     /// A word or a quoted string.
-    Text(Vec<Part>),
+    Text(Vec<StringPart>),
     /// A variable.
     Variable(String),
     /// Two numbers and an operator, as in older versions of the language.
-    Arithmetic(Box<[(Value, Position); 2]>, Operator),
+    Arithmetic(Box<[(ValueExpression, SourcePosition); 2]>, ArithmeticOperator),
     /// `randvar(...)`.
-    RandomVariable(Vec<Attribute>),
+    RandomVariable(Vec<StatementAttribute>),
     /// `cvar(...)`.
-    CustomVariable(Vec<Attribute>),
+    CustomVariable(Vec<StatementAttribute>),
     /// The table of a tabular random variable: rows of percent, lower and upper bound.
-    Table(Vec<[(Value, Position); 3]>),
+    Table(Vec<[(ValueExpression, SourcePosition); 3]>),
 }
 
 /// An arithmetic operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operator {
+pub enum ArithmeticOperator {
     /// `+`
     Plus,
     /// `-`
@@ -47,13 +47,13 @@ pub enum Operator {
 
 /// `name` or `name=value`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Attribute {
+pub struct StatementAttribute {
     /// The name; that of a local variable begins with `$`.
     pub name: String,
     /// Position of the name.
-    pub place: Position,
+    pub place: SourcePosition,
     /// The value and its position.
-    pub value: Option<(Value, Position)>,
+    pub value: Option<(ValueExpression, SourcePosition)>,
 }
 
 /// `flowop KIND attributes`.
@@ -62,18 +62,18 @@ pub struct FlowopUse {
     /// The kind of flowop.
     pub kind: String,
     /// Position of its name.
-    pub place: Position,
+    pub place: SourcePosition,
     /// Its attributes.
-    pub attributes: Vec<Attribute>,
+    pub attributes: Vec<StatementAttribute>,
 }
 
 /// `thread attributes { flowops }`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ThreadDefinition {
     /// Position of its start.
-    pub place: Position,
+    pub place: SourcePosition,
     /// Its attributes.
-    pub attributes: Vec<Attribute>,
+    pub attributes: Vec<StatementAttribute>,
     /// The flowops that it repeats.
     pub flowops: Vec<FlowopUse>,
 }
@@ -92,15 +92,15 @@ pub enum QuitMode {
 
 /// A command of the language.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Command {
+pub enum LanguageCommand {
     /// `set $name=value`.
     Set {
         /// The variable, without `$`.
         name: String,
         /// Its value.
-        value: Value,
+        value: ValueExpression,
         /// Position of the value.
-        value_place: Position,
+        value_place: SourcePosition,
     },
     /// `set mode quit ...`.
     SetMode(QuitMode),
@@ -109,19 +109,19 @@ pub enum Command {
         /// `define file`: a single file.
         single: bool,
         /// Its attributes.
-        attributes: Vec<Attribute>,
+        attributes: Vec<StatementAttribute>,
     },
     /// `define process attributes { threads }`.
     DefineProcess {
         /// Its attributes.
-        attributes: Vec<Attribute>,
+        attributes: Vec<StatementAttribute>,
         /// Its threads.
         threads: Vec<ThreadDefinition>,
     },
     /// `define flowop attributes { flowops }`.
     DefineFlowop {
         /// Its attributes and local variables.
-        attributes: Vec<Attribute>,
+        attributes: Vec<StatementAttribute>,
         /// Its flowops.
         flowops: Vec<FlowopUse>,
     },
@@ -130,15 +130,15 @@ pub enum Command {
     /// `shutdown files`, `shutdown filesets`.
     RemoveFiles,
     /// `eventgen rate=N`.
-    EventGenerator(Attribute),
+    EventGenerator(StatementAttribute),
     /// `echo "..."`.
-    Echo(Vec<Part>),
+    Echo(Vec<StringPart>),
     /// `system "..."`.
-    System(Vec<Part>),
+    System(Vec<StringPart>),
     /// `sleep N`.
-    Sleep(Value),
+    Sleep(ValueExpression),
     /// `run [N]`.
-    Run(Option<(Value, Position)>),
+    Run(Option<(ValueExpression, SourcePosition)>),
     /// `psrun [-N [M]]`.
     PeriodicRun {
         /// The period; negative if statistics restart in each period.
@@ -159,9 +159,9 @@ pub enum Command {
 
 /// A command and its position.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Statement {
+pub struct WorkloadStatement {
     /// Position of its start.
-    pub place: Position,
+    pub place: SourcePosition,
     /// The command.
-    pub command: Command,
+    pub command: LanguageCommand,
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A position in a workload file. Lines and columns (in characters) begin at 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Position {
+pub struct SourcePosition {
     /// The line.
     pub line: u32,
     /// The column.
@@ -13,11 +13,11 @@ pub struct Position {
 
 /// An error in a workload file. Nothing was run or created.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Diagnostic {
+pub struct LanguageDiagnostic {
     /// The name of the file, as the caller gave it.
     pub file: String,
     /// The position of the error.
-    pub place: Position,
+    pub place: SourcePosition,
     /// The text found there, or the error.
     pub found: String,
     /// The expected text, or the next step.
@@ -26,9 +26,9 @@ pub struct Diagnostic {
     pub suggestion: Option<String>,
 }
 
-impl fmt::Display for Diagnostic {
+impl fmt::Display for LanguageDiagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Diagnostic { file, place, found, expected, .. } = self;
+        let LanguageDiagnostic { file, place, found, expected, .. } = self;
         write!(f, "{file}:{}:{}: {found}; expected {expected}", place.line, place.column)?;
         match &self.suggestion {
             Some(name) => write!(f, " (did you mean {name}?)"),
@@ -37,20 +37,27 @@ impl fmt::Display for Diagnostic {
     }
 }
 
-impl std::error::Error for Diagnostic {}
+impl std::error::Error for LanguageDiagnostic {}
+
+/// The result of reading a workload.
+pub(crate) type LanguageResult<T> = Result<T, LanguageError>;
 
 /// An error without the name of its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Mistake {
-    pub place: Position,
+pub(crate) struct LanguageError {
+    pub place: SourcePosition,
     pub found: String,
     pub expected: String,
     pub suggestion: Option<String>,
 }
 
-impl Mistake {
-    pub fn new(place: Position, found: impl Into<String>, expected: impl Into<String>) -> Self {
-        Mistake { place, found: found.into(), expected: expected.into(), suggestion: None }
+impl LanguageError {
+    pub fn new(
+        place: SourcePosition,
+        found: impl Into<String>,
+        expected: impl Into<String>,
+    ) -> Self {
+        LanguageError { place, found: found.into(), expected: expected.into(), suggestion: None }
     }
 
     /// Suggests the name of `known` that is similar to `written`, if any.
@@ -59,9 +66,9 @@ impl Mistake {
         self
     }
 
-    pub fn in_file(self, file: &str) -> Diagnostic {
-        let Mistake { place, found, expected, suggestion } = self;
-        Diagnostic { file: file.to_owned(), place, found, expected, suggestion }
+    pub fn in_file(self, file: &str) -> LanguageDiagnostic {
+        let LanguageError { place, found, expected, suggestion } = self;
+        LanguageDiagnostic { file: file.to_owned(), place, found, expected, suggestion }
     }
 }
 

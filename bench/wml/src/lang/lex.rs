@@ -1,44 +1,45 @@
 //! The lexer: from text to tokens.
 
-use super::Position;
-use super::ast::Part;
-use super::diagnostic::Mistake;
+use super::SourcePosition;
+use super::ast::StringPart;
+use super::diagnostic::{LanguageError, LanguageResult};
 
 /// A token of the language.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Token {
+pub enum LanguageToken {
     Word(String),
     Integer(i64),
     Variable(String),
-    Quoted(Vec<Part>),
+    Quoted(Vec<StringPart>),
     Symbol(char),
     End,
 }
 
-impl Token {
+impl LanguageToken {
     /// A description of the token for messages.
     pub fn describe(&self) -> String {
         match self {
-            Token::Word(word) => format!("found `{word}`"),
-            Token::Integer(number) => format!("found the number {number}"),
-            Token::Variable(name) => format!("found the variable ${name}"),
-            Token::Quoted(_) => "found a quoted string".into(),
-            Token::Symbol(symbol) => format!("found `{symbol}`"),
-            Token::End => "the file ends".into(),
+            LanguageToken::Word(word) => format!("found `{word}`"),
+            LanguageToken::Integer(number) => format!("found the number {number}"),
+            LanguageToken::Variable(name) => format!("found the variable ${name}"),
+            LanguageToken::Quoted(_) => "found a quoted string".into(),
+            LanguageToken::Symbol(symbol) => format!("found `{symbol}`"),
+            LanguageToken::End => "the file ends".into(),
         }
     }
 }
 
-type Result<T> = std::result::Result<T, Mistake>;
-
 /// All tokens of `text`, with `End` as the last.
-pub fn tokens(text: &str) -> Result<Vec<(Token, Position)>> {
-    let mut lexer =
-        Lexer { rest: text.chars().collect(), at: 0, place: Position { line: 1, column: 1 } };
+pub fn tokens(text: &str) -> LanguageResult<Vec<(LanguageToken, SourcePosition)>> {
+    let mut lexer = LanguageLexer {
+        rest: text.chars().collect(),
+        at: 0,
+        place: SourcePosition { line: 1, column: 1 },
+    };
     let mut found = Vec::new();
     loop {
         let (token, place) = lexer.next()?;
-        let end = token == Token::End;
+        let end = token == LanguageToken::End;
         found.push((token, place));
         if end {
             return Ok(found);
@@ -46,13 +47,13 @@ pub fn tokens(text: &str) -> Result<Vec<(Token, Position)>> {
     }
 }
 
-struct Lexer {
+struct LanguageLexer {
     rest: Vec<char>,
     at: usize,
-    place: Position,
+    place: SourcePosition,
 }
 
-impl Lexer {
+impl LanguageLexer {
     fn peek(&self) -> Option<char> {
         self.rest.get(self.at).copied()
     }
@@ -61,7 +62,7 @@ impl Lexer {
         let next = self.peek()?;
         self.at += 1;
         if next == '\n' {
-            self.place = Position { line: self.place.line + 1, column: 1 };
+            self.place = SourcePosition { line: self.place.line + 1, column: 1 };
         } else {
             self.place.column += 1;
         }
@@ -89,24 +90,24 @@ impl Lexer {
         }
     }
 
-    fn next(&mut self) -> Result<(Token, Position)> {
+    fn next(&mut self) -> LanguageResult<(LanguageToken, SourcePosition)> {
         self.skip_blanks();
         let place = self.place;
-        let Some(first) = self.peek() else { return Ok((Token::End, place)) };
+        let Some(first) = self.peek() else { return Ok((LanguageToken::End, place)) };
         let token = match first {
             '{' | '}' | '=' | ',' | '(' | ')' | '*' | '+' => {
                 self.advance();
-                Token::Symbol(first)
+                LanguageToken::Symbol(first)
             }
-            '"' => Token::Quoted(self.quoted(place)?),
-            '$' => Token::Variable(self.variable(place)?),
+            '"' => LanguageToken::Quoted(self.quoted(place)?),
+            '$' => LanguageToken::Variable(self.variable(place)?),
             '0'..='9' => self.number(place)?,
             '-' if self.rest.get(self.at + 1).is_some_and(char::is_ascii_digit) => {
                 self.number(place)?
             }
-            first if begins_word(first) => Token::Word(self.take_while(continues_word)),
+            first if begins_word(first) => LanguageToken::Word(self.take_while(continues_word)),
             other => {
-                return Err(Mistake::new(
+                return Err(LanguageError::new(
                     place,
                     format!("found the character {other:?}"),
                     "a word, a number, a $variable or a \"string\"",
@@ -116,7 +117,7 @@ impl Lexer {
         Ok((token, place))
     }
 
-    fn number(&mut self, place: Position) -> Result<Token> {
+    fn number(&mut self, place: SourcePosition) -> LanguageResult<LanguageToken> {
         let negative = self.peek() == Some('-');
         if negative {
             self.advance();
@@ -134,13 +135,13 @@ impl Lexer {
         let value = digits.parse::<i64>().ok().zip(factor).and_then(|(n, f)| n.checked_mul(f));
         let value = value.ok_or_else(|| {
             let expected = "a whole number below 2^63, optionally with the suffix k, m, g or t";
-            Mistake::new(place, format!("found `{text}`"), expected)
+            LanguageError::new(place, format!("found `{text}`"), expected)
         })?;
-        Ok(Token::Integer(if negative { -value } else { value }))
+        Ok(LanguageToken::Integer(if negative { -value } else { value }))
     }
 
     /// `$name`, `$(name)` (of the environment) or `${name}` (of Filebench itself).
-    fn variable(&mut self, place: Position) -> Result<String> {
+    fn variable(&mut self, place: SourcePosition) -> LanguageResult<String> {
         self.advance();
         let open = self.peek().filter(|c| matches!(c, '(' | '{'));
         if open.is_some() {
@@ -155,11 +156,11 @@ impl Lexer {
         let starts_well = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
         if !starts_well || (close.is_some() && self.advance() != close) {
             let expected = "the name of a variable, such as $dir";
-            return Err(Mistake::new(place, "found `$` and no name", expected));
+            return Err(LanguageError::new(place, "found `$` and no name", expected));
         }
         match open {
             Some('(') => Ok(format!("({name})")),
-            Some(_) => Err(Mistake::new(
+            Some(_) => Err(LanguageError::new(
                 place,
                 format!("found the internal variable ${{{name}}} of Filebench"),
                 "a variable that the file sets, or $(NAME) for one of the environment",
@@ -168,14 +169,18 @@ impl Lexer {
         }
     }
 
-    fn quoted(&mut self, place: Position) -> Result<Vec<Part>> {
+    fn quoted(&mut self, place: SourcePosition) -> LanguageResult<Vec<StringPart>> {
         self.advance();
         let (mut parts, mut text) = (Vec::new(), String::new());
         loop {
             let here = self.place;
             match self.peek() {
                 None => {
-                    return Err(Mistake::new(place, "the string never ends", "`\"` at its end"));
+                    return Err(LanguageError::new(
+                        place,
+                        "the string never ends",
+                        "`\"` at its end",
+                    ));
                 }
                 Some('"') => {
                     self.advance();
@@ -183,8 +188,8 @@ impl Lexer {
                 }
                 Some('$') => {
                     let name = self.variable(here)?;
-                    parts.push(Part::Text(std::mem::take(&mut text)));
-                    parts.push(Part::Variable(name, here));
+                    parts.push(StringPart::Text(std::mem::take(&mut text)));
+                    parts.push(StringPart::Variable(name, here));
                 }
                 Some('\\') => {
                     self.advance();
@@ -201,8 +206,8 @@ impl Lexer {
                 }
             }
         }
-        parts.push(Part::Text(text));
-        parts.retain(|part| *part != Part::Text(String::new()));
+        parts.push(StringPart::Text(text));
+        parts.retain(|part| *part != StringPart::Text(String::new()));
         Ok(parts)
     }
 }
@@ -219,7 +224,7 @@ fn continues_word(c: char) -> bool {
 mod tests {
     use super::*;
 
-    fn only(text: &str) -> Vec<Token> {
+    fn only(text: &str) -> Vec<LanguageToken> {
         tokens(text).unwrap().into_iter().map(|(token, _)| token).collect()
     }
 
@@ -228,7 +233,7 @@ mod tests {
         let expected = [1i64, 1024, 2 << 20, 3 << 30, -10, 8];
         let found = only("1 1k 2m 3g -10 08");
         for (token, number) in found.iter().zip(expected) {
-            assert_eq!(*token, Token::Integer(number));
+            assert_eq!(*token, LanguageToken::Integer(number));
         }
     }
 
@@ -242,20 +247,23 @@ mod tests {
     #[test]
     fn comments_end_with_their_line_and_places_are_counted() {
         let found = tokens("# a comment\n  run 60 # another\n").unwrap();
-        assert_eq!(found[0], (Token::Word("run".into()), Position { line: 2, column: 3 }));
-        assert_eq!(found[1], (Token::Integer(60), Position { line: 2, column: 7 }));
+        assert_eq!(
+            found[0],
+            (LanguageToken::Word("run".into()), SourcePosition { line: 2, column: 3 })
+        );
+        assert_eq!(found[1], (LanguageToken::Integer(60), SourcePosition { line: 2, column: 7 }));
         assert_eq!(found.len(), 3);
     }
 
     #[test]
     fn strings_hold_variables_and_escapes() {
         let found = only(r#""a $b-\"\$c\n" "" "#);
-        let Token::Quoted(parts) = &found[0] else { panic!() };
-        assert_eq!(parts[0], Part::Text("a ".into()));
-        assert!(matches!(&parts[1], Part::Variable(name, _) if name == "b"));
-        assert_eq!(parts[2], Part::Text("-\"$c\n".into()));
-        assert_eq!(found[1], Token::Quoted(vec![]));
-        assert_eq!(only("$(HOME)")[0], Token::Variable("(HOME)".into()));
+        let LanguageToken::Quoted(parts) = &found[0] else { panic!() };
+        assert_eq!(parts[0], StringPart::Text("a ".into()));
+        assert!(matches!(&parts[1], StringPart::Variable(name, _) if name == "b"));
+        assert_eq!(parts[2], StringPart::Text("-\"$c\n".into()));
+        assert_eq!(found[1], LanguageToken::Quoted(vec![]));
+        assert_eq!(only("$(HOME)")[0], LanguageToken::Variable("(HOME)".into()));
         assert!(tokens("\"abc").is_err() && tokens("$").is_err() && tokens("${date}").is_err());
     }
 }

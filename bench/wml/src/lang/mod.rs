@@ -6,5 +6,5 @@ mod lex;
 mod parse;
 pub mod schema;
 
-pub use diagnostic::{Diagnostic, Position};
+pub use diagnostic::{LanguageDiagnostic, SourcePosition};
 pub use parse::{parse, parse_assignment};

@@ -1,14 +1,13 @@
 //! The parser: from tokens to statements.
 
 use super::ast::{
-    Attribute, Command, FlowopUse, Operator, QuitMode, Statement, ThreadDefinition, Value,
+    ArithmeticOperator, FlowopUse, LanguageCommand, QuitMode, StatementAttribute, ThreadDefinition,
+    ValueExpression, WorkloadStatement,
 };
-use super::diagnostic::Mistake;
-use super::lex::{Token, tokens};
-use super::schema::{self, Schema};
-use super::{Diagnostic, Position};
-
-type Result<T> = std::result::Result<T, Mistake>;
+use super::diagnostic::{LanguageError, LanguageResult};
+use super::lex::{LanguageToken, tokens};
+use super::schema::{self, AttributeSchema};
+use super::{LanguageDiagnostic, SourcePosition};
 
 const COMMANDS: &[&str] = &[
     "create",
@@ -43,63 +42,73 @@ const REFUSED: &[(&str, &str)] = &[
 ];
 
 /// The statements of `text`. Messages name the file `file`.
-pub fn parse(text: &str, file: &str) -> std::result::Result<Vec<Statement>, Diagnostic> {
+pub fn parse(
+    text: &str,
+    file: &str,
+) -> std::result::Result<Vec<WorkloadStatement>, LanguageDiagnostic> {
     statements(text).map_err(|mistake| mistake.in_file(file))
 }
 
 /// Parses `name=value`, as after `set $`.
-pub fn parse_assignment(text: &str) -> std::result::Result<(String, Value), Diagnostic> {
+pub fn parse_assignment(
+    text: &str,
+) -> std::result::Result<(String, ValueExpression), LanguageDiagnostic> {
     let whole = format!("set ${text}");
-    let one = |mut found: Vec<Statement>| match (found.pop(), found.is_empty()) {
-        (Some(Statement { command: Command::Set { name, value, .. }, .. }), true) => {
-            Ok((name, value))
-        }
-        _ => Err(Mistake::new(Position::default(), "found more than a value", "NAME=VALUE")),
+    let one = |mut found: Vec<WorkloadStatement>| match (found.pop(), found.is_empty()) {
+        (
+            Some(WorkloadStatement { command: LanguageCommand::Set { name, value, .. }, .. }),
+            true,
+        ) => Ok((name, value)),
+        _ => Err(LanguageError::new(
+            SourcePosition::default(),
+            "found more than a value",
+            "NAME=VALUE",
+        )),
     };
     statements(&whole).and_then(one).map_err(|mistake| mistake.in_file(&format!("-D {text}")))
 }
 
-fn statements(text: &str) -> Result<Vec<Statement>> {
-    let mut parser = Parser { tokens: tokens(text)?, at: 0 };
+fn statements(text: &str) -> LanguageResult<Vec<WorkloadStatement>> {
+    let mut parser = LanguageParser { tokens: tokens(text)?, at: 0 };
     let mut found = Vec::new();
-    while *parser.peek() != Token::End {
+    while *parser.peek() != LanguageToken::End {
         let place = parser.place();
         let command = parser.command()?;
-        found.push(Statement { place, command });
+        found.push(WorkloadStatement { place, command });
     }
     Ok(found)
 }
 
-struct Parser {
-    tokens: Vec<(Token, Position)>,
+struct LanguageParser {
+    tokens: Vec<(LanguageToken, SourcePosition)>,
     at: usize,
 }
 
-impl Parser {
-    fn peek(&self) -> &Token {
+impl LanguageParser {
+    fn peek(&self) -> &LanguageToken {
         &self.tokens[self.at].0
     }
 
-    fn place(&self) -> Position {
+    fn place(&self) -> SourcePosition {
         self.tokens[self.at].1
     }
 
-    fn advance(&mut self) -> Token {
+    fn advance(&mut self) -> LanguageToken {
         let token = self.tokens[self.at].0.clone();
         // Stays at the final `End` token.
         self.at = (self.at + 1).min(self.tokens.len() - 1);
         token
     }
 
-    fn wrong<T>(&self, expected: impl Into<String>) -> Result<T> {
-        Err(Mistake::new(self.place(), self.peek().describe(), expected))
+    fn wrong<T>(&self, expected: impl Into<String>) -> LanguageResult<T> {
+        Err(LanguageError::new(self.place(), self.peek().describe(), expected))
     }
 
     fn is_symbol(&self, symbol: char) -> bool {
-        *self.peek() == Token::Symbol(symbol)
+        *self.peek() == LanguageToken::Symbol(symbol)
     }
 
-    fn symbol(&mut self, symbol: char, where_: &str) -> Result<()> {
+    fn symbol(&mut self, symbol: char, where_: &str) -> LanguageResult<()> {
         if !self.is_symbol(symbol) {
             return self.wrong(format!("`{symbol}` {where_}"));
         }
@@ -107,10 +116,10 @@ impl Parser {
         Ok(())
     }
 
-    fn word(&mut self, expected: &str) -> Result<String> {
+    fn word(&mut self, expected: &str) -> LanguageResult<String> {
         match self.peek() {
-            Token::Word(_) => match self.advance() {
-                Token::Word(word) => Ok(word),
+            LanguageToken::Word(_) => match self.advance() {
+                LanguageToken::Word(word) => Ok(word),
                 _ => unreachable!("it was a word"),
             },
             _ => self.wrong(expected),
@@ -118,86 +127,87 @@ impl Parser {
     }
 
     /// Parses one of several words.
-    fn one_of(&mut self, known: &[&'static str]) -> Result<&'static str> {
+    fn one_of(&mut self, known: &[&'static str]) -> LanguageResult<&'static str> {
         let place = self.place();
         let expected = format!("one of {}", known.join(", "));
         let word = self.word(&expected)?;
         known.iter().find(|&&name| name == word).copied().ok_or_else(|| {
-            Mistake::new(place, format!("found `{word}`"), expected)
+            LanguageError::new(place, format!("found `{word}`"), expected)
                 .like(&word, known.iter().copied())
         })
     }
 
-    fn command(&mut self) -> Result<Command> {
+    fn command(&mut self) -> LanguageResult<LanguageCommand> {
         let place = self.place();
         let name = match self.peek() {
-            Token::Word(_) => self.word("")?,
+            LanguageToken::Word(_) => self.word("")?,
             _ => return self.wrong("a command, such as set, define, create or run"),
         };
         match name.as_str() {
             "set" => self.set(),
             "define" => self.define(),
             "create" => match self.entity()? {
-                "files" => Ok(Command::CreateFiles),
-                _ => Ok(Command::Nothing),
+                "files" => Ok(LanguageCommand::CreateFiles),
+                _ => Ok(LanguageCommand::Nothing),
             },
             "shutdown" => match self.entity()? {
-                "files" => Ok(Command::RemoveFiles),
-                _ => Ok(Command::Nothing),
+                "files" => Ok(LanguageCommand::RemoveFiles),
+                _ => Ok(LanguageCommand::Nothing),
             },
-            "echo" => self.quoted().map(Command::Echo),
-            "system" => self.quoted().map(Command::System),
-            "usage" => self.quoted().map(|_| Command::Nothing),
-            "debug" => self.integer("the level").map(|_| Command::Nothing),
+            "echo" => self.quoted().map(LanguageCommand::Echo),
+            "system" => self.quoted().map(LanguageCommand::System),
+            "usage" => self.quoted().map(|_| LanguageCommand::Nothing),
+            "debug" => self.integer("the level").map(|_| LanguageCommand::Nothing),
             "eventgen" => self.event_generator(),
             "enable" => self.enable(place),
             "run" => self.run(),
             "psrun" => self.periodic_run(),
             "sleep" => self.sleep(),
-            "version" => Ok(Command::Version),
-            "quit" | "exit" => Ok(Command::Quit),
+            "version" => Ok(LanguageCommand::Version),
+            "quit" | "exit" => Ok(LanguageCommand::Quit),
             "domultisync" => Err(several_clients(place, &name)),
             _ => {
                 let found = format!("found `{name}`");
                 if let Some((_, instead)) = REFUSED.iter().find(|(known, _)| *known == name) {
-                    return Err(Mistake::new(
+                    return Err(LanguageError::new(
                         place,
                         format!("{found}, which is refused"),
                         *instead,
                     ));
                 }
-                Err(Mistake::new(place, found, "a command").like(&name, COMMANDS.iter().copied()))
+                Err(LanguageError::new(place, found, "a command")
+                    .like(&name, COMMANDS.iter().copied()))
             }
         }
     }
 
-    fn entity(&mut self) -> Result<&'static str> {
+    fn entity(&mut self) -> LanguageResult<&'static str> {
         let known =
             ["file", "files", "fileset", "filesets", "process", "processes", "thread", "threads"];
         let word = self.one_of(&known)?;
         Ok(if word.starts_with("file") { "files" } else { "processes" })
     }
 
-    fn enable(&mut self, place: Position) -> Result<Command> {
+    fn enable(&mut self, place: SourcePosition) -> LanguageResult<LanguageCommand> {
         match self.one_of(&["lathist", "multi"])? {
-            "lathist" => Ok(Command::LatencyHistogram),
+            "lathist" => Ok(LanguageCommand::LatencyHistogram),
             _ => Err(several_clients(place, "enable multi")),
         }
     }
 
-    fn quoted(&mut self) -> Result<Vec<super::ast::Part>> {
+    fn quoted(&mut self) -> LanguageResult<Vec<super::ast::StringPart>> {
         match self.peek() {
-            Token::Quoted(_) => match self.advance() {
-                Token::Quoted(parts) => Ok(parts),
+            LanguageToken::Quoted(_) => match self.advance() {
+                LanguageToken::Quoted(parts) => Ok(parts),
                 _ => unreachable!("it was a string"),
             },
             _ => self.wrong("a \"string\""),
         }
     }
 
-    fn integer(&mut self, what: &str) -> Result<i64> {
+    fn integer(&mut self, what: &str) -> LanguageResult<i64> {
         match *self.peek() {
-            Token::Integer(number) => {
+            LanguageToken::Integer(number) => {
                 self.advance();
                 Ok(number)
             }
@@ -205,24 +215,24 @@ impl Parser {
         }
     }
 
-    fn event_generator(&mut self) -> Result<Command> {
+    fn event_generator(&mut self) -> LanguageResult<LanguageCommand> {
         let mut attributes = self.attributes(&schema::EVENT_GENERATOR)?;
-        Ok(Command::EventGenerator(attributes.remove(0)))
+        Ok(LanguageCommand::EventGenerator(attributes.remove(0)))
     }
 
-    fn run(&mut self) -> Result<Command> {
+    fn run(&mut self) -> LanguageResult<LanguageCommand> {
         let place = self.place();
         match self.peek() {
-            Token::Integer(_) | Token::Variable(_) => {
-                Ok(Command::Run(Some((self.value()?, place))))
+            LanguageToken::Integer(_) | LanguageToken::Variable(_) => {
+                Ok(LanguageCommand::Run(Some((self.value()?, place))))
             }
-            _ => Ok(Command::Run(None)),
+            _ => Ok(LanguageCommand::Run(None)),
         }
     }
 
-    fn periodic_run(&mut self) -> Result<Command> {
+    fn periodic_run(&mut self) -> LanguageResult<LanguageCommand> {
         let mut number = || match *self.peek() {
-            Token::Integer(number) => {
+            LanguageToken::Integer(number) => {
                 self.advance();
                 Some(number)
             }
@@ -234,48 +244,50 @@ impl Parser {
             self.at -= 1;
             return self.wrong("the number of seconds to run, which is not negative");
         }
-        Ok(Command::PeriodicRun { period: period.unwrap_or(0), seconds })
+        Ok(LanguageCommand::PeriodicRun { period: period.unwrap_or(0), seconds })
     }
 
-    fn sleep(&mut self) -> Result<Command> {
+    fn sleep(&mut self) -> LanguageResult<LanguageCommand> {
         match self.peek() {
-            Token::Integer(_) | Token::Variable(_) => self.value().map(Command::Sleep),
+            LanguageToken::Integer(_) | LanguageToken::Variable(_) => {
+                self.value().map(LanguageCommand::Sleep)
+            }
             _ => self.wrong("the number of seconds to sleep"),
         }
     }
 
-    fn set(&mut self) -> Result<Command> {
+    fn set(&mut self) -> LanguageResult<LanguageCommand> {
         match self.peek().clone() {
-            Token::Word(word) if word == "mode" => {
+            LanguageToken::Word(word) if word == "mode" => {
                 self.advance();
                 self.mode()
             }
-            Token::Variable(name) if !name.starts_with('(') => {
+            LanguageToken::Variable(name) if !name.starts_with('(') => {
                 self.advance();
                 self.symbol('=', "and a value")?;
                 let value_place = self.place();
                 let value = self.assigned()?;
-                Ok(Command::Set { name, value, value_place })
+                Ok(LanguageCommand::Set { name, value, value_place })
             }
             _ => self.wrong("a $variable, or mode"),
         }
     }
 
-    fn mode(&mut self) -> Result<Command> {
+    fn mode(&mut self) -> LanguageResult<LanguageCommand> {
         if self.one_of(&["quit", "nousestats"])? == "nousestats" {
-            return Ok(Command::Nothing);
+            return Ok(LanguageCommand::Nothing);
         }
         let mode = match self.one_of(&["alldone", "firstdone", "timeout"])? {
             "alldone" => QuitMode::AllDone,
             "firstdone" => QuitMode::FirstDone,
             _ => QuitMode::Timeout,
         };
-        Ok(Command::SetMode(mode))
+        Ok(LanguageCommand::SetMode(mode))
     }
 
     /// The value in `set $name=value`.
-    fn assigned(&mut self) -> Result<Value> {
-        let Token::Word(word) = self.peek().clone() else { return self.arithmetic() };
+    fn assigned(&mut self) -> LanguageResult<ValueExpression> {
+        let LanguageToken::Word(word) = self.peek().clone() else { return self.arithmetic() };
         let schema = match word.as_str() {
             "randvar" => &schema::RANDVAR,
             "cvar" => &schema::CVAR,
@@ -286,43 +298,45 @@ impl Parser {
         let attributes = self.attributes(schema)?;
         self.symbol(')', "or `,` and another attribute")?;
         Ok(if word == "cvar" {
-            Value::CustomVariable(attributes)
+            ValueExpression::CustomVariable(attributes)
         } else {
-            Value::RandomVariable(attributes)
+            ValueExpression::RandomVariable(attributes)
         })
     }
 
     /// A value, or an operation on two numbers.
-    fn arithmetic(&mut self) -> Result<Value> {
+    fn arithmetic(&mut self) -> LanguageResult<ValueExpression> {
         let (left_place, left) = (self.place(), self.value()?);
         // A minus directly before a number is its sign, and a slash may begin a path.
         let operator = match self.peek() {
-            Token::Symbol('+') => Operator::Plus,
-            Token::Symbol('*') => Operator::Times,
-            Token::Word(word) if word == "-" => Operator::Minus,
-            Token::Word(word) if word == "/" => Operator::By,
+            LanguageToken::Symbol('+') => ArithmeticOperator::Plus,
+            LanguageToken::Symbol('*') => ArithmeticOperator::Times,
+            LanguageToken::Word(word) if word == "-" => ArithmeticOperator::Minus,
+            LanguageToken::Word(word) if word == "/" => ArithmeticOperator::By,
             _ => return Ok(left),
         };
         self.advance();
         let place = self.place();
         match self.peek() {
-            Token::Integer(_) | Token::Variable(_) => {}
+            LanguageToken::Integer(_) | LanguageToken::Variable(_) => {}
             _ => return self.wrong("a number or a $variable"),
         }
         let right = self.value()?;
-        Ok(Value::Arithmetic(Box::new([(left, left_place), (right, place)]), operator))
+        Ok(ValueExpression::Arithmetic(Box::new([(left, left_place), (right, place)]), operator))
     }
 
     /// A value of an attribute.
-    fn value(&mut self) -> Result<Value> {
+    fn value(&mut self) -> LanguageResult<ValueExpression> {
         let value = match self.peek().clone() {
-            Token::Integer(number) => Value::Integer(number),
-            Token::Variable(name) => Value::Variable(name),
-            Token::Quoted(parts) => Value::Text(parts),
-            Token::Word(word) if word == "true" => Value::Boolean(true),
-            Token::Word(word) if word == "false" => Value::Boolean(false),
-            Token::Word(word) => Value::Text(vec![super::ast::Part::Text(word)]),
-            Token::Symbol('{') => return self.table(),
+            LanguageToken::Integer(number) => ValueExpression::Integer(number),
+            LanguageToken::Variable(name) => ValueExpression::Variable(name),
+            LanguageToken::Quoted(parts) => ValueExpression::Text(parts),
+            LanguageToken::Word(word) if word == "true" => ValueExpression::Boolean(true),
+            LanguageToken::Word(word) if word == "false" => ValueExpression::Boolean(false),
+            LanguageToken::Word(word) => {
+                ValueExpression::Text(vec![super::ast::StringPart::Text(word)])
+            }
+            LanguageToken::Symbol('{') => return self.table(),
             _ => return self.wrong("a value: a number, true, false, a word or a $variable"),
         };
         self.advance();
@@ -330,7 +344,7 @@ impl Parser {
     }
 
     /// `{{percent, lower, upper}, ...}`.
-    fn table(&mut self) -> Result<Value> {
+    fn table(&mut self) -> LanguageResult<ValueExpression> {
         let mut rows = Vec::new();
         self.symbol('{', "before the table")?;
         loop {
@@ -348,25 +362,25 @@ impl Parser {
             self.advance();
         }
         self.symbol('}', "after the table, or `,` and another row")?;
-        Ok(Value::Table(rows))
+        Ok(ValueExpression::Table(rows))
     }
 
-    fn cell(&mut self) -> Result<(Value, Position)> {
+    fn cell(&mut self) -> LanguageResult<(ValueExpression, SourcePosition)> {
         let place = self.place();
         match self.peek() {
-            Token::Integer(_) | Token::Variable(_) => Ok((self.value()?, place)),
+            LanguageToken::Integer(_) | LanguageToken::Variable(_) => Ok((self.value()?, place)),
             _ => self.wrong("a number or a $variable"),
         }
     }
 
     /// `name[=value], ...`, where each name must be in `schema`.
-    fn attributes(&mut self, schema: &Schema) -> Result<Vec<Attribute>> {
-        let mut found: Vec<Attribute> = Vec::new();
+    fn attributes(&mut self, schema: &AttributeSchema) -> LanguageResult<Vec<StatementAttribute>> {
+        let mut found: Vec<StatementAttribute> = Vec::new();
         loop {
             let attribute = self.attribute(schema)?;
             if found.iter().any(|earlier| earlier.name == attribute.name) {
                 let found = format!("{} is given twice", attribute.name);
-                return Err(Mistake::new(attribute.place, found, "each attribute once"));
+                return Err(LanguageError::new(attribute.place, found, "each attribute once"));
             }
             found.push(attribute);
             if !self.is_symbol(',') {
@@ -376,42 +390,42 @@ impl Parser {
         }
     }
 
-    fn attribute(&mut self, schema: &Schema) -> Result<Attribute> {
+    fn attribute(&mut self, schema: &AttributeSchema) -> LanguageResult<StatementAttribute> {
         let place = self.place();
         let name = match self.peek().clone() {
-            Token::Word(word) => match schema.canonical(&word) {
+            LanguageToken::Word(word) => match schema.canonical(&word) {
                 Some(name) => name.to_owned(),
                 None => return Err(schema.unknown(&word, place)),
             },
-            Token::Variable(name) if schema.has_locals => format!("${name}"),
+            LanguageToken::Variable(name) if schema.has_locals => format!("${name}"),
             _ => return self.wrong(format!("an attribute of {}", schema.of)),
         };
         self.advance();
         if !self.is_symbol('=') {
-            return Ok(Attribute { name, place, value: None });
+            return Ok(StatementAttribute { name, place, value: None });
         }
         self.advance();
         let value_place = self.place();
         let value = if name == "parameters" { self.parameters()? } else { self.value()? };
-        Ok(Attribute { name, place, value: Some((value, value_place)) })
+        Ok(StatementAttribute { name, place, value: Some((value, value_place)) })
     }
 
     /// `key:value;key:value`, which the lexer may split into several tokens.
-    fn parameters(&mut self) -> Result<Value> {
+    fn parameters(&mut self) -> LanguageResult<ValueExpression> {
         let mut text = String::new();
         loop {
             match self.peek() {
-                Token::Word(word) => text.push_str(word),
-                Token::Quoted(_) if text.is_empty() => return self.value(),
-                Token::Variable(_) if text.is_empty() => return self.value(),
+                LanguageToken::Word(word) => text.push_str(word),
+                LanguageToken::Quoted(_) if text.is_empty() => return self.value(),
+                LanguageToken::Variable(_) if text.is_empty() => return self.value(),
                 _ if text.is_empty() => return self.wrong("parameters such as mean:16;gamma:1.5"),
-                _ => return Ok(Value::Text(vec![super::ast::Part::Text(text)])),
+                _ => return Ok(ValueExpression::Text(vec![super::ast::StringPart::Text(text)])),
             }
             self.advance();
         }
     }
 
-    fn define(&mut self) -> Result<Command> {
+    fn define(&mut self) -> LanguageResult<LanguageCommand> {
         let known =
             ["file", "fileset", "files", "filesets", "process", "processes", "flowop", "randvar"];
         match self.one_of(&known)? {
@@ -419,7 +433,7 @@ impl Parser {
             "fileset" | "filesets" => self.define_files(false),
             "flowop" => {
                 let attributes = self.attributes(&schema::COMPOSITE)?;
-                Ok(Command::DefineFlowop { attributes, flowops: self.flowops()? })
+                Ok(LanguageCommand::DefineFlowop { attributes, flowops: self.flowops()? })
             }
             "randvar" => self.define_randvar(),
             _ => {
@@ -430,31 +444,33 @@ impl Parser {
                     threads.push(self.thread()?);
                 }
                 self.symbol('}', "after the threads")?;
-                Ok(Command::DefineProcess { attributes, threads })
+                Ok(LanguageCommand::DefineProcess { attributes, threads })
             }
         }
     }
 
-    fn define_files(&mut self, single: bool) -> Result<Command> {
+    fn define_files(&mut self, single: bool) -> LanguageResult<LanguageCommand> {
         let schema = if single { &schema::FILE } else { &schema::FILESET };
-        Ok(Command::DefineFileset { single, attributes: self.attributes(schema)? })
+        Ok(LanguageCommand::DefineFileset { single, attributes: self.attributes(schema)? })
     }
 
     /// `define randvar name=$v, ...`, the older form of `set $v=randvar(...)`.
-    fn define_randvar(&mut self) -> Result<Command> {
+    fn define_randvar(&mut self) -> LanguageResult<LanguageCommand> {
         let value_place = self.place();
         let mut attributes = self.attributes(&schema::RANDVAR)?;
         let place = attributes.iter().position(|attribute| attribute.name == "name");
         let named = place.map(|place| attributes.remove(place));
         match named.and_then(|attribute| attribute.value) {
-            Some((Value::Variable(name), _)) => {
-                Ok(Command::Set { name, value: Value::RandomVariable(attributes), value_place })
-            }
-            _ => Err(Mistake::new(value_place, "the random variable has no name", "name=$v")),
+            Some((ValueExpression::Variable(name), _)) => Ok(LanguageCommand::Set {
+                name,
+                value: ValueExpression::RandomVariable(attributes),
+                value_place,
+            }),
+            _ => Err(LanguageError::new(value_place, "the random variable has no name", "name=$v")),
         }
     }
 
-    fn thread(&mut self) -> Result<ThreadDefinition> {
+    fn thread(&mut self) -> LanguageResult<ThreadDefinition> {
         let place = self.place();
         self.one_of(&["thread"])?;
         let attributes = self.attributes(&schema::THREAD)?;
@@ -462,15 +478,15 @@ impl Parser {
     }
 
     /// `{ flowop ... }`.
-    fn flowops(&mut self) -> Result<Vec<FlowopUse>> {
+    fn flowops(&mut self) -> LanguageResult<Vec<FlowopUse>> {
         self.symbol('{', "and flowops")?;
         let mut found = Vec::new();
         while !self.is_symbol('}') {
             self.one_of(&["flowop"])?;
             let place = self.place();
             let kind = self.word("the kind of a flowop, such as openfile or read")?;
-            let more = matches!(self.peek(), Token::Word(word) if word != "flowop")
-                || matches!(self.peek(), Token::Variable(_));
+            let more = matches!(self.peek(), LanguageToken::Word(word) if word != "flowop")
+                || matches!(self.peek(), LanguageToken::Variable(_));
             let attributes = if more { self.attributes(&schema::FLOWOP)? } else { Vec::new() };
             found.push(FlowopUse { kind, place, attributes });
         }
@@ -482,7 +498,7 @@ impl Parser {
     }
 }
 
-fn several_clients(place: Position, what: &str) -> Mistake {
+fn several_clients(place: SourcePosition, what: &str) -> LanguageError {
     let expected = "a workload of one machine: several clients are not supported";
-    Mistake::new(place, format!("found `{what}`"), expected)
+    LanguageError::new(place, format!("found `{what}`"), expected)
 }

@@ -1,10 +1,10 @@
 //! The attributes of each statement, as tables, so that messages can suggest similar names.
 
-use super::Position;
-use super::diagnostic::Mistake;
+use super::SourcePosition;
+use super::diagnostic::LanguageError;
 
 /// The attributes of one kind of statement.
-pub(crate) struct Schema {
+pub(crate) struct AttributeSchema {
     /// The name of the statement in messages.
     pub of: &'static str,
     /// The attributes. Each row begins with the canonical name, followed by synonyms.
@@ -13,21 +13,21 @@ pub(crate) struct Schema {
     pub has_locals: bool,
 }
 
-impl Schema {
+impl AttributeSchema {
     /// The canonical name of `written`.
     pub fn canonical(&self, written: &str) -> Option<&'static str> {
         self.names.iter().find(|row| row.contains(&written)).map(|row| row[0])
     }
 
-    pub fn unknown(&self, written: &str, place: Position) -> Mistake {
+    pub fn unknown(&self, written: &str, place: SourcePosition) -> LanguageError {
         let known = || self.names.iter().flat_map(|row| row.iter().copied());
         let list: Vec<&str> = self.names.iter().map(|row| row[0]).collect();
         let expected = format!("an attribute of {}: {}", self.of, list.join(", "));
-        Mistake::new(place, format!("found `{written}`"), expected).like(written, known())
+        LanguageError::new(place, format!("found `{written}`"), expected).like(written, known())
     }
 }
 
-pub(crate) const FILE: Schema = Schema {
+pub(crate) const FILE: AttributeSchema = AttributeSchema {
     of: "a file",
     names: &[
         &["name"],
@@ -45,7 +45,7 @@ pub(crate) const FILE: Schema = Schema {
     has_locals: false,
 };
 
-pub(crate) const FILESET: Schema = Schema {
+pub(crate) const FILESET: AttributeSchema = AttributeSchema {
     of: "a file set",
     names: &[
         &["name"],
@@ -68,16 +68,19 @@ pub(crate) const FILESET: Schema = Schema {
     has_locals: false,
 };
 
-pub(crate) const PROCESS: Schema =
-    Schema { of: "a process", names: &[&["name"], &["instances"], &["nice"]], has_locals: false };
+pub(crate) const PROCESS: AttributeSchema = AttributeSchema {
+    of: "a process",
+    names: &[&["name"], &["instances"], &["nice"]],
+    has_locals: false,
+};
 
-pub(crate) const THREAD: Schema = Schema {
+pub(crate) const THREAD: AttributeSchema = AttributeSchema {
     of: "a thread",
     names: &[&["name"], &["instances"], &["memsize"], &["useism"], &["ioprio"], &["procname"]],
     has_locals: false,
 };
 
-pub(crate) const FLOWOP: Schema = Schema {
+pub(crate) const FLOWOP: AttributeSchema = AttributeSchema {
     of: "a flowop",
     names: &[
         &["name"],
@@ -101,13 +104,13 @@ pub(crate) const FLOWOP: Schema = Schema {
     has_locals: true,
 };
 
-pub(crate) const COMPOSITE: Schema =
-    Schema { of: "a composite flowop", names: &[&["name"], &["iters"]], has_locals: true };
+pub(crate) const COMPOSITE: AttributeSchema =
+    AttributeSchema { of: "a composite flowop", names: &[&["name"], &["iters"]], has_locals: true };
 
-pub(crate) const EVENT_GENERATOR: Schema =
-    Schema { of: "the event generator", names: &[&["rate"]], has_locals: false };
+pub(crate) const EVENT_GENERATOR: AttributeSchema =
+    AttributeSchema { of: "the event generator", names: &[&["rate"]], has_locals: false };
 
-pub(crate) const RANDVAR: Schema = Schema {
+pub(crate) const RANDVAR: AttributeSchema = AttributeSchema {
     of: "a random variable",
     names: &[
         &["name"],
@@ -123,7 +126,7 @@ pub(crate) const RANDVAR: Schema = Schema {
     has_locals: false,
 };
 
-pub(crate) const CVAR: Schema = Schema {
+pub(crate) const CVAR: AttributeSchema = AttributeSchema {
     of: "a custom variable",
     names: &[&["type"], &["parameters"], &["min"], &["max"], &["round"]],
     has_locals: false,

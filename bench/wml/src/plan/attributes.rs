@@ -2,121 +2,119 @@
 
 use std::sync::Arc;
 
-use super::variables::{Known, Variables};
-use crate::lang::Position;
-use crate::lang::ast::Attribute;
-use crate::lang::diagnostic::Mistake;
-use crate::random::{Amount, RandomVariable};
-
-type Result<T> = std::result::Result<T, Mistake>;
+use super::variables::{ResolvedValue, VariableScope};
+use crate::lang::SourcePosition;
+use crate::lang::ast::StatementAttribute;
+use crate::lang::diagnostic::{LanguageError, LanguageResult};
+use crate::random::{RandomAmount, RandomVariable};
 
 /// The attributes of one statement, and the variables that they refer to.
-pub(super) struct Attributes<'a> {
-    pub list: &'a [Attribute],
-    pub variables: &'a Variables,
+pub(super) struct AttributeReader<'a> {
+    pub list: &'a [StatementAttribute],
+    pub variables: &'a VariableScope,
     /// Position of the statement, for missing attributes.
-    pub place: Position,
+    pub place: SourcePosition,
 }
 
-impl Attributes<'_> {
-    pub fn find(&self, name: &str) -> Option<&Attribute> {
+impl AttributeReader<'_> {
+    pub fn find(&self, name: &str) -> Option<&StatementAttribute> {
         self.list.iter().find(|attribute| attribute.name == name)
     }
 
     /// The position of `name`, or of the statement.
-    pub fn place_of(&self, name: &str) -> Position {
+    pub fn place_of(&self, name: &str) -> SourcePosition {
         let found = self.find(name);
         found.map_or(self.place, |found| found.value.as_ref().map_or(found.place, |(_, at)| *at))
     }
 
-    fn known(&self, name: &str) -> Result<Option<Known>> {
+    fn known(&self, name: &str) -> LanguageResult<Option<ResolvedValue>> {
         let Some(attribute) = self.find(name) else { return Ok(None) };
         match &attribute.value {
             Some((value, place)) => self.variables.resolve(value, *place).map(Some),
-            None => Ok(Some(Known::Boolean(true))),
+            None => Ok(Some(ResolvedValue::Boolean(true))),
         }
     }
 
-    fn wrong<T>(&self, name: &str, found: &Known, expected: &str) -> Result<T> {
+    fn wrong<T>(&self, name: &str, found: &ResolvedValue, expected: &str) -> LanguageResult<T> {
         let bare = self.find(name).is_some_and(|attribute| attribute.value.is_none());
         let found = if bare { "nothing".into() } else { found.describe() };
-        Err(Mistake::new(self.place_of(name), format!("{name} is {found}"), expected))
+        Err(LanguageError::new(self.place_of(name), format!("{name} is {found}"), expected))
     }
 
-    pub fn text(&self, name: &str) -> Result<Option<String>> {
+    pub fn text(&self, name: &str) -> LanguageResult<Option<String>> {
         match self.known(name)? {
             None => Ok(None),
-            Some(Known::Text(text)) => Ok(Some(text)),
+            Some(ResolvedValue::Text(text)) => Ok(Some(text)),
             // A number is accepted as a name.
-            Some(Known::Integer(number)) => Ok(Some(number.to_string())),
+            Some(ResolvedValue::Integer(number)) => Ok(Some(number.to_string())),
             Some(other) => self.wrong(name, &other, "a word"),
         }
     }
 
-    pub fn required_text(&self, name: &str, of: &str) -> Result<String> {
+    pub fn required_text(&self, name: &str, of: &str) -> LanguageResult<String> {
         self.text(name)?.filter(|text| !text.is_empty()).ok_or_else(|| {
-            Mistake::new(self.place, format!("{of} has no {name}"), format!("{name}=..."))
+            LanguageError::new(self.place, format!("{of} has no {name}"), format!("{name}=..."))
         })
     }
 
-    pub fn flag(&self, name: &str) -> Result<bool> {
+    pub fn flag(&self, name: &str) -> LanguageResult<bool> {
         match self.known(name)? {
             None => Ok(false),
-            Some(Known::Boolean(flag)) => Ok(flag),
-            Some(Known::Integer(number @ 0..=1)) => Ok(number == 1),
+            Some(ResolvedValue::Boolean(flag)) => Ok(flag),
+            Some(ResolvedValue::Integer(number @ 0..=1)) => Ok(number == 1),
             Some(other) => self.wrong(name, &other, "true or false"),
         }
     }
 
-    pub fn integer(&self, name: &str) -> Result<Option<i64>> {
+    pub fn integer(&self, name: &str) -> LanguageResult<Option<i64>> {
         match self.known(name)? {
             None => Ok(None),
-            Some(Known::Integer(number)) => Ok(Some(number)),
+            Some(ResolvedValue::Integer(number)) => Ok(Some(number)),
             Some(other) => self.wrong(name, &other, "a number"),
         }
     }
 
     /// A number that is not negative.
-    pub fn count(&self, name: &str) -> Result<Option<u64>> {
+    pub fn count(&self, name: &str) -> LanguageResult<Option<u64>> {
         match self.integer(name)? {
             None => Ok(None),
             Some(number) => u64::try_from(number).map(Some).or_else(|_| {
-                self.wrong(name, &Known::Integer(number), "a number that is not negative")
+                self.wrong(name, &ResolvedValue::Integer(number), "a number that is not negative")
             }),
         }
     }
 
-    /// Like [`Attributes::count`], but at least 1.
-    pub fn positive(&self, name: &str) -> Result<Option<u64>> {
+    /// Like [`AttributeReader::count`], but at least 1.
+    pub fn positive(&self, name: &str) -> LanguageResult<Option<u64>> {
         match self.count(name)? {
-            Some(0) => self.wrong(name, &Known::Integer(0), "at least 1"),
+            Some(0) => self.wrong(name, &ResolvedValue::Integer(0), "at least 1"),
             other => Ok(other),
         }
     }
 
     /// A number that may be random.
-    pub fn amount(&self, name: &str) -> Result<Option<Amount>> {
+    pub fn amount(&self, name: &str) -> LanguageResult<Option<RandomAmount>> {
         match self.known(name)? {
-            Some(Known::Random(variable)) => Ok(Some(Amount::Random(variable))),
-            _ => Ok(self.count(name)?.map(Amount::Fixed)),
+            Some(ResolvedValue::Random(variable)) => Ok(Some(RandomAmount::Random(variable))),
+            _ => Ok(self.count(name)?.map(RandomAmount::Fixed)),
         }
     }
 
     /// A percentage: `prealloc`, `prealloc=80`, `prealloc=true`.
-    pub fn percentage(&self, name: &str) -> Result<Option<u64>> {
+    pub fn percentage(&self, name: &str) -> LanguageResult<Option<u64>> {
         match self.known(name)? {
-            None | Some(Known::Boolean(false)) => Ok(None),
-            Some(Known::Boolean(true)) => Ok(Some(100)),
-            Some(Known::Integer(number @ 0..=100)) => Ok(Some(number as u64)),
+            None | Some(ResolvedValue::Boolean(false)) => Ok(None),
+            Some(ResolvedValue::Boolean(true)) => Ok(Some(100)),
+            Some(ResolvedValue::Integer(number @ 0..=100)) => Ok(Some(number as u64)),
             Some(other) => self.wrong(name, &other, "0 to 100 per cent"),
         }
     }
 
     /// A random variable. Other values are refused.
-    pub fn random(&self, name: &str) -> Result<Option<Arc<RandomVariable>>> {
+    pub fn random(&self, name: &str) -> LanguageResult<Option<Arc<RandomVariable>>> {
         match self.known(name)? {
             None => Ok(None),
-            Some(Known::Random(variable)) => Ok(Some(variable)),
+            Some(ResolvedValue::Random(variable)) => Ok(Some(variable)),
             Some(other) => self.wrong(name, &other, "a random variable"),
         }
     }

@@ -2,16 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use super::attributes::Attributes;
-use super::flowops::{Composite, Flowops};
-use super::variables::{Known, Variables};
-use super::{Action, FilesetPlan, Plan, RunPlan, Scaling, ThreadPlan, scale};
-use crate::lang::ast::{Attribute, Command, QuitMode, Statement, ThreadDefinition, Value};
-use crate::lang::diagnostic::{Mistake, closest};
-use crate::lang::{self, Diagnostic, Position};
-use crate::random::{Amount, Generator, generator};
-
-type Result<T> = std::result::Result<T, Mistake>;
+use super::attributes::AttributeReader;
+use super::flowops::{CompositeFlowop, FlowopTable};
+use super::variables::{ResolvedValue, VariableScope};
+use super::{
+    FilesetPlan, PlanScaling, ThreadPlan, WorkloadAction, WorkloadPlan, WorkloadRunPlan, scale,
+};
+use crate::lang::ast::{
+    LanguageCommand, QuitMode, StatementAttribute, ThreadDefinition, ValueExpression,
+    WorkloadStatement,
+};
+use crate::lang::diagnostic::{LanguageError, LanguageResult, closest};
+use crate::lang::{self, LanguageDiagnostic, SourcePosition};
+use crate::random::{RandomAmount, RandomGenerator, generator};
 
 /// Maximum number of files or leaf directories of a set, whose tree then takes several gigabytes of
 /// memory.
@@ -19,7 +22,7 @@ const MAX_ENTRIES: u64 = 100_000_000;
 
 /// Options for loading a workload file.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct LoadOptions {
     /// Variables, each as `NAME=VALUE`, which override those that the file sets.
     pub variables: Vec<String>,
     /// Factor for data and counts: above 0, and 1 for the file as written.
@@ -33,9 +36,9 @@ pub struct Options {
     pub run_seconds: Option<u64>,
 }
 
-impl Default for Options {
+impl Default for LoadOptions {
     fn default() -> Self {
-        Options {
+        LoadOptions {
             variables: Vec::new(),
             scale: 1.0,
             seed: 1,
@@ -50,14 +53,18 @@ impl Default for Options {
 /// # Errors
 ///
 /// The first error in the file or in the options, with its position.
-pub fn load(text: &str, file: &str, options: &Options) -> std::result::Result<Plan, Diagnostic> {
+pub fn load(
+    text: &str,
+    file: &str,
+    options: &LoadOptions,
+) -> std::result::Result<WorkloadPlan, LanguageDiagnostic> {
     let statements = lang::parse(text, file)?;
     let given = given(options, &statements)?;
-    let mut builder = Builder {
+    let mut builder = PlanBuilder {
         given,
         options,
-        variables: Variables::default(),
-        flowops: Flowops::default(),
+        variables: VariableScope::default(),
+        flowops: FlowopTable::default(),
         filesets: Vec::new(),
         processes: Vec::new(),
         run: RunState::default(),
@@ -66,13 +73,13 @@ pub fn load(text: &str, file: &str, options: &Options) -> std::result::Result<Pl
         random: generator(options.seed, u64::MAX),
     };
     builder.statements(&statements).map_err(|mistake| mistake.in_file(file))?;
-    let mut plan = Plan {
+    let mut plan = WorkloadPlan {
         name: name_of(file),
         filesets: builder.filesets,
         variables: builder.flowops.random,
         rows: builder.flowops.rows,
         actions: builder.actions,
-        scaling: Scaling::default(),
+        scaling: PlanScaling::default(),
         seed: options.seed,
     };
     scale::apply(&mut plan, options.scale).map_err(|mistake| mistake.in_file(file))?;
@@ -86,13 +93,13 @@ fn name_of(file: &str) -> String {
 
 /// The variables of the options. A variable that the file never sets is probably misspelt.
 fn given(
-    options: &Options,
-    statements: &[Statement],
-) -> std::result::Result<BTreeMap<String, Value>, Diagnostic> {
+    options: &LoadOptions,
+    statements: &[WorkloadStatement],
+) -> std::result::Result<BTreeMap<String, ValueExpression>, LanguageDiagnostic> {
     let set: Vec<&str> = statements
         .iter()
         .filter_map(|statement| match &statement.command {
-            Command::Set { name, .. } => Some(name.as_str()),
+            LanguageCommand::Set { name, .. } => Some(name.as_str()),
             _ => None,
         })
         .collect();
@@ -101,9 +108,9 @@ fn given(
         let (name, value) = lang::parse_assignment(text)?;
         if !set.contains(&name.as_str()) {
             let expected = if set.is_empty() { "no variable".into() } else { set.join(", ") };
-            return Err(Diagnostic {
+            return Err(LanguageDiagnostic {
                 file: format!("-D {text}"),
-                place: Position { line: 1, column: 1 },
+                place: SourcePosition { line: 1, column: 1 },
                 found: format!("the file does not set ${name}"),
                 expected: format!("one that it sets: {expected}"),
                 suggestion: closest(&name, set.iter().copied()),
@@ -122,37 +129,37 @@ struct RunState {
 }
 
 struct ProcessDefinition {
-    place: Position,
-    attributes: Vec<Attribute>,
+    place: SourcePosition,
+    attributes: Vec<StatementAttribute>,
     threads: Vec<ThreadDefinition>,
 }
 
 struct FilesetDefinition {
     name: String,
     single: bool,
-    place: Position,
-    attributes: Vec<Attribute>,
+    place: SourcePosition,
+    attributes: Vec<StatementAttribute>,
 }
 
-struct Builder<'a> {
-    given: BTreeMap<String, Value>,
-    options: &'a Options,
-    variables: Variables,
-    flowops: Flowops,
+struct PlanBuilder<'a> {
+    given: BTreeMap<String, ValueExpression>,
+    options: &'a LoadOptions,
+    variables: VariableScope,
+    flowops: FlowopTable,
     filesets: Vec<FilesetPlan>,
     processes: Vec<ProcessDefinition>,
     run: RunState,
-    actions: Vec<Action>,
+    actions: Vec<WorkloadAction>,
     created: bool,
-    random: Generator,
+    random: RandomGenerator,
 }
 
-impl Builder<'_> {
-    fn statements(&mut self, statements: &[Statement]) -> Result<()> {
+impl PlanBuilder<'_> {
+    fn statements(&mut self, statements: &[WorkloadStatement]) -> LanguageResult<()> {
         let mut definitions: Vec<FilesetDefinition> = Vec::new();
-        for Statement { place, command } in statements {
+        for WorkloadStatement { place, command } in statements {
             match command {
-                Command::DefineFileset { single, attributes } => {
+                LanguageCommand::DefineFileset { single, attributes } => {
                     definitions.push(self.fileset_name(
                         *single,
                         *place,
@@ -160,8 +167,8 @@ impl Builder<'_> {
                         &definitions,
                     )?);
                 }
-                Command::CreateFiles => self.create(&mut definitions)?,
-                Command::Run(seconds) => {
+                LanguageCommand::CreateFiles => self.create(&mut definitions)?,
+                LanguageCommand::Run(seconds) => {
                     self.create_once(&mut definitions)?;
                     let seconds = match seconds {
                         Some((value, place)) => self.seconds(value, *place)?,
@@ -169,16 +176,16 @@ impl Builder<'_> {
                     };
                     self.add_run(seconds, 0, false, *place)?;
                 }
-                Command::PeriodicRun { period, seconds } => {
+                LanguageCommand::PeriodicRun { period, seconds } => {
                     self.create_once(&mut definitions)?;
                     let seconds = seconds.unwrap_or(0).unsigned_abs();
                     self.add_run(seconds, period.unsigned_abs(), *period < 0, *place)?;
                 }
-                Command::Quit => break,
+                LanguageCommand::Quit => break,
                 other => self.statement(other, *place)?,
             }
         }
-        let runs = |action: &Action| matches!(action, Action::Run(_));
+        let runs = |action: &WorkloadAction| matches!(action, WorkloadAction::Run(_));
         if let Some(seconds) = self.options.run_seconds.filter(|_| !self.actions.iter().any(runs)) {
             self.create_once(&mut definitions)?;
             let place = statements.last().map(|last| last.place).unwrap_or_default();
@@ -192,101 +199,112 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn statement(&mut self, command: &Command, place: Position) -> Result<()> {
+    fn statement(
+        &mut self,
+        command: &LanguageCommand,
+        place: SourcePosition,
+    ) -> LanguageResult<()> {
         match command {
-            Command::Set { name, value, value_place } => {
+            LanguageCommand::Set { name, value, value_place } => {
                 let value = self.given.get(name).unwrap_or(value);
                 let value = self.variables.resolve(value, *value_place)?;
                 self.variables.set(name, value);
             }
-            Command::SetMode(quit) => self.run.quit = *quit,
-            Command::DefineProcess { attributes, threads } => {
+            LanguageCommand::SetMode(quit) => self.run.quit = *quit,
+            LanguageCommand::DefineProcess { attributes, threads } => {
                 self.processes.push(ProcessDefinition {
                     place,
                     attributes: attributes.clone(),
                     threads: threads.clone(),
                 })
             }
-            Command::DefineFlowop { attributes, flowops } => {
-                let list = Attributes { list: attributes, variables: &self.variables, place };
+            LanguageCommand::DefineFlowop { attributes, flowops } => {
+                let list = AttributeReader { list: attributes, variables: &self.variables, place };
                 let name = list.required_text("name", "the flowop")?;
                 let composite =
-                    Composite { attributes: attributes.clone(), flowops: flowops.clone() };
+                    CompositeFlowop { attributes: attributes.clone(), flowops: flowops.clone() };
                 self.flowops.composites.insert(name, composite);
             }
-            Command::EventGenerator(rate) => {
+            LanguageCommand::EventGenerator(rate) => {
                 let list = std::slice::from_ref(rate);
-                let list = Attributes { list, variables: &self.variables, place };
+                let list = AttributeReader { list, variables: &self.variables, place };
                 self.run.events = list.count("rate")?.filter(|rate| *rate > 0);
             }
-            Command::Echo(parts) => self.actions.push(Action::Echo(self.variables.text(parts)?)),
-            Command::System(parts) => {
+            LanguageCommand::Echo(parts) => {
+                self.actions.push(WorkloadAction::Echo(self.variables.text(parts)?))
+            }
+            LanguageCommand::System(parts) => {
                 let line = self.variables.text(parts)?;
                 if !self.options.allow_system {
                     let found = format!("the file runs the command `{line}`");
-                    return Err(Mistake::new(place, found, "--allow-system to permit that"));
+                    return Err(LanguageError::new(place, found, "--allow-system to permit that"));
                 }
-                self.actions.push(Action::System(line));
+                self.actions.push(WorkloadAction::System(line));
             }
-            Command::Sleep(value) => {
+            LanguageCommand::Sleep(value) => {
                 let seconds = self.seconds(value, place)?;
-                self.actions.push(Action::Sleep(seconds));
+                self.actions.push(WorkloadAction::Sleep(seconds));
             }
-            Command::LatencyHistogram => self.run.histogram = true,
-            Command::Version => {
+            LanguageCommand::LatencyHistogram => self.run.histogram = true,
+            LanguageCommand::Version => {
                 let version = env!("CARGO_PKG_VERSION");
-                self.actions
-                    .push(Action::Echo(format!("defuse {version}, language of Filebench 1.5")));
+                self.actions.push(WorkloadAction::Echo(format!(
+                    "defuse {version}, language of Filebench 1.5"
+                )));
             }
-            Command::RemoveFiles => self.actions.push(Action::RemoveFiles),
+            LanguageCommand::RemoveFiles => self.actions.push(WorkloadAction::RemoveFiles),
             _ => {}
         }
         Ok(())
     }
 
-    fn seconds(&self, value: &Value, place: Position) -> Result<u64> {
+    fn seconds(&self, value: &ValueExpression, place: SourcePosition) -> LanguageResult<u64> {
         match self.variables.resolve(value, place)? {
-            Known::Integer(seconds) if (0..=1 << 31).contains(&seconds) => Ok(seconds as u64),
-            other => Err(Mistake::new(place, format!("found {}", other.describe()), "seconds")),
+            ResolvedValue::Integer(seconds) if (0..=1 << 31).contains(&seconds) => {
+                Ok(seconds as u64)
+            }
+            other => {
+                Err(LanguageError::new(place, format!("found {}", other.describe()), "seconds"))
+            }
         }
     }
 
     fn fileset_name(
         &self,
         single: bool,
-        place: Position,
-        attributes: &[Attribute],
+        place: SourcePosition,
+        attributes: &[StatementAttribute],
         earlier: &[FilesetDefinition],
-    ) -> Result<FilesetDefinition> {
-        let list = Attributes { list: attributes, variables: &self.variables, place };
+    ) -> LanguageResult<FilesetDefinition> {
+        let list = AttributeReader { list: attributes, variables: &self.variables, place };
         let name = list.required_text("name", if single { "the file" } else { "the file set" })?;
         let taken = earlier.iter().any(|one| one.name == name)
             || self.filesets.iter().any(|one| one.name == name);
         if taken {
             let found = format!("`{name}` is defined twice");
-            return Err(Mistake::new(place, found, "another name"));
+            return Err(LanguageError::new(place, found, "another name"));
         }
         if name.contains('/') || name == "." || name == ".." {
             let found = format!("the name `{name}`");
-            return Err(Mistake::new(list.place_of("name"), found, "a name without slashes"));
+            return Err(LanguageError::new(list.place_of("name"), found, "a name without slashes"));
         }
         Ok(FilesetDefinition { name, single, place, attributes: attributes.to_vec() })
     }
 
-    fn create(&mut self, definitions: &mut Vec<FilesetDefinition>) -> Result<()> {
+    fn create(&mut self, definitions: &mut Vec<FilesetDefinition>) -> LanguageResult<()> {
         self.filesets_of(definitions)?;
-        self.actions.push(Action::CreateFiles);
+        self.actions.push(WorkloadAction::CreateFiles);
         self.created = true;
         Ok(())
     }
 
     /// A run creates the files that do not exist yet.
-    fn create_once(&mut self, definitions: &mut Vec<FilesetDefinition>) -> Result<()> {
+    fn create_once(&mut self, definitions: &mut Vec<FilesetDefinition>) -> LanguageResult<()> {
         if !self.created || !definitions.is_empty() { self.create(definitions) } else { Ok(()) }
     }
 
     /// Evaluates the definitions of file sets with the current values of the variables.
-    fn filesets_of(&mut self, definitions: &mut Vec<FilesetDefinition>) -> Result<()> {
+    fn filesets_of(&mut self, definitions: &mut Vec<FilesetDefinition>) -> LanguageResult<()> {
         for definition in definitions.drain(..) {
             let plan = self.fileset(&definition)?;
             self.flowops.filesets.push(plan.name.clone());
@@ -295,9 +313,9 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn fileset(&mut self, definition: &FilesetDefinition) -> Result<FilesetPlan> {
+    fn fileset(&mut self, definition: &FilesetDefinition) -> LanguageResult<FilesetPlan> {
         let FilesetDefinition { name, single, place, attributes } = definition;
-        let list = Attributes { list: attributes, variables: &self.variables, place: *place };
+        let list = AttributeReader { list: attributes, variables: &self.variables, place: *place };
         let path = list.required_text("path", &format!("`{name}`"))?;
         // The number of entries is drawn once, because the rest of the set depends on it.
         let random = &mut self.random;
@@ -305,7 +323,7 @@ impl Builder<'_> {
         let leafdirs = list.amount("leafdirs")?.map_or(0, |number| number.get(random));
         if entries == 0 && leafdirs == 0 {
             let found = format!("`{name}` has no entries");
-            return Err(Mistake::new(
+            return Err(LanguageError::new(
                 list.place_of("entries"),
                 found,
                 "entries=NUMBER, at least 1",
@@ -315,20 +333,20 @@ impl Builder<'_> {
             if number > MAX_ENTRIES {
                 let found = format!("`{name}` has {number} {what}");
                 let expected = format!("at most {MAX_ENTRIES}, each of which takes memory");
-                return Err(Mistake::new(list.place_of(what), found, expected));
+                return Err(LanguageError::new(list.place_of(what), found, expected));
             }
         }
-        let dirwidth = list.amount("dirwidth")?.unwrap_or(Amount::Fixed(0));
+        let dirwidth = list.amount("dirwidth")?.unwrap_or(RandomAmount::Fixed(0));
         if list.find("dirwidth").is_some() && dirwidth.mean() < 1.0 {
             let found = format!("`{name}` has directories without entries");
-            return Err(Mistake::new(list.place_of("dirwidth"), found, "at least 1"));
+            return Err(LanguageError::new(list.place_of("dirwidth"), found, "at least 1"));
         }
-        let size = list.amount("size")?.unwrap_or(Amount::Fixed(0));
+        let size = list.amount("size")?.unwrap_or(RandomAmount::Fixed(0));
         if size.mean() > (1u64 << 62) as f64 / entries.max(1) as f64 {
             let found = format!("`{name}` would have more than 2^62 bytes");
-            return Err(Mistake::new(list.place_of("size"), found, "a possible size"));
+            return Err(LanguageError::new(list.place_of("size"), found, "a possible size"));
         }
-        let thousandths = |name: &str, default: u64| -> Result<f64> {
+        let thousandths = |name: &str, default: u64| -> LanguageResult<f64> {
             Ok(list.count(name)?.unwrap_or(default) as f64 / 1000.0)
         };
         Ok(FilesetPlan {
@@ -339,7 +357,7 @@ impl Builder<'_> {
             size_gamma: thousandths("filesizegamma", 0)?,
             dirwidth,
             dirgamma: if *single { 0.0 } else { thousandths("dirgamma", 1500)? },
-            dirdepth: list.random("dirdepthrv")?.map(Amount::Random),
+            dirdepth: list.random("dirdepthrv")?.map(RandomAmount::Random),
             leafdirs,
             prealloc: list.percentage("prealloc")?,
             paralloc: list.flag("paralloc")?,
@@ -351,13 +369,19 @@ impl Builder<'_> {
         })
     }
 
-    fn add_run(&mut self, seconds: u64, period: u64, resets: bool, place: Position) -> Result<()> {
+    fn add_run(
+        &mut self,
+        seconds: u64,
+        period: u64,
+        resets: bool,
+        place: SourcePosition,
+    ) -> LanguageResult<()> {
         if self.processes.is_empty() {
             let expected = "`define process` above";
-            return Err(Mistake::new(place, "there is no process to run", expected));
+            return Err(LanguageError::new(place, "there is no process to run", expected));
         }
         let threads = self.threads()?;
-        self.actions.push(Action::Run(RunPlan {
+        self.actions.push(WorkloadAction::Run(WorkloadRunPlan {
             seconds: (seconds > 0).then_some(seconds),
             period,
             resets,
@@ -370,11 +394,11 @@ impl Builder<'_> {
     }
 
     /// All threads of all processes, with the current values of the variables.
-    fn threads(&mut self) -> Result<Vec<ThreadPlan>> {
+    fn threads(&mut self) -> LanguageResult<Vec<ThreadPlan>> {
         let mut threads = Vec::new();
         self.flowops.wanted.clear();
         for process in &self.processes {
-            let list = Attributes {
+            let list = AttributeReader {
                 list: &process.attributes,
                 variables: &self.variables,
                 place: process.place,
@@ -393,7 +417,7 @@ impl Builder<'_> {
         let total = threads.iter().map(|t| t.instances).fold(0, u64::saturating_add);
         if let Some(process) = self.processes.first().filter(|_| total > 65_536) {
             let found = format!("there would be {total} threads");
-            return Err(Mistake::new(process.place, found, "at most 65536"));
+            return Err(LanguageError::new(process.place, found, "at most 65536"));
         }
         for thread in &mut threads {
             self.flowops.connect(&mut thread.flowops)?;
@@ -402,29 +426,36 @@ impl Builder<'_> {
     }
 }
 
-fn niceness(list: &Attributes) -> Result<i32> {
+fn niceness(list: &AttributeReader) -> LanguageResult<i32> {
     let nice = list.integer("nice")?.unwrap_or(0);
-    i32::try_from(nice)
-        .ok()
-        .filter(|nice| (-20..20).contains(nice))
-        .ok_or_else(|| Mistake::new(list.place_of("nice"), format!("nice is {nice}"), "-20 to 19"))
+    i32::try_from(nice).ok().filter(|nice| (-20..20).contains(nice)).ok_or_else(|| {
+        LanguageError::new(list.place_of("nice"), format!("nice is {nice}"), "-20 to 19")
+    })
 }
 
 fn thread_plan(
-    flowops: &mut Flowops,
-    variables: &Variables,
+    flowops: &mut FlowopTable,
+    variables: &VariableScope,
     thread: &ThreadDefinition,
-) -> Result<ThreadPlan> {
-    let list = Attributes { list: &thread.attributes, variables, place: thread.place };
+) -> LanguageResult<ThreadPlan> {
+    let list = AttributeReader { list: &thread.attributes, variables, place: thread.place };
     if list.find("ioprio").is_some() {
         let expected = "nice of the process, or ionice(1) around all";
-        return Err(Mistake::new(list.place_of("ioprio"), "ioprio is not supported", expected));
+        return Err(LanguageError::new(
+            list.place_of("ioprio"),
+            "ioprio is not supported",
+            expected,
+        ));
     }
     list.flag("useism")?;
     let memsize = list.count("memsize")?.unwrap_or(0);
     if memsize > super::flowops::MAX_IO {
         let found = format!("memsize is {memsize}");
-        return Err(Mistake::new(list.place_of("memsize"), found, "at most 16g for each thread"));
+        return Err(LanguageError::new(
+            list.place_of("memsize"),
+            found,
+            "at most 16g for each thread",
+        ));
     }
     Ok(ThreadPlan {
         process: String::new(),

@@ -2,15 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::attributes::Attributes;
-use super::variables::Variables;
-use super::{FlowopPlan, Kind, Number, OpenFlags, StatisticsRow};
-use crate::lang::Position;
-use crate::lang::ast::{Attribute, FlowopUse};
-use crate::lang::diagnostic::Mistake;
-use crate::random::Amount;
-
-type Result<T> = std::result::Result<T, Mistake>;
+use super::attributes::AttributeReader;
+use super::variables::VariableScope;
+use super::{FlowopKind, FlowopOpenFlags, FlowopPlan, PlanNumber, StatisticsRow};
+use crate::lang::SourcePosition;
+use crate::lang::ast::{FlowopUse, StatementAttribute};
+use crate::lang::diagnostic::{LanguageError, LanguageResult};
+use crate::random::RandomAmount;
 
 /// Number of descriptors of a thread, as in Filebench.
 pub const MAX_FD: usize = 128;
@@ -22,35 +20,35 @@ pub(super) const MAX_IO: u64 = 16 << 30;
 const MAX_DEPTH: usize = 16;
 
 /// Every flowop with its names; the first is the one in statistics.
-const KINDS: &[(&[&str], Kind)] = &[
-    (&["createfile"], Kind::CreateFile),
-    (&["openfile"], Kind::OpenFile),
-    (&["closefile"], Kind::CloseFile),
-    (&["read"], Kind::Read),
-    (&["write"], Kind::Write),
-    (&["readwholefile"], Kind::ReadWholeFile),
-    (&["writewholefile"], Kind::WriteWholeFile),
-    (&["appendfile"], Kind::AppendFile),
-    (&["appendfilerand"], Kind::AppendFileRand),
-    (&["deletefile"], Kind::DeleteFile),
-    (&["statfile"], Kind::StatFile),
-    (&["fsync"], Kind::Fsync),
-    (&["fsyncset"], Kind::FsyncSet),
-    (&["makedir", "mkdir"], Kind::MakeDir),
-    (&["removedir", "rmdir"], Kind::RemoveDir),
-    (&["listdir"], Kind::ListDir),
-    (&["eventlimit"], Kind::EventLimit),
-    (&["bwlimit"], Kind::BandwidthLimit),
-    (&["iopslimit"], Kind::IoOpsLimit),
-    (&["opslimit"], Kind::OpsLimit),
-    (&["hog"], Kind::Hog),
-    (&["delay"], Kind::Delay),
-    (&["block"], Kind::Block),
-    (&["wakeup"], Kind::Wakeup),
-    (&["semblock"], Kind::SemBlock),
-    (&["sempost"], Kind::SemPost),
-    (&["finishoncount"], Kind::FinishOnCount),
-    (&["finishonbytes"], Kind::FinishOnBytes),
+const KINDS: &[(&[&str], FlowopKind)] = &[
+    (&["createfile"], FlowopKind::CreateFile),
+    (&["openfile"], FlowopKind::OpenFile),
+    (&["closefile"], FlowopKind::CloseFile),
+    (&["read"], FlowopKind::Read),
+    (&["write"], FlowopKind::Write),
+    (&["readwholefile"], FlowopKind::ReadWholeFile),
+    (&["writewholefile"], FlowopKind::WriteWholeFile),
+    (&["appendfile"], FlowopKind::AppendFile),
+    (&["appendfilerand"], FlowopKind::AppendFileRand),
+    (&["deletefile"], FlowopKind::DeleteFile),
+    (&["statfile"], FlowopKind::StatFile),
+    (&["fsync"], FlowopKind::Fsync),
+    (&["fsyncset"], FlowopKind::FsyncSet),
+    (&["makedir", "mkdir"], FlowopKind::MakeDir),
+    (&["removedir", "rmdir"], FlowopKind::RemoveDir),
+    (&["listdir"], FlowopKind::ListDir),
+    (&["eventlimit"], FlowopKind::EventLimit),
+    (&["bwlimit"], FlowopKind::BandwidthLimit),
+    (&["iopslimit"], FlowopKind::IoOpsLimit),
+    (&["opslimit"], FlowopKind::OpsLimit),
+    (&["hog"], FlowopKind::Hog),
+    (&["delay"], FlowopKind::Delay),
+    (&["block"], FlowopKind::Block),
+    (&["wakeup"], FlowopKind::Wakeup),
+    (&["semblock"], FlowopKind::SemBlock),
+    (&["sempost"], FlowopKind::SemPost),
+    (&["finishoncount"], FlowopKind::FinishOnCount),
+    (&["finishonbytes"], FlowopKind::FinishOnBytes),
 ];
 
 /// Flowops of Filebench that are refused, with the reason.
@@ -63,26 +61,30 @@ const REFUSED: &[(&str, &str)] = &[
 
 /// A composite flowop, as defined.
 #[derive(Clone)]
-pub(super) struct Composite {
-    pub attributes: Vec<Attribute>,
+pub(super) struct CompositeFlowop {
+    pub attributes: Vec<StatementAttribute>,
     pub flowops: Vec<FlowopUse>,
 }
 
 /// State shared by the flowops of all threads.
 #[derive(Default)]
-pub(super) struct Flowops {
-    pub composites: BTreeMap<String, Composite>,
+pub(super) struct FlowopTable {
+    pub composites: BTreeMap<String, CompositeFlowop>,
     /// Names of file sets, by their index in the plan.
     pub filesets: Vec<String>,
     pub rows: Vec<StatisticsRow>,
-    pub random: Vec<Amount>,
+    pub random: Vec<RandomAmount>,
     /// Targets by name, which can be resolved only when all flowops are known.
-    pub wanted: Vec<(usize, String, Position)>,
+    pub wanted: Vec<(usize, String, SourcePosition)>,
 }
 
-impl Flowops {
+impl FlowopTable {
     /// The steps of a thread.
-    pub fn thread(&mut self, uses: &[FlowopUse], variables: &Variables) -> Result<Vec<FlowopPlan>> {
+    pub fn thread(
+        &mut self,
+        uses: &[FlowopUse],
+        variables: &VariableScope,
+    ) -> LanguageResult<Vec<FlowopPlan>> {
         let steps = self.steps(uses, variables, 0)?;
         let mut opened = Vec::new();
         opened_by(&steps, &mut opened);
@@ -93,15 +95,20 @@ impl Flowops {
     fn steps(
         &mut self,
         uses: &[FlowopUse],
-        variables: &Variables,
+        variables: &VariableScope,
         depth: usize,
-    ) -> Result<Vec<FlowopPlan>> {
+    ) -> LanguageResult<Vec<FlowopPlan>> {
         uses.iter().map(|one| self.step(one, variables, depth)).collect()
     }
 
-    fn step(&mut self, one: &FlowopUse, variables: &Variables, depth: usize) -> Result<FlowopPlan> {
+    fn step(
+        &mut self,
+        one: &FlowopUse,
+        variables: &VariableScope,
+        depth: usize,
+    ) -> LanguageResult<FlowopPlan> {
         let known = KINDS.iter().find(|(names, _)| names.contains(&one.kind.as_str()));
-        let attributes = Attributes { list: &one.attributes, variables, place: one.place };
+        let attributes = AttributeReader { list: &one.attributes, variables, place: one.place };
         let (kind, word) = match known {
             Some((names, kind)) => (kind.clone(), names[0]),
             None if self.composites.contains_key(&one.kind) => {
@@ -112,7 +119,7 @@ impl Flowops {
         if let Some(local) = one.attributes.iter().find(|a| a.name.starts_with('$')) {
             let found = format!("{} for `{}`", local.name, one.kind);
             let expected = "an attribute: only composite flowops have variables of their own";
-            return Err(Mistake::new(local.place, found, expected));
+            return Err(LanguageError::new(local.place, found, expected));
         }
         let mut plan = self.plain(kind, &attributes)?;
         plan.name = attributes.text("name")?.unwrap_or_else(|| word.to_owned());
@@ -124,27 +131,35 @@ impl Flowops {
         Ok(plan)
     }
 
-    fn unknown(&self, one: &FlowopUse) -> Mistake {
+    fn unknown(&self, one: &FlowopUse) -> LanguageError {
         let found = format!("found the flowop `{}`", one.kind);
         if let Some((_, instead)) = REFUSED.iter().find(|(name, _)| *name == one.kind) {
-            return Mistake::new(one.place, found, *instead);
+            return LanguageError::new(one.place, found, *instead);
         }
         let names = KINDS.iter().flat_map(|(names, _)| names.iter().copied());
         let names = names.chain(self.composites.keys().map(String::as_str));
-        Mistake::new(one.place, found, "a flowop of the language, or one that is defined above")
-            .like(&one.kind, names)
+        LanguageError::new(
+            one.place,
+            found,
+            "a flowop of the language, or one that is defined above",
+        )
+        .like(&one.kind, names)
     }
 
     /// Expands a composite flowop: its flowops, with its variables set.
     fn composite(
         &mut self,
         one: &FlowopUse,
-        attributes: &Attributes,
+        attributes: &AttributeReader,
         depth: usize,
-    ) -> Result<FlowopPlan> {
+    ) -> LanguageResult<FlowopPlan> {
         if depth == MAX_DEPTH {
             let found = format!("`{}` is nested {MAX_DEPTH} times", one.kind);
-            return Err(Mistake::new(one.place, found, "composite flowops without recursion"));
+            return Err(LanguageError::new(
+                one.place,
+                found,
+                "composite flowops without recursion",
+            ));
         }
         let composite = self.composites[&one.kind].clone();
         let mut inner = attributes.variables.clone();
@@ -162,7 +177,7 @@ impl Flowops {
             };
             if !locals.contains(&attribute.name.as_str()) {
                 let found = format!("`{}` has no variable {}", one.kind, attribute.name);
-                return Err(Mistake::new(attribute.place, found, locals.join(", "))
+                return Err(LanguageError::new(attribute.place, found, locals.join(", "))
                     .like(&attribute.name, locals.iter().copied()));
             }
             if let Some((value, place)) = &attribute.value {
@@ -171,8 +186,8 @@ impl Flowops {
         }
         let steps = self.steps(&composite.flowops, &inner, depth + 1)?;
         let defined =
-            Attributes { list: &composite.attributes, variables: &inner, place: one.place };
-        let mut plan = self.plain(Kind::Composite(steps), attributes)?;
+            AttributeReader { list: &composite.attributes, variables: &inner, place: one.place };
+        let mut plan = self.plain(FlowopKind::Composite(steps), attributes)?;
         if attributes.find("iters").is_none() {
             plan.iters = self.number(&defined, "iters", 1)?;
         }
@@ -182,7 +197,11 @@ impl Flowops {
     }
 
     /// The attributes that do not depend on the kind.
-    fn plain(&mut self, kind: Kind, attributes: &Attributes) -> Result<FlowopPlan> {
+    fn plain(
+        &mut self,
+        kind: FlowopKind,
+        attributes: &AttributeReader,
+    ) -> LanguageResult<FlowopPlan> {
         Ok(FlowopPlan {
             kind,
             name: String::new(),
@@ -200,7 +219,7 @@ impl Flowops {
                 None => None,
             },
             workingset: attributes.count("workingset")?.unwrap_or(0),
-            open: OpenFlags {
+            open: FlowopOpenFlags {
                 direct: attributes.flag("directio")?,
                 sync: attributes.flag("dsync")?,
                 no_readahead: attributes.flag("noreadahead")?,
@@ -212,25 +231,30 @@ impl Flowops {
         })
     }
 
-    fn number(&mut self, attributes: &Attributes, name: &str, default: u64) -> Result<Number> {
+    fn number(
+        &mut self,
+        attributes: &AttributeReader,
+        name: &str,
+        default: u64,
+    ) -> LanguageResult<PlanNumber> {
         match attributes.amount(name)? {
-            None => Ok(Number::Fixed(default)),
-            Some(Amount::Fixed(number)) => Ok(Number::Fixed(number)),
+            None => Ok(PlanNumber::Fixed(default)),
+            Some(RandomAmount::Fixed(number)) => Ok(PlanNumber::Fixed(number)),
             Some(random) => {
                 self.random.push(random);
-                Ok(Number::Random(self.random.len() - 1))
+                Ok(PlanNumber::Random(self.random.len() - 1))
             }
         }
     }
 
-    fn fileset(&self, attributes: &Attributes) -> Result<Option<usize>> {
+    fn fileset(&self, attributes: &AttributeReader) -> LanguageResult<Option<usize>> {
         let Some(name) = attributes.text("filename")? else { return Ok(None) };
         let found = self.filesets.iter().position(|known| *known == name);
         found.map(Some).ok_or_else(|| {
             let names = self.filesets.iter().map(String::as_str);
             let found = format!("there is no file set `{name}`");
             let expected = "one that is defined above";
-            Mistake::new(attributes.place_of("filename"), found, expected).like(&name, names)
+            LanguageError::new(attributes.place_of("filename"), found, expected).like(&name, names)
         })
     }
 
@@ -249,9 +273,9 @@ impl Flowops {
     }
 
     /// Resolves the targets of every flowop to rows.
-    pub fn connect(&self, steps: &mut [FlowopPlan]) -> Result<()> {
+    pub fn connect(&self, steps: &mut [FlowopPlan]) -> LanguageResult<()> {
         for step in steps {
-            if let Kind::Composite(inner) = &mut step.kind {
+            if let FlowopKind::Composite(inner) = &mut step.kind {
                 self.connect(inner)?;
                 continue;
             }
@@ -262,10 +286,15 @@ impl Flowops {
         Ok(())
     }
 
-    fn targets(&self, step: &FlowopPlan, name: &str, place: Position) -> Result<Vec<usize>> {
+    fn targets(
+        &self,
+        step: &FlowopPlan,
+        name: &str,
+        place: SourcePosition,
+    ) -> LanguageResult<Vec<usize>> {
         let kind = match step.kind {
-            Kind::Wakeup => Some("block"),
-            Kind::SemPost => Some("semblock"),
+            FlowopKind::Wakeup => Some("block"),
+            FlowopKind::SemPost => Some("semblock"),
             _ => None,
         };
         let fits = |row: &StatisticsRow| row.name == name && kind.is_none_or(|k| row.kind == k);
@@ -274,7 +303,7 @@ impl Flowops {
         if found.is_empty() {
             let what = kind.unwrap_or("flowop");
             let names = self.rows.iter().filter(|row| kind.is_none_or(|kind| row.kind == kind));
-            let mistake = Mistake::new(
+            let mistake = LanguageError::new(
                 place,
                 format!("there is no {what} with the name `{name}`"),
                 format!("the name of a {what}"),
@@ -285,27 +314,27 @@ impl Flowops {
     }
 }
 
-fn check_composite_attribute(attribute: &Attribute, kind: &str) -> Result<()> {
+fn check_composite_attribute(attribute: &StatementAttribute, kind: &str) -> LanguageResult<()> {
     if ["name", "iters"].contains(&attribute.name.as_str()) {
         return Ok(());
     }
     let found = format!("{} for the composite flowop `{kind}`", attribute.name);
-    Err(Mistake::new(attribute.place, found, "name, iters or one of its $variables"))
+    Err(LanguageError::new(attribute.place, found, "name, iters or one of its $variables"))
 }
 
-fn descriptor(attributes: &Attributes, name: &str) -> Result<usize> {
+fn descriptor(attributes: &AttributeReader, name: &str) -> LanguageResult<usize> {
     let number = attributes.count(name)?.unwrap_or(0);
     usize::try_from(number).ok().filter(|number| *number < MAX_FD).ok_or_else(|| {
         let place = attributes.place_of(name);
-        Mistake::new(place, format!("{name} is {number}"), format!("0 to {}", MAX_FD - 1))
+        LanguageError::new(place, format!("{name} is {number}"), format!("0 to {}", MAX_FD - 1))
     })
 }
 
 /// Checks the attributes that a kind requires.
-fn check(plan: &FlowopPlan, attributes: &Attributes, word: &str) -> Result<()> {
-    use Kind::*;
+fn check(plan: &FlowopPlan, attributes: &AttributeReader, word: &str) -> LanguageResult<()> {
+    use FlowopKind::*;
     let missing = |name: &str, expected: &str| {
-        Err(Mistake::new(attributes.place, format!("`{word}` without {name}"), expected))
+        Err(LanguageError::new(attributes.place, format!("`{word}` without {name}"), expected))
     };
     let by_descriptor = plan.fd > 0 && matches!(plan.kind, DeleteFile | StatFile);
     let picks = matches!(
@@ -316,14 +345,14 @@ fn check(plan: &FlowopPlan, attributes: &Attributes, word: &str) -> Result<()> {
         return missing("filesetname", "filesetname=NAME");
     }
     let one_size = matches!(plan.kind, Read | Write | AppendFile | AppendFileRand);
-    if one_size && plan.iosize == Number::Fixed(0) {
+    if one_size && plan.iosize == PlanNumber::Fixed(0) {
         return missing("iosize", "iosize=SIZE, at least 1");
     }
-    if let Number::Fixed(iosize) = plan.iosize
+    if let PlanNumber::Fixed(iosize) = plan.iosize
         && iosize > MAX_IO
     {
         let found = format!("iosize is {iosize}");
-        return Err(Mistake::new(attributes.place_of("iosize"), found, "at most 16g"));
+        return Err(LanguageError::new(attributes.place_of("iosize"), found, "at most 16g"));
     }
     let needs_value = matches!(plan.kind, FinishOnCount | FinishOnBytes | Delay | Hog);
     if needs_value && attributes.find("value").is_none() {
@@ -338,7 +367,7 @@ fn check(plan: &FlowopPlan, attributes: &Attributes, word: &str) -> Result<()> {
 fn opened_by(steps: &[FlowopPlan], opened: &mut Vec<usize>) {
     for step in steps {
         match &step.kind {
-            Kind::Composite(inner) => opened_by(inner, opened),
+            FlowopKind::Composite(inner) => opened_by(inner, opened),
             _ if step.fileset.is_some() => opened.push(step.fd),
             _ => {}
         }
@@ -346,19 +375,23 @@ fn opened_by(steps: &[FlowopPlan], opened: &mut Vec<usize>) {
 }
 
 /// Refuses a flowop on a descriptor that no flowop opens.
-fn check_descriptors(steps: &[FlowopPlan], opened: &[usize], uses: &[FlowopUse]) -> Result<()> {
+fn check_descriptors(
+    steps: &[FlowopPlan],
+    opened: &[usize],
+    uses: &[FlowopUse],
+) -> LanguageResult<()> {
     for step in steps {
-        if let Kind::Composite(inner) = &step.kind {
+        if let FlowopKind::Composite(inner) = &step.kind {
             check_descriptors(inner, opened, uses)?;
         }
         let by_descriptor = step.kind.reads()
             || step.kind.writes()
-            || matches!(step.kind, Kind::CloseFile | Kind::Fsync);
+            || matches!(step.kind, FlowopKind::CloseFile | FlowopKind::Fsync);
         if by_descriptor && step.fileset.is_none() && !opened.contains(&step.fd) {
             let place = uses.iter().map(|one| one.place).find(|place| place.line == step.line);
-            let place = place.unwrap_or(Position { line: step.line, column: 1 });
+            let place = place.unwrap_or(SourcePosition { line: step.line, column: 1 });
             let found = format!("nothing opens descriptor {} of `{}`", step.fd, step.name);
-            return Err(Mistake::new(
+            return Err(LanguageError::new(
                 place,
                 found,
                 "filesetname=NAME, or an openfile with that fd",

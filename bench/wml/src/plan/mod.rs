@@ -11,11 +11,11 @@ mod variables;
 use std::path::PathBuf;
 
 use crate::lang::ast::QuitMode;
-use crate::random::Amount;
+use crate::random::RandomAmount;
 
-pub use build::{Options, load};
+pub use build::{LoadOptions, load};
 pub use flowops::MAX_FD;
-pub use scale::{MemoryShare, Scaling};
+pub use scale::{MemoryShare, PlanScaling};
 
 /// A set of files in a tree of directories.
 #[derive(Clone, Debug)]
@@ -27,15 +27,15 @@ pub struct FilesetPlan {
     /// Maximum number of files.
     pub entries: u64,
     /// Size of each file in bytes.
-    pub size: Amount,
+    pub size: RandomAmount,
     /// Shape of the gamma distribution of sizes; 0 for a fixed size.
     pub size_gamma: f64,
     /// Number of entries of a directory.
-    pub dirwidth: Amount,
+    pub dirwidth: RandomAmount,
     /// Shape of the gamma distribution of widths and depths; 0 if they are fixed.
     pub dirgamma: f64,
     /// Depth of the tree. By default it follows from entries and width.
-    pub dirdepth: Option<Amount>,
+    pub dirdepth: Option<RandomAmount>,
     /// Maximum number of empty directories.
     pub leafdirs: u64,
     /// Percentage of the files that are created before the run; `None` for none.
@@ -56,7 +56,7 @@ pub struct FilesetPlan {
 
 /// Attributes that change how files are opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct OpenFlags {
+pub struct FlowopOpenFlags {
     /// O_DIRECT.
     pub direct: bool,
     /// O_SYNC.
@@ -68,7 +68,7 @@ pub struct OpenFlags {
 /// The kind of a flowop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names are those of the language: docs/workloads.md")]
-pub enum Kind {
+pub enum FlowopKind {
     CreateFile,
     OpenFile,
     CloseFile,
@@ -101,10 +101,10 @@ pub enum Kind {
     Composite(Vec<FlowopPlan>),
 }
 
-impl Kind {
+impl FlowopKind {
     /// True if it is an operation on a file system, which is included in the summary.
     pub fn is_io(&self) -> bool {
-        use Kind::*;
+        use FlowopKind::*;
         matches!(
             self,
             CreateFile
@@ -128,12 +128,12 @@ impl Kind {
 
     /// True if it reads data of files.
     pub fn reads(&self) -> bool {
-        matches!(self, Kind::Read | Kind::ReadWholeFile)
+        matches!(self, FlowopKind::Read | FlowopKind::ReadWholeFile)
     }
 
     /// True if it writes data of files.
     pub fn writes(&self) -> bool {
-        use Kind::*;
+        use FlowopKind::*;
         matches!(self, Write | WriteWholeFile | AppendFile | AppendFileRand)
     }
 }
@@ -142,7 +142,7 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowopPlan {
     /// The kind.
-    pub kind: Kind,
+    pub kind: FlowopKind,
     /// Its name in the statistics.
     pub name: String,
     /// Index of its row in the statistics. Composite flowops have none.
@@ -158,19 +158,19 @@ pub struct FlowopPlan {
     /// Each call uses the next descriptor.
     pub opennext: bool,
     /// Bytes per read or write; 0 means all.
-    pub iosize: Number,
+    pub iosize: PlanNumber,
     /// Number of repetitions before the next flowop.
-    pub iters: Number,
+    pub iters: PlanNumber,
     /// Reads or writes at random offsets.
     pub random: bool,
     /// Index of the file in its set; `None` for the next one.
-    pub indexed: Option<Number>,
+    pub indexed: Option<PlanNumber>,
     /// Size of the used part of a file in bytes; 0 means all.
     pub workingset: u64,
     /// Flags for opening files.
-    pub open: OpenFlags,
+    pub open: FlowopOpenFlags,
     /// A number whose meaning depends on the kind.
-    pub value: Number,
+    pub value: PlanNumber,
     /// The flowops that it refers to, as rows of the statistics.
     pub targets: Vec<usize>,
     /// Limit on how far a sempost may be ahead of its semblock.
@@ -184,10 +184,10 @@ pub struct FlowopPlan {
 /// Random variables cannot be compared, so they are referenced by index: tests compare plans of
 /// flowops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Number {
+pub enum PlanNumber {
     /// A fixed number.
     Fixed(u64),
-    /// The next value of the random variable with this index in [`Plan::variables`].
+    /// The next value of the random variable with this index in [`WorkloadPlan::variables`].
     Random(usize),
 }
 
@@ -225,7 +225,7 @@ pub struct StatisticsRow {
 
 /// One `run` or `psrun`.
 #[derive(Clone, Debug)]
-pub struct RunPlan {
+pub struct WorkloadRunPlan {
     /// Duration in seconds; `None` until the threads end.
     pub seconds: Option<u64>,
     /// Interval of statistics in seconds; 0 for never.
@@ -244,7 +244,7 @@ pub struct RunPlan {
 
 /// An action of a workload.
 #[derive(Clone, Debug)]
-pub enum Action {
+pub enum WorkloadAction {
     /// Create the file sets that do not exist yet.
     CreateFiles,
     /// Remove the file sets.
@@ -256,29 +256,29 @@ pub enum Action {
     /// Wait for this number of seconds.
     Sleep(u64),
     /// Run the workload.
-    Run(RunPlan),
+    Run(WorkloadRunPlan),
 }
 
 /// A workload that can be run.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct WorkloadPlan {
     /// The name of the workload, which is that of its file.
     pub name: String,
     /// The file sets.
     pub filesets: Vec<FilesetPlan>,
     /// The random variables that flowops use.
-    pub variables: Vec<Amount>,
+    pub variables: Vec<RandomAmount>,
     /// The rows of the statistics.
     pub rows: Vec<StatisticsRow>,
     /// The actions, in order.
-    pub actions: Vec<Action>,
+    pub actions: Vec<WorkloadAction>,
     /// The changes by scaling.
-    pub scaling: Scaling,
+    pub scaling: PlanScaling,
     /// The seed of all random numbers.
     pub seed: u64,
 }
 
-impl Plan {
+impl WorkloadPlan {
     /// Average size of all files together when all exist, in bytes.
     pub fn data_bytes(&self) -> u64 {
         self.filesets.iter().map(|set| set.entries as f64 * set.size.mean()).sum::<f64>() as u64
@@ -287,9 +287,10 @@ impl Plan {
     /// Memory that the threads of the largest run request (`memsize`), in bytes. It is in addition
     /// to the memory that [`MemoryShare`] leaves to the page cache.
     pub fn thread_memory(&self) -> u64 {
-        let of_run = |run: &RunPlan| run.threads.iter().map(|t| t.instances * t.memsize).sum();
+        let of_run =
+            |run: &WorkloadRunPlan| run.threads.iter().map(|t| t.instances * t.memsize).sum();
         let runs = self.actions.iter().filter_map(|action| match action {
-            Action::Run(run) => Some(of_run(run)),
+            WorkloadAction::Run(run) => Some(of_run(run)),
             _ => None,
         });
         runs.max().unwrap_or(0)
@@ -297,6 +298,6 @@ impl Plan {
 
     /// True if the file contains `run` or `psrun`.
     pub fn runs(&self) -> bool {
-        self.actions.iter().any(|action| matches!(action, Action::Run(_)))
+        self.actions.iter().any(|action| matches!(action, WorkloadAction::Run(_)))
     }
 }

@@ -1,9 +1,9 @@
 //! Scales a workload by a factor, and checks sizes that depend on each other.
 
-use super::{Action, FilesetPlan, FlowopPlan, Kind, Number, Plan};
-use crate::lang::Position;
-use crate::lang::diagnostic::Mistake;
-use crate::random::{Amount, RandomVariable};
+use super::{FilesetPlan, FlowopKind, FlowopPlan, PlanNumber, WorkloadAction, WorkloadPlan};
+use crate::lang::SourcePosition;
+use crate::lang::diagnostic::LanguageError;
+use crate::random::{RandomAmount, RandomVariable};
 use std::sync::Arc;
 
 /// Files of at least this size are scaled in size; the number of smaller ones is scaled.
@@ -11,7 +11,7 @@ const LARGE_FILE: f64 = (1 << 20) as f64;
 
 /// The changes by scaling, for reports.
 #[derive(Clone, Debug, Default, serde::Serialize)]
-pub struct Scaling {
+pub struct PlanScaling {
     /// The requested factor.
     pub factor: f64,
     /// A description of each change.
@@ -44,24 +44,28 @@ impl MemoryShare {
 }
 
 /// Scales `plan` by `factor`, and checks sizes that depend on each other.
-pub(super) fn apply(plan: &mut Plan, factor: f64) -> Result<(), Mistake> {
+pub(super) fn apply(plan: &mut WorkloadPlan, factor: f64) -> Result<(), LanguageError> {
     if !(factor.is_finite() && factor > 0.0) {
         let found = format!("the scale {factor}");
-        return Err(Mistake::new(Position::default(), found, "a factor above 0, such as 0.001"));
+        return Err(LanguageError::new(
+            SourcePosition::default(),
+            found,
+            "a factor above 0, such as 0.001",
+        ));
     }
     check_sizes(plan)?;
     plan.scaling.factor = factor;
     if factor == 1.0 {
         return Ok(());
     }
-    let uses: Vec<Use> = (0..plan.filesets.len()).map(|set| usage(plan, set)).collect();
+    let uses: Vec<FilesetUse> = (0..plan.filesets.len()).map(|set| usage(plan, set)).collect();
     let mut ratios = Vec::new();
     for (set, usage) in plan.filesets.iter_mut().zip(&uses) {
         ratios.push(scale_set(set, usage, factor, &mut plan.scaling.changes));
     }
-    let Plan { actions, scaling, .. } = plan;
+    let WorkloadPlan { actions, scaling, .. } = plan;
     for action in actions {
-        let Action::Run(run) = action else { continue };
+        let WorkloadAction::Run(run) = action else { continue };
         for thread in &mut run.threads {
             let opened = opened_sets(&thread.flowops);
             scale_steps(&mut thread.flowops, &opened, &ratios, factor, &mut scaling.changes);
@@ -72,7 +76,7 @@ pub(super) fn apply(plan: &mut Plan, factor: f64) -> Result<(), Mistake> {
 
 /// The use of a file set by flowops.
 #[derive(Default)]
-struct Use {
+struct FilesetUse {
     threads: u64,
     largest_io: u64,
 }
@@ -80,7 +84,7 @@ struct Use {
 fn steps_of(steps: &[FlowopPlan], visit: &mut dyn FnMut(&FlowopPlan)) {
     for step in steps {
         visit(step);
-        if let Kind::Composite(inner) = &step.kind {
+        if let FlowopKind::Composite(inner) = &step.kind {
             steps_of(inner, visit);
         }
     }
@@ -102,17 +106,17 @@ fn set_of(step: &FlowopPlan, opened: &[(usize, usize)]) -> Option<usize> {
     step.fileset.or_else(|| opened.iter().find(|(fd, _)| *fd == step.fd).map(|(_, set)| *set))
 }
 
-fn usage(plan: &Plan, set: usize) -> Use {
-    let mut found = Use::default();
+fn usage(plan: &WorkloadPlan, set: usize) -> FilesetUse {
+    let mut found = FilesetUse::default();
     for action in &plan.actions {
-        let Action::Run(run) = action else { continue };
+        let WorkloadAction::Run(run) = action else { continue };
         for thread in &run.threads {
             let opened = opened_sets(&thread.flowops);
             let mut uses_it = false;
             steps_of(&thread.flowops, &mut |step| {
                 if set_of(step, &opened) == Some(set) {
                     uses_it = true;
-                    if let (Number::Fixed(size), Kind::Read | Kind::Write) =
+                    if let (PlanNumber::Fixed(size), FlowopKind::Read | FlowopKind::Write) =
                         (step.iosize, &step.kind)
                     {
                         found.largest_io = found.largest_io.max(size);
@@ -126,7 +130,12 @@ fn usage(plan: &Plan, set: usize) -> Use {
 }
 
 /// Scales one set. Returns the factor by which its file size has changed.
-fn scale_set(set: &mut FilesetPlan, usage: &Use, factor: f64, changes: &mut Vec<String>) -> f64 {
+fn scale_set(
+    set: &mut FilesetPlan,
+    usage: &FilesetUse,
+    factor: f64,
+    changes: &mut Vec<String>,
+) -> f64 {
     if set.size.mean() >= LARGE_FILE {
         return scale_size(set, usage.largest_io.max(4096), factor, changes);
     }
@@ -152,12 +161,12 @@ fn scale_set(set: &mut FilesetPlan, usage: &Use, factor: f64, changes: &mut Vec<
 fn scale_size(set: &mut FilesetPlan, unit: u64, factor: f64, changes: &mut Vec<String>) -> f64 {
     let before = set.size.mean();
     set.size = match &set.size {
-        Amount::Fixed(size) => {
+        RandomAmount::Fixed(size) => {
             // A multiple of the I/O size, so that a pass over the file has no short I/O at its end.
             let units = ((*size as f64 * factor / unit as f64).round() as u64).max(1);
-            Amount::Fixed(units * unit)
+            RandomAmount::Fixed(units * unit)
         }
-        Amount::Random(variable) => Amount::Random(Arc::new(RandomVariable {
+        RandomAmount::Random(variable) => RandomAmount::Random(Arc::new(RandomVariable {
             factor: variable.factor * factor,
             ..RandomVariable::clone(variable)
         })),
@@ -180,11 +189,11 @@ fn scale_steps(
         let set = set_of(step, opened);
         let FlowopPlan { kind, name, value, iters, workingset, .. } = step;
         match kind {
-            Kind::Composite(inner) => scale_steps(inner, opened, ratios, factor, changes),
-            Kind::FinishOnCount | Kind::FinishOnBytes => {
+            FlowopKind::Composite(inner) => scale_steps(inner, opened, ratios, factor, changes),
+            FlowopKind::FinishOnCount | FlowopKind::FinishOnBytes => {
                 scale_number(value, factor, &format!("{name}: ends at"), changes);
             }
-            Kind::Read | Kind::Write => {
+            FlowopKind::Read | FlowopKind::Write => {
                 let ratio = set.map_or(1.0, |set| ratios[set]);
                 scale_number(iters, ratio, &format!("{name}: iters"), changes);
                 if *workingset > 0 {
@@ -196,20 +205,20 @@ fn scale_steps(
     }
 }
 
-fn scale_number(number: &mut Number, factor: f64, what: &str, changes: &mut Vec<String>) {
-    let Number::Fixed(before) = *number else { return };
+fn scale_number(number: &mut PlanNumber, factor: f64, what: &str, changes: &mut Vec<String>) {
+    let PlanNumber::Fixed(before) = *number else { return };
     let after = ((before as f64 * factor).round() as u64).max(before.min(1));
     if after != before {
         changes.push(format!("{what} {after} instead of {before}"));
-        *number = Number::Fixed(after);
+        *number = PlanNumber::Fixed(after);
     }
 }
 
 /// Refuses sizes that contradict each other.
-fn check_sizes(plan: &Plan) -> Result<(), Mistake> {
+fn check_sizes(plan: &WorkloadPlan) -> Result<(), LanguageError> {
     let mut wrong = None;
     for action in &plan.actions {
-        let Action::Run(run) = action else { continue };
+        let WorkloadAction::Run(run) = action else { continue };
         for thread in &run.threads {
             let opened = opened_sets(&thread.flowops);
             steps_of(&thread.flowops, &mut |step| {
@@ -222,22 +231,26 @@ fn check_sizes(plan: &Plan) -> Result<(), Mistake> {
     wrong.map_or(Ok(()), Err)
 }
 
-fn misfit(step: &FlowopPlan, set: &FilesetPlan, memsize: u64) -> Option<Mistake> {
-    let Number::Fixed(iosize) = step.iosize else { return None };
-    let place = Position { line: step.line, column: 1 };
+fn misfit(step: &FlowopPlan, set: &FilesetPlan, memsize: u64) -> Option<LanguageError> {
+    let PlanNumber::Fixed(iosize) = step.iosize else { return None };
+    let place = SourcePosition { line: step.line, column: 1 };
     if memsize > 0 && iosize > memsize && (step.kind.reads() || step.kind.writes()) {
         let found = format!("iosize of `{}` is {iosize}", step.name);
-        return Some(Mistake::new(place, found, format!("at most memsize, which is {memsize}")));
+        return Some(LanguageError::new(
+            place,
+            found,
+            format!("at most memsize, which is {memsize}"),
+        ));
     }
     let file = match step.workingset {
         0 if set.size_gamma == 0.0 => set.size.fixed()?,
         0 => return None,
         bytes => bytes,
     };
-    if step.random && iosize > file && matches!(step.kind, Kind::Read | Kind::Write) {
+    if step.random && iosize > file && matches!(step.kind, FlowopKind::Read | FlowopKind::Write) {
         let found = format!("iosize of `{}` is {iosize}", step.name);
         let expected = format!("at most the size of a file of `{}`, which is {file}", set.name);
-        return Some(Mistake::new(place, found, expected));
+        return Some(LanguageError::new(place, found, expected));
     }
     None
 }

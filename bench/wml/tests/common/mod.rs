@@ -4,7 +4,9 @@
 
 use std::path::{Path, PathBuf};
 
-use defuse_wml::{Failure, Options, RunReport, Settings, SystemCalls, execute, load};
+use defuse_wml::{
+    LoadOptions, RunFailure, RunReport, RunSettings, SystemCallDriver, execute, load,
+};
 
 /// Runs `text` with `$dir` set to a new directory below `dir`. The text must not set it.
 pub fn run(dir: &Path, text: &str) -> RunReport {
@@ -12,10 +14,11 @@ pub fn run(dir: &Path, text: &str) -> RunReport {
 }
 
 /// Like [`run`], for workloads that may fail.
-pub fn try_run(dir: &Path, text: &str) -> Result<Vec<RunReport>, Failure> {
+pub fn try_run(dir: &Path, text: &str) -> Result<Vec<RunReport>, RunFailure> {
     let text = format!("set $dir=\"{}\"\n{text}", dir.display());
-    let plan = load(&text, "test.f", &Options::default()).unwrap_or_else(|wrong| panic!("{wrong}"));
-    execute(&plan, &SystemCalls, Settings::default(), &())
+    let plan =
+        load(&text, "test.f", &LoadOptions::default()).unwrap_or_else(|wrong| panic!("{wrong}"));
+    execute(&plan, &SystemCallDriver, RunSettings::default(), &())
 }
 
 /// A workload of one thread that repeats `flowops` on the set `s`.
