@@ -142,7 +142,7 @@ impl<F: FileSystem + Clone> Connection<F> {
 impl<F: FileSystem> Connection<F> {
     /// From now on the client may name every inode, by a number that it learned from another process with the same file
     /// system. For a client that is trusted with all of it, and a file system that accepts such numbers
-    /// ([`FileSystem::resolve`]).
+    /// ([`Shortcuts::resolve`](defuse_fs::Shortcuts::resolve)).
     pub fn trust_numbers(&self) {
         self.ledger.names_any();
     }

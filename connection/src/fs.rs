@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use defuse_fs::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh,
     Figure, File, FileSystem, Ino, Io, IoOp, IoctlArgs, IoctlReply, Lifecycle, Lock, LockAnswer,
-    LockKind, LockOwner, LockRequest, LockWait, Name, NewNode, NormalPath, Notify, OpenArgs,
-    OpenFlags, Opened, Origin, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved,
-    Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    LockKind, LockOwner, LockRequest, LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened,
+    Origin, PollHandle, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr,
+    SetXattrFlags, Shortcuts, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 use crate::connection::{Connection, Service};
@@ -53,6 +53,11 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         self.behind.unchecked().lifecycle()
     }
 
+    /// None: a client names only inodes that it was given by lookups, and no message is a shortcut.
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+        None
+    }
+
     fn statfs(&self, cx: &Context<'_>, ino: Ino) -> Result<StatFs> {
         self.behind.unchecked().statfs(cx, ino)
     }
@@ -78,18 +83,6 @@ impl<F: FileSystem> FileSystem for Connection<F> {
         self.ledger.admit_lookup()?;
         call.guard(|guard| guard.permit(ino, EXEC))?;
         call.fs.lookup_parent(cx, ino).map(|entry| self.gave(entry))
-    }
-
-    /// A client names only inodes that it was given by lookups.
-    fn resolve(&self, cx: &Context<'_>, from: Ino, _: NormalPath<'_>) -> Result<Resolved> {
-        self.check(cx, &[from])?;
-        Err(Errno::ENOSYS)
-    }
-
-    /// No message asks for it.
-    fn peek(&self, cx: &Context<'_>, parent: Ino, _: Name<'_>) -> Result<Attr> {
-        self.check(cx, &[parent])?;
-        Err(Errno::ENOSYS)
     }
 
     /// The client gives back as many as it holds.

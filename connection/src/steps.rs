@@ -8,7 +8,7 @@ use std::sync::{MutexGuard, PoisonError};
 
 use defuse_fs::{
     Attr, Caller, Context, DirBuf, DirItem, DirSink, Entry, Errno, File, FileKind, FileSystem, Ino,
-    Name, NormalPath, OpenFlags, Resolved, Result,
+    Name, NormalPath, OpenFlags, Resolved, Result, shortcuts_of,
 };
 
 use crate::call::Call;
@@ -168,7 +168,7 @@ pub(crate) fn look<F: FileSystem>(
     cx: &Context<'_>,
     (dir, name): (Ino, Name<'_>),
 ) -> Result<Resolved> {
-    let resolved = call.fs.resolve(cx, dir, name.into())?;
+    let resolved = shortcuts_of(call.fs).resolve(cx, dir, name.into())?;
     if let Resolved::Inode { ino, .. } = resolved {
         ledger.told(ino);
         ledger.found(dir, name, ino);

@@ -91,6 +91,7 @@ impl FileSystem for Giving {
         out.push_with(item, || self.entry().ok());
         Ok(())
     }
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> { Some(self) }
     fn figures(&self) -> Vec<Figure> { vec![Figure::count("secrets", 1)] }
     fn notes(&self) -> Vec<String> { vec!["a secret".to_owned()] }
     fn forget(&self, _: Ino, lookups: u64) { self.lookups.fetch_sub(lookups as i64, Ordering::Relaxed); }
@@ -103,6 +104,8 @@ impl FileSystem for Giving {
         Ok(())
     }
 }
+
+impl Shortcuts for Giving {}
 
 /// Notes each method that reaches the file system.
 struct Noting {
@@ -123,6 +126,10 @@ impl Noting {
 
 impl FileSystem for Noting {
     delegate!(around inner, except submit, setlkw);
+
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+        self.inner.shortcuts()
+    }
 
     fn submit(&self, io: Io) {
         self.inner.submitted.fetch_add(1, Ordering::Relaxed);
@@ -159,8 +166,7 @@ fn call(fs: &dyn FileSystem, method: Method, cx: &Context<'_>, file: File) -> Re
     match method {
         Method::Lookup => fs.lookup(cx, ino, name).map(drop),
         Method::LookupParent => fs.lookup_parent(cx, ino).map(drop),
-        Method::Resolve => fs.resolve(cx, ino, name.into()).map(drop),
-        Method::Peek => fs.peek(cx, ino, name).map(drop),
+        Method::Shortcut(_) => unreachable!("a client has none"),
         Method::Mknod => fs.mknod(cx, ino, name, node).map(drop),
         Method::Mkdir => fs.mkdir(cx, ino, name, node).map(drop),
         Method::Symlink => fs.symlink(cx, ino, name, b"target", node).map(drop),
@@ -219,6 +225,11 @@ fn call(fs: &dyn FileSystem, method: Method, cx: &Context<'_>, file: File) -> Re
     }
 }
 
+/// All methods but shortcuts.
+fn operations() -> impl Iterator<Item = Method> {
+    Method::ALL.iter().copied().filter(|method| !matches!(method, Method::Shortcut(_)))
+}
+
 /// Methods that name no inode of the client's choice, or the file system as a whole.
 fn is_for_all(method: Method) -> bool {
     matches!(method, Method::Statfs | Method::Syncfs)
@@ -261,7 +272,7 @@ fn no_method_reaches_an_inode_that_the_client_was_not_given() {
     let fs = Arc::new(Giving::default());
     for uid in [0, 5] {
         let connection = connection(&fs, uid);
-        for &method in Method::ALL.iter().filter(|&&method| !is_for_all(method)) {
+        for method in operations().filter(|&method| !is_for_all(method)) {
             let expected = if gives_back(method) { Errno::EBADF } else { Errno::ESTALE };
             let result = call(&connection, method, &context(uid), OTHERS);
             assert_eq!((result, reached(&fs)), (Err(expected), BTreeSet::new()), "{method:?}");
@@ -274,8 +285,8 @@ fn no_method_acts_for_another_user_than_that_of_the_client() {
     let fs = Arc::new(Giving::default());
     let connection = connection(&fs, 5);
     let root = File { ino: Ino::ROOT, fh: Fh(1) };
-    let others = |&&method: &&Method| !is_for_all(method) && !gives_back(method);
-    for &method in Method::ALL.iter().filter(others) {
+    let others = |&method: &Method| !is_for_all(method) && !gives_back(method);
+    for method in operations().filter(others) {
         let result = call(&connection, method, &context(6), root);
         assert_eq!((result, reached(&fs)), (Err(Errno::EPERM), BTreeSet::new()), "{method:?}");
     }
@@ -313,9 +324,7 @@ fn no_method_uses_an_open_file_that_the_client_was_not_given() {
                 | Opendir
         )
     };
-    let is_never_passed_on = |method| matches!(method, Method::Resolve | Method::Peek);
-    let others = |&&method: &&Method| !is_for_all(method) && !is_never_passed_on(method);
-    for &method in Method::ALL.iter().filter(others) {
+    for method in operations().filter(|&method| !is_for_all(method)) {
         let result = call(&connection, method, &context(0), root);
         let expected: &[&str] = if takes_inode(method) { &[method.name()] } else { &[] };
         assert_eq!(reached(&fs), expected.iter().copied().collect(), "{method:?}");
@@ -328,11 +337,12 @@ fn no_method_uses_an_open_file_that_the_client_was_not_given() {
 fn needs_no_permission(method: Method) -> bool {
     use Method::*;
     match method {
-        Readlink | Getattr | Listxattr | Statfs | Syncfs | Poll | Getlk | Resolve | Peek => true,
+        Readlink | Getattr | Listxattr | Statfs | Syncfs | Poll | Getlk => true,
         Flush | Release | Fsync | Lseek | Setlk | Readdir | Releasedir | Fsyncdir => true,
         Lookup | LookupParent | Mknod | Mkdir | Symlink | Link | Unlink | Rmdir | Rename => false,
         Setattr | Access | Setxattr | Getxattr | Removexattr | Open | Create | Tmpfile => false,
         Read | Write | Fallocate | CopyFileRange | Ioctl | Bmap | Opendir => false,
+        Shortcut(_) => false,
     }
 }
 
@@ -340,7 +350,7 @@ fn needs_no_permission(method: Method) -> bool {
 fn no_method_does_what_the_user_of_the_client_may_not() {
     // What a check itself asks of the file system.
     let looks = BTreeSet::from(["getattr", "getxattr", "lookup"]);
-    for &method in Method::ALL.iter().filter(|&&method| !needs_no_permission(method)) {
+    for method in operations().filter(|&method| !needs_no_permission(method)) {
         let fs = Arc::new(Giving::default());
         let connection = connection(&fs, 5);
         let cx = context(5);
@@ -368,7 +378,7 @@ fn no_method_does_what_the_user_of_the_client_may_not() {
 /// Each method is called on things that the client has, and whatever it gives is taken back at the end.
 #[test]
 fn what_any_method_gives_is_accounted_for_and_taken_back() {
-    for &method in Method::ALL {
+    for method in operations() {
         for uid in [0, 5] {
             let fs = Arc::new(Giving::default());
             let connection = connection(&fs, uid);
@@ -393,6 +403,16 @@ fn what_any_method_gives_is_accounted_for_and_taken_back() {
     }
 }
 
+/// Otherwise a client would resolve paths without the checks of the layer.
+#[test]
+fn no_client_has_the_shortcuts_of_the_file_system() {
+    let fs = Arc::new(Giving::default());
+    assert!(Noting { inner: Arc::clone(&fs) }.shortcuts().is_some());
+    for uid in [0, 5] {
+        assert!(connection(&fs, uid).shortcuts().is_none());
+    }
+}
+
 /// A layer that leaves a method to `delegate!`, or to the default of the trait, would not check it.
 #[test]
 fn each_method_of_the_contract_is_written_and_checked() {
@@ -410,18 +430,17 @@ fn each_method_of_the_contract_is_written_and_checked() {
         "notes",
         "failure_domain",
         "lifecycle",
+        "shortcuts",
         "statfs",
         "syncfs",
         "forget",
         "release",
         "releasedir",
     ];
-    // Their defaults call other methods, which are those of the layer.
-    let composed = ["resolve_to_open", "lookup_to_open", "create_with"];
     let names = contract.lines().filter_map(|line| line.strip_prefix("    fn "));
     let names = names.map(|name| name.split('(').next().unwrap());
     let mut count = 0;
-    for name in names.filter(|name| !composed.contains(name)) {
+    for name in names {
         let (_, rest) = layer.split_once(&format!("\n    fn {name}(")).expect(name);
         let body = rest.split("\n    }\n").next().unwrap();
         let checks = ["self.check(", "self.submitted(", "self.check_wait("];

@@ -5,14 +5,14 @@ use crate::{
     ReleaseArgs, Result, SliceSource, WriteArgs, WriteBuf,
 };
 
-/// How [`FileSystem::create_with`] opens a file.
+/// How [`Shortcuts::create_with`](crate::Shortcuts::create_with) opens a file.
 pub const CREATE_WITH: OpenArgs = OpenArgs {
     flags: OpenFlags(OpenFlags::WRONLY | OpenFlags::CREAT | OpenFlags::EXCL),
     kill_suidgid: false,
 };
 
-/// Creates a file with the contents `data` by calls of `create`, `write`, `flush` and `release`: the default of
-/// [`FileSystem::create_with`], which has the errors.
+/// Creates a file with the contents `data` by calls of `create`, `write`, `flush` and `release`. The errors are those of
+/// [`Shortcuts::create_with`](crate::Shortcuts::create_with).
 pub fn create_in_calls<F: FileSystem + ?Sized>(
     fs: &F,
     cx: &Context<'_>,

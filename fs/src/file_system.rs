@@ -6,9 +6,9 @@ use std::time::Duration;
 use crate::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh,
     Figure, File, Ino, Io, IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest,
-    LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle,
-    ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs,
-    Whence, WriteArgs, WriteBuf, Xattr, XattrName, create_in_calls,
+    LockWait, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle, ReadArgs,
+    ReadBuf, ReleaseArgs, RenameFlags, Result, SetAttr, SetXattrFlags, Shortcuts, StatFs, Whence,
+    WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 /// A file system: inodes, and operations on them.
@@ -105,75 +105,9 @@ pub trait FileSystem: Send + Sync {
     /// is none, and with `ENOTDIR` if `parent` is not a directory.
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry>;
 
-    /// Looks up the parent of a directory, for `..` in in-process path walks. Adds a lookup, except
-    /// for the root, whose lookups do not count. The parent of the root is the root.
+    /// Looks up the parent of a directory: LOOKUP of `..` in FUSE, and `..` in in-process path walks. Adds a
+    /// lookup, except for the root, whose lookups do not count. The parent of the root is the root.
     fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
-        Err(Errno::ENOSYS)
-    }
-
-    /// Resolves a whole path from the directory `from`, without following symbolic links and
-    /// without adding a lookup. Fails with `ESTALE` if `from` is unknown. After `ENOSYS`, a
-    /// frontend walks by [`lookup`](FileSystem::lookup).
-    ///
-    /// The in-process client calls it, and makes the permission checks of a walk by means of the
-    /// answer; see [`Resolved`]. The answer is one that a walk during the call could give: each
-    /// name is looked up at some moment after the name before it.
-    ///
-    /// A file system that implements it accepts its numbers in every other method without a lookup,
-    /// as long as the inode has a name or is open. Afterwards it returns `ESTALE`, and it never uses
-    /// a number again.
-    fn resolve(&self, cx: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
-        Err(Errno::ENOSYS)
-    }
-
-    /// Resolves a path like [`resolve`](FileSystem::resolve), and opens the regular file at its end, if that takes no further
-    /// call. The frontend opens it by [`open`](FileSystem::open) otherwise, and releases what it may not open after all. `args` have none
-    /// of the flags that change something.
-    ///
-    /// Fails like `resolve`, and not for an open that fails.
-    fn resolve_to_open(
-        &self,
-        cx: &Context<'_>,
-        from: Ino,
-        path: NormalPath<'_>,
-        args: OpenArgs,
-    ) -> Result<(Resolved, Option<Opened>)> {
-        Ok((self.resolve(cx, from, path)?, None))
-    }
-
-    /// Looks up a name like [`lookup`](FileSystem::lookup), and opens the regular file that has it, if that takes less than to open it
-    /// afterwards. What is said of [`resolve_to_open`](FileSystem::resolve_to_open) about `args`, errors and the file holds here, too, but for
-    /// `EINTR`: an open that a signal has ended would wait again.
-    fn lookup_to_open(
-        &self,
-        cx: &Context<'_>,
-        parent: Ino,
-        name: Name<'_>,
-        args: OpenArgs,
-    ) -> Result<(Entry, Option<Opened>)> {
-        Ok((self.lookup(cx, parent, name)?, None))
-    }
-
-    /// Creates a regular file with the contents `data`, and closes it. Adds a lookup. Fails like
-    /// [`create`](FileSystem::create), [`write`](FileSystem::write) and [`flush`](FileSystem::flush); after an error of the last two the file is there, with
-    /// what was written. The default makes these calls.
-    fn create_with(
-        &self,
-        cx: &Context<'_>,
-        parent: Ino,
-        name: Name<'_>,
-        node: &NewNode<'_>,
-        data: &[u8],
-    ) -> Result<Entry> {
-        create_in_calls(self, cx, (parent, name), node, data)
-    }
-
-    /// The attributes of `name` in the directory `parent`, without a lookup, for a stat(2) that needs no inode. Fails like
-    /// [`lookup`](FileSystem::lookup). After `ENOSYS`, a frontend looks names up, and after `ESTALE` this one.
-    ///
-    /// The in-process client calls it for the last name of a path, if the answers of lookups may not be cached: a file system
-    /// implements it if an inode costs more than its attributes.
-    fn peek(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Attr> {
         Err(Errno::ENOSYS)
     }
 
@@ -195,6 +129,14 @@ pub trait FileSystem: Send + Sync {
 
     /// The reactions of the file system to the process that uses it, if any.
     fn lifecycle(&self) -> Option<&dyn Lifecycle> {
+        None
+    }
+
+    /// Faster ways to results of the other methods, if the file system has any. A frontend looks for them by
+    /// [`shortcuts_of`](crate::shortcuts_of) each time: the call must cost nothing.
+    ///
+    /// A layer hides those of the file system inside, unless it passes them on (see [`Shortcuts`]).
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
         None
     }
 

@@ -48,7 +48,7 @@ impl fmt::Debug for NormalPath<'_> {
     }
 }
 
-/// The answer of [`FileSystem::resolve`](crate::FileSystem::resolve).
+/// The answer of [`Shortcuts::resolve`](crate::Shortcuts::resolve).
 ///
 /// No variant gives a lookup. `open_to_all` is true if every directory on the way, including the first, grants search
 /// permission to everyone: its mode has all three `x` bits, and it has no access ACL. Otherwise a

@@ -546,7 +546,7 @@ pub struct Opened {
     /// frontend drops it when the directory's change time differs.
     pub cache_dir: bool,
     /// The caller may open the file: the kernel has decided so by the caller's credentials. A frontend in the process need not check the
-    /// permission to read what [`lookup_to_open`](crate::FileSystem::lookup_to_open) has opened.
+    /// permission to read what [`lookup_to_open`](crate::Shortcuts::lookup_to_open) has opened.
     pub is_permitted: bool,
 }
 

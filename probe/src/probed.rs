@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use defuse_fs::layer::Method;
+use defuse_fs::layer::{Method, Shortcut};
 use defuse_fs::{
     Buffer, Completion, Context, CopyRange, DirBuf, File, FileSystem, Ino, Io, IoOp, LockRequest,
-    LockWait, Name, Notify, Origin, ReadArgs, ReadBuf, ReadSink, RenameFlags, Result, WriteArgs,
-    WriteBuf, WriteSource, delegate,
+    LockWait, Name, Notify, Origin, ReadArgs, ReadBuf, ReadSink, RenameFlags, Result, Shortcuts,
+    WriteArgs, WriteBuf, WriteSource, delegate,
 };
 
 use crate::{Op, Recorder, clock};
@@ -72,6 +72,10 @@ impl<F: FileSystem> Probed<F> {
 impl<F: FileSystem> FileSystem for Probed<F> {
     delegate!(around inner, except attached, detached, forget, submit, setlkw, rename, read, write,
         copy_file_range, readdir, setlk);
+
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+        Some(self)
+    }
 
     fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
         let mut span = Span::new(&self.recorder, Op::INIT);
@@ -167,11 +171,17 @@ impl<F: FileSystem> FileSystem for Probed<F> {
     }
 }
 
+impl<F: FileSystem> Shortcuts for Probed<F> {
+    delegate!(around inner, only resolve, peek);
+}
+
 /// The operation of a method of the contract, by the method's name.
 const fn op_of(method: Method) -> Op {
     match method {
-        Method::Lookup | Method::LookupParent | Method::Peek => Op::LOOKUP,
-        Method::Resolve => Op::RESOLVE,
+        Method::Lookup | Method::LookupParent => Op::LOOKUP,
+        Method::Shortcut(Shortcut::Peek | Shortcut::LookupToOpen) => Op::LOOKUP,
+        Method::Shortcut(Shortcut::Resolve | Shortcut::ResolveToOpen) => Op::RESOLVE,
+        Method::Shortcut(Shortcut::CreateWith) => Op::CREATE,
         Method::Mknod => Op::MKNOD,
         Method::Mkdir => Op::MKDIR,
         Method::Symlink => Op::SYMLINK,

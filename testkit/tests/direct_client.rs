@@ -9,10 +9,10 @@ use defuse_direct::{
     At, Client, Credentials, Description, Descriptors, FdFlags, How, LockFamily, MountArgs,
     Options, Outside, Owner, Resolve, Result, Stop, Task, WorkDir,
 };
-use defuse_fs::layer::{Action, Fault, Method, Rule, When};
+use defuse_fs::layer::{Action, Fault, Method, Rule, Shortcut, When};
 use defuse_fs::{
     Attr, Caps, Context, Entry, Errno, Fh, FileKind, FileSystem, Ino, Lifecycle, Lock, LockType,
-    Name, NormalPath, RenameFlags, Resolved, delegate,
+    Name, RenameFlags, delegate,
 };
 use defuse_memory::Memory;
 use defuse_passthrough::Passthrough;
@@ -346,7 +346,8 @@ fn an_error_or_panic_of_a_backend_fails_only_that_call() {
     for (action, expected) in
         [(Action::Panic, Errno::EIO), (Action::Fail(Errno::ENOSPC), Errno::ENOSPC)]
     {
-        let methods = [Method::Read, Method::Write, Method::Resolve, Method::Open];
+        let resolve = Method::Shortcut(Shortcut::Resolve);
+        let methods = [Method::Read, Method::Write, resolve, Method::Open];
         let rule = |&method: &Method| Rule { method: Some(method), when: When::Always, action };
         fault.set_rules(&methods.iter().map(rule).collect::<Vec<_>>());
         assert_eq!(errno(client.pread(&task, &file, &mut room, 0)), expected);
@@ -518,7 +519,7 @@ struct Uncached {
 }
 
 impl FileSystem for Uncached {
-    delegate!(to inner, except caps, lookup, resolve, getattr);
+    delegate!(to inner, except caps, lookup, getattr);
 
     fn caps(&self) -> Caps {
         Caps { birth_times: self.birth_times, ..self.inner.caps() }
@@ -528,10 +529,6 @@ impl FileSystem for Uncached {
         let mut entry = FileSystem::lookup(&self.inner, cx, parent, name)?;
         (entry.valid_for, entry.attr.valid_for, entry.attr.btime) = Default::default();
         Ok(entry)
-    }
-
-    fn resolve(&self, _: &Context<'_>, _: Ino, _: NormalPath<'_>) -> defuse_fs::Result<Resolved> {
-        Err(Errno::ENOSYS)
     }
 
     fn getattr(&self, cx: &Context<'_>, ino: Ino, fh: Option<Fh>) -> defuse_fs::Result<Attr> {

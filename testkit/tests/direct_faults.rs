@@ -252,7 +252,7 @@ fn one<F: Backend>(what: &str, run: Run, rules: &[Rule]) -> (Result<()>, Vec<u64
     let (fresh, task) = client(Arc::clone(&fault) as _);
     // If the file system says that a name does not exist, the client may believe it.
     let lies = |rule: &Rule| {
-        matches!(rule.method, Some(Method::Lookup | Method::Resolve | Method::Peek))
+        matches!(rule.method, Some(Method::Lookup | Method::Shortcut(_)))
             && rule.action == Action::Fail(Errno::ENOENT)
     };
     if !rules.iter().any(lies) {
@@ -300,10 +300,10 @@ fn expected(name: &str, method: Method, errno: Errno) -> Result<()> {
         // Nobody waits for its result.
         (Release | Releasedir, _) => return Ok(()),
         // The lookup of a new name returns this anyway.
-        (Lookup | Resolve | Peek, Errno::ENOENT) if makes.contains(&name) => return Ok(()),
-        (Resolve | Peek, Errno::ENOENT) if name == "link" => return Ok(()),
+        (Lookup | Shortcut(_), Errno::ENOENT) if makes.contains(&name) => return Ok(()),
+        (Shortcut(_), Errno::ENOENT) if name == "link" => return Ok(()),
         // The client then walks.
-        (Resolve | Peek, Errno::ENOSYS | Errno::ESTALE) => return Ok(()),
+        (Shortcut(_), Errno::ENOSYS | Errno::ESTALE) => return Ok(()),
         // The client then checks permissions itself.
         (Access, Errno::ENOSYS) => return Ok(()),
         // Replaced by reading and writing.

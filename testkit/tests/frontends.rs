@@ -327,8 +327,7 @@ fn operations(method: Method) -> (bool, Vec<Change>) {
         }
         // Neither names nor attributes.
         Method::LookupParent
-        | Method::Resolve
-        | Method::Peek
+        | Method::Shortcut(_)
         | Method::Access
         | Method::Getxattr
         | Method::Listxattr

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use defuse_fs::{
     Caller, DirBuf, DirItem, DirSink, Entry, Errno, File, FileSystem, Ino, Lock, LockKind,
     LockOwner, LockRequest, LockType, LockWait, NoNotify, OpenArgs, OpenFlags, Origin, ReleaseArgs,
+    Shortcuts,
 };
 use defuse_measure::server::ServerProcess;
 use defuse_remote::{LaneUse, Remote, RemoteOptions};

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use defuse_fs::{
     Caller, Context, Errno, File, FileKind, FileSystem, Ino, Name, NewNode, NoNotify, NormalPath,
-    OpenArgs, OpenFlags, Origin, ReadArgs, ReadBuf, SliceSink, SliceSource, WriteArgs, WriteBuf,
+    OpenArgs, OpenFlags, Origin, ReadArgs, ReadBuf, Shortcuts, SliceSink, SliceSource, WriteArgs,
+    WriteBuf,
 };
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};

@@ -9,7 +9,7 @@ use defuse_connection::{Connection, Credentials, Limits, Quotas, Service, Versio
 use defuse_fs::{
     Attr, Caller, Context, Errno, File, FileKind, FileSystem, Ino, NewNode, NoNotify, NormalPath,
     OpenArgs, OpenFlags, Origin, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetTime,
-    Timestamp,
+    Shortcuts, Timestamp,
 };
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use defuse_connection::{Connection, Credentials, Quotas, Service, VersionSource};
 use defuse_fs::{
     Caller, Context, File, FileSystem, Ino, NoNotify, OpenArgs, OpenFlags, Origin, ReadArgs,
-    ReadBuf, ReleaseArgs, Resolved, SetAttr, SetTime, SliceSink, Timestamp,
+    ReadBuf, ReleaseArgs, Resolved, SetAttr, SetTime, Shortcuts, SliceSink, Timestamp,
 };
 use defuse_memory::{Memory, Options};
 use defuse_remote::{LaneUse, Remote, RemoteOptions};

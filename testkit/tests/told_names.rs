@@ -8,7 +8,7 @@ use defuse_connection::{Connection, Credentials, Quotas, Service, ToldNames, Ver
 use defuse_fs::{
     Caller, Context, Errno, File, FileKind, FileSystem, Ino, NewNode, NoNotify, NormalPath,
     OpenArgs, OpenFlags, ReleaseArgs, Resolved, SetAttr, SetTime, SetXattrFlags, Timestamp, Xattr,
-    XattrName,
+    XattrName, shortcuts_of,
 };
 use defuse_memory::Memory;
 use defuse_remote::{LaneUse, Remote, RemoteOptions};
@@ -41,7 +41,9 @@ fn client(served: &Served) -> Remote {
 }
 
 fn find(fs: &dyn FileSystem, path: &str) -> Resolved {
-    fs.resolve(&context(), Ino::ROOT, NormalPath::new(path.as_bytes()).unwrap()).unwrap()
+    shortcuts_of(fs)
+        .resolve(&context(), Ino::ROOT, NormalPath::new(path.as_bytes()).unwrap())
+        .unwrap()
 }
 
 fn size(fs: &dyn FileSystem, path: &str) -> Option<u64> {

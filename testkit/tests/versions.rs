@@ -10,7 +10,7 @@ use defuse_direct::{At, Client, How, MountArgs, Options, Owner, Task, Times};
 use defuse_fs::{
     Attr, Caller, Context, CopyRange, Errno, Fallocate, File, FileKind, FileSystem, Ino, NewNode,
     NoNotify, NormalPath, OpenArgs, OpenFlags, RenameFlags, Resolved, SetAttr, SetTime,
-    SetXattrFlags, Timestamp, XattrName,
+    SetXattrFlags, Timestamp, XattrName, shortcuts_of,
 };
 use defuse_memory::Memory;
 use defuse_remote::{LaneUse, RemoteOptions};
@@ -48,7 +48,7 @@ impl State {
                 continue;
             }
             for text in NAMES {
-                let found = match fs.resolve(&context(), ino, name(text).into()) {
+                let found = match shortcuts_of(fs).resolve(&context(), ino, name(text).into()) {
                     Ok(Resolved::Inode { ino, .. }) => Some(ino),
                     _ => None,
                 };
@@ -389,7 +389,8 @@ fn a_file_that_a_path_leads_to_is_opened_without_a_lookup() {
     both.forget(entry.ino, 1);
     for _ in 0..2 {
         let path = NormalPath::new(b"file").unwrap();
-        let Ok(Resolved::Inode { ino, attr, open_to_all }) = both.resolve(&cx, Ino::ROOT, path)
+        let Ok(Resolved::Inode { ino, attr, open_to_all }) =
+            shortcuts_of(&both).resolve(&cx, Ino::ROOT, path)
         else {
             panic!("the path does not lead to the file")
         };
@@ -399,8 +400,9 @@ fn a_file_that_a_path_leads_to_is_opened_without_a_lookup() {
         assert_eq!(read(&both, File { ino, fh }, 0, 100).unwrap(), b"contents");
         both.release(&cx, File { ino, fh }, defuse_fs::ReleaseArgs::default()).unwrap();
     }
-    let missing =
-        |path: &str| both.resolve(&cx, Ino::ROOT, NormalPath::new(path.as_bytes()).unwrap());
+    let missing = |path: &str| {
+        shortcuts_of(&both).resolve(&cx, Ino::ROOT, NormalPath::new(path.as_bytes()).unwrap())
+    };
     assert_eq!(missing("dir/none/file"), Ok(Resolved::Missing { open_to_all: true }));
     assert_eq!(missing("file/name"), Ok(Resolved::Walk));
     // A number that nobody told.

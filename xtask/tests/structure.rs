@@ -331,6 +331,44 @@ fn the_contract_needs_the_standard_library_and_nothing_else() {
     assert!(code_only(&lib).contains("#![forbid(unsafe_code)]"));
 }
 
+/// A shortcut that concerned every layer once cost 35 files. Those of one word have names that other things have, too.
+#[test]
+fn a_shortcut_is_named_in_at_most_eight_files() {
+    let contract = read(&root().join("fs/src/shortcuts.rs"));
+    let (code, mut complaints) = (code_only(&contract), Vec::new());
+    let declared = code.lines().filter_map(|line| line.strip_prefix("    fn "));
+    let names: Vec<_> = declared
+        .filter_map(|rest| rest.split('(').next())
+        .filter(|name| name.contains('_'))
+        .collect();
+    assert!(names.len() >= 3, "{names:?}");
+    let is_product = |name: &str| {
+        !["/tests/", "/examples/", "testkit/"].iter().any(|part| name.contains(part))
+            && !name.ends_with("/tests.rs")
+    };
+    let texts: Vec<_> = sources()
+        .iter()
+        .map(|path| (relative(path), code_only(&read(path))))
+        .filter(|(name, _)| is_product(name))
+        .collect();
+    for name in names {
+        let files: Vec<_> = texts
+            .iter()
+            .filter(|(_, code)| has_word(code, name) || has_word(code, &camel_case(name)))
+            .map(|(name, _)| name.as_str())
+            .collect();
+        if !(4..=8).contains(&files.len()) {
+            complaints.push(format!("{name} is in {} files: {}", files.len(), files.join(", ")));
+        }
+    }
+    complain(complaints);
+}
+
+fn camel_case(name: &str) -> String {
+    let parts = name.split('_').filter(|part| !part.is_empty());
+    parts.map(|part| part[..1].to_uppercase() + &part[1..]).collect()
+}
+
 #[test]
 fn unsafe_code_is_in_listed_files_and_has_a_safety_comment() {
     let mut complaints = Vec::new();

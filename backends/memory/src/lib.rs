@@ -63,8 +63,8 @@ use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File, FileKind,
     FileSystem, Frontends, Ino, Lifecycle, Lock, LockKind, LockOwner, LockRequest, LockSupport,
     LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, ReadArgs,
-    ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Timestamp,
-    Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, Shortcuts, StatFs,
+    Timestamp, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 pub use kind::KIND;
@@ -299,8 +299,8 @@ impl FileSystem for Memory {
         self.lookup_parent(self.frontends.names(cx.origin), ino)
     }
 
-    fn resolve(&self, _: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
-        self.resolve(from, path)
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+        Some(self)
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
@@ -586,5 +586,11 @@ impl FileSystem for Memory {
 
     fn syncfs(&self, _: &Context<'_>) -> Result<()> {
         Ok(())
+    }
+}
+
+impl Shortcuts for Memory {
+    fn resolve(&self, _: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
+        self.resolve(from, path)
     }
 }

@@ -7,8 +7,8 @@ use defuse_fs::{
     Attr, Caps, Context, CopyRange, Denied, DirBuf, Entry, Errno, Fallocate, Fh, File, FileSystem,
     Ino, IoctlArgs, IoctlReply, Lifecycle, Lock, LockOwner, LockRequest, LockSupport, LockWait,
     Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, Origin, ReadArgs, ReadBuf, ReleaseArgs,
-    RenameFlags, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs, WriteBuf, Xattr,
-    XattrName,
+    RenameFlags, Result, SetAttr, SetXattrFlags, Shortcuts, StatFs, Whence, WriteArgs, WriteBuf,
+    Xattr, XattrName,
 };
 use rustix::fs::AtFlags;
 
@@ -109,25 +109,13 @@ impl FileSystem for Passthrough {
         self.lookup(parent, name)
     }
 
-    fn lookup_to_open(
-        &self,
-        cx: &Context<'_>,
-        parent: Ino,
-        name: Name<'_>,
-        args: OpenArgs,
-    ) -> Result<(Entry, Option<Opened>)> {
-        self.act_as(cx);
-        self.lookup_to_open(parent, name, args)
-    }
-
-    fn peek(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Attr> {
-        self.act_as(cx);
-        self.peek(parent, name)
-    }
-
     fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
         self.act_as(cx);
         self.lookup_parent(ino)
+    }
+
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+        Some(self)
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
@@ -387,5 +375,23 @@ impl FileSystem for Passthrough {
     fn syncfs(&self, cx: &Context<'_>) -> Result<()> {
         self.act_as(cx);
         self.syncfs()
+    }
+}
+
+impl Shortcuts for Passthrough {
+    fn lookup_to_open(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        args: OpenArgs,
+    ) -> Result<(Entry, Option<Opened>)> {
+        self.act_as(cx);
+        self.lookup_to_open(parent, name, args)
+    }
+
+    fn peek(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Attr> {
+        self.act_as(cx);
+        self.peek(parent, name)
     }
 }

@@ -231,7 +231,11 @@ impl Remote {
         if !is_closed {
             self.shared.release_new(cx, file, CREATE_WITH.flags);
         }
-        result.inspect_err(|_| self.forget(entry.ino, 1))?;
+        result.inspect_err(|_| self.forget(entry.ino, 1)).map_err(|errno| match errno {
+            // ENOSYS would say that the file is not there yet.
+            Errno::ENOSYS => Errno::EOPNOTSUPP,
+            other => other,
+        })?;
         Ok(entry)
     }
 }

@@ -6,8 +6,8 @@ use defuse_fs::{
     AccessMask, Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, FailureDomain, Fallocate, Fh,
     Figure, File, FileKind, FileSystem, Ino, IoctlArgs, IoctlReply, Lock, LockOwner, LockRequest,
     LockWait, Name, NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle,
-    ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs,
-    Whence, WriteArgs, WriteBuf, Xattr, XattrName, create_in_calls,
+    ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags,
+    Shortcuts, StatFs, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 use super::{LaneCounts, Remote};
@@ -73,30 +73,8 @@ impl FileSystem for Remote {
         self.shared.ask_entry(cx, request, |body| decode::lookup_out(body, true))
     }
 
-    fn resolve(&self, cx: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
-        self.shared.resolve(cx, from, path)
-    }
-
-    fn resolve_to_open(
-        &self,
-        cx: &Context<'_>,
-        from: Ino,
-        path: NormalPath<'_>,
-        args: OpenArgs,
-    ) -> Result<(Resolved, Option<Opened>)> {
-        self.shared.resolve_to_open(cx, from, path, args)
-    }
-
-    fn create_with(
-        &self,
-        cx: &Context<'_>,
-        parent: Ino,
-        name: Name<'_>,
-        node: &NewNode<'_>,
-        data: &[u8],
-    ) -> Result<Entry> {
-        let chained = self.create_chained(cx, parent, name, node, data);
-        chained.unwrap_or_else(|| create_in_calls(self, cx, (parent, name), node, data))
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+        Some(self)
     }
 
     /// The devices of a manager, whose numbers the highest bits of inodes have. Numbers of other servers are small.
@@ -429,6 +407,33 @@ impl FileSystem for Remote {
         let args = abi::SyncfsIn { padding: 0 };
         let request = Request::new(Opcode::Syncfs, cx, Ino::ROOT).with(&args);
         self.shared.ask(cx, request, decode::nothing)
+    }
+}
+
+impl Shortcuts for Remote {
+    fn resolve(&self, cx: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
+        self.shared.resolve(cx, from, path)
+    }
+
+    fn resolve_to_open(
+        &self,
+        cx: &Context<'_>,
+        from: Ino,
+        path: NormalPath<'_>,
+        args: OpenArgs,
+    ) -> Result<(Resolved, Option<Opened>)> {
+        self.shared.resolve_to_open(cx, from, path, args)
+    }
+
+    fn create_with(
+        &self,
+        cx: &Context<'_>,
+        parent: Ino,
+        name: Name<'_>,
+        node: &NewNode<'_>,
+        data: &[u8],
+    ) -> Result<Entry> {
+        self.create_chained(cx, parent, name, node, data).unwrap_or(Err(Errno::ENOSYS))
     }
 }
 

@@ -14,8 +14,8 @@ use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File, FileKind,
     FileSystem, Ino, Io, IoOp, Lock, LockKind, LockOwner, LockRequest, LockSupport, LockWait, Name,
     NewNode, NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, ReadArgs, ReadBuf,
-    ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs,
-    WriteBuf, Xattr, XattrName,
+    ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, Shortcuts, StatFs, Whence,
+    WriteArgs, WriteBuf, Xattr, XattrName,
 };
 
 use crate::commit::Rules;
@@ -332,13 +332,13 @@ impl FileSystem for Uhs {
         self.engine.names().lookup(given, parent.0, name)
     }
 
-    fn resolve(&self, _: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
-        self.engine.names().resolve(from.0, path, self.engine.frontends().attributes_told())
-    }
-
     fn lookup_parent(&self, cx: &Context<'_>, ino: Ino) -> Result<Entry> {
         let given = self.engine.frontends().names(cx.origin);
         self.engine.names().lookup_parent(given, ino.0)
+    }
+
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+        Some(self)
     }
 
     fn forget(&self, ino: Ino, lookups: u64) {
@@ -675,5 +675,11 @@ impl FileSystem for Uhs {
             Some(submitted) => submitted.hand_over(io),
             None => carry_out(&self.engine, io),
         }
+    }
+}
+
+impl Shortcuts for Uhs {
+    fn resolve(&self, _: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
+        self.engine.names().resolve(from.0, path, self.engine.frontends().attributes_told())
     }
 }

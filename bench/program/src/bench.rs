@@ -13,7 +13,9 @@ use defuse_compose::Settings;
 use defuse_direct::{At, Client, Description, How, MountArgs, Task};
 use defuse_fs::layer::Method;
 use defuse_fs::source::{Frontend, Threads};
-use defuse_fs::{Context, File, FileSystem, ReadArgs, ReadBuf, WriteArgs, WriteBuf, delegate};
+use defuse_fs::{
+    Context, File, FileSystem, ReadArgs, ReadBuf, Shortcuts, WriteArgs, WriteBuf, delegate,
+};
 use defuse_memory::Memory;
 use defuse_study::direct::worker::{self, MeasuredCalls};
 use defuse_study::direct::{self, DirectOptions, DirectScale};
@@ -396,6 +398,10 @@ impl DummyFileSystem {
 impl FileSystem for DummyFileSystem {
     delegate!(around inner, except read, write, submit);
 
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+        Some(self)
+    }
+
     fn read(
         &self,
         _: &Context<'_>,
@@ -419,4 +425,8 @@ impl FileSystem for DummyFileSystem {
     fn submit(&self, io: defuse_fs::Io) {
         self.inner.submit(io);
     }
+}
+
+impl Shortcuts for Dummy {
+    delegate!(around inner, only resolve, peek);
 }

@@ -458,7 +458,7 @@ mod tests {
     use std::time::Duration;
 
     use defuse_fs::{
-        Attr, Context, DirBuf, Entry, FileSystem, Ino, Name, NewNode, OpenArgs, Opened,
+        Attr, Context, DirBuf, Entry, FileSystem, Ino, Name, NewNode, OpenArgs, Opened, Shortcuts,
     };
 
     use super::*;
@@ -501,15 +501,8 @@ mod tests {
             Ok(Entry { ino, generation: 0, attr: Attr::of_new(ino, &node), valid_for })
         }
 
-        fn lookup_to_open(
-            &self,
-            cx: &Context<'_>,
-            parent: Ino,
-            name: Name<'_>,
-            _: OpenArgs,
-        ) -> defuse_fs::Result<(Entry, Option<Opened>)> {
-            self.0.fetch_add(1, Ordering::Relaxed);
-            Ok((self.lookup(cx, parent, name)?, Some(Opened::new(Fh(7)))))
+        fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+            Some(self)
         }
 
         fn getattr(&self, cx: &Context<'_>, ino: Ino, _: Option<Fh>) -> defuse_fs::Result<Attr> {
@@ -530,6 +523,19 @@ mod tests {
             assert_eq!(file, File { ino: Ino(2), fh: Fh(7) });
             self.0.fetch_sub(1, Ordering::Relaxed);
             Ok(())
+        }
+    }
+
+    impl Shortcuts for Opens {
+        fn lookup_to_open(
+            &self,
+            cx: &Context<'_>,
+            parent: Ino,
+            name: Name<'_>,
+            _: OpenArgs,
+        ) -> defuse_fs::Result<(Entry, Option<Opened>)> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok((self.lookup(cx, parent, name)?, Some(Opened::new(Fh(7)))))
         }
     }
 

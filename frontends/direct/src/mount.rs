@@ -8,7 +8,7 @@ use std::time::Duration;
 use defuse_fs::locks::LockQueue;
 use defuse_fs::{
     Attr, Caps, Entry, Errno, Fh, FileSystem, Ino, Lifecycle, LockSupport, Name, Notify, OpenArgs,
-    Opened, Origin, PollHandle, Recalled, Result, Versions, Xattr, XattrName,
+    Opened, Origin, PollHandle, Recalled, Result, Versions, Xattr, XattrName, shortcuts_of,
 };
 use defuse_probe::{Op, Recorder, Snapshot};
 use defuse_process::Owner;
@@ -269,7 +269,10 @@ impl Mount {
         let ticket = self.names.ticket(dir.ino(), bytes);
         let cx = who.context(self.origin);
         let look_up = |fs: &dyn FileSystem| match open {
-            Some(args) => fs.lookup_to_open(&cx, dir.ino(), name, args),
+            Some(args) => match shortcuts_of(fs).lookup_to_open(&cx, dir.ino(), name, args) {
+                Err(Errno::ENOSYS) => Ok((fs.lookup(&cx, dir.ino(), name)?, None)),
+                found => found,
+            },
             None => Ok((fs.lookup(&cx, dir.ino(), name)?, None)),
         };
         match self.call(Op::LOOKUP, look_up) {
@@ -304,7 +307,7 @@ impl Mount {
             return Ok(None);
         }
         let cx = who.context(self.origin);
-        match self.call(Op::LOOKUP, |fs| fs.peek(&cx, dir.ino(), name)) {
+        match self.call(Op::LOOKUP, |fs| shortcuts_of(fs).peek(&cx, dir.ino(), name)) {
             Err(Errno::ENOSYS) => {
                 self.lacks_peek.store(true, Ordering::Relaxed);
                 Ok(None)

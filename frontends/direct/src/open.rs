@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use defuse_fs::{Attr, Errno, Fh, FileKind, NewNode, OpenArgs, OpenFlags, Opened};
+use defuse_fs::{
+    Attr, Errno, Fh, FileKind, NewNode, OpenArgs, OpenFlags, Opened, create_in_calls, shortcuts_of,
+};
 use defuse_probe::Op;
 
 use crate::access::{self, Access};
@@ -430,8 +432,13 @@ impl Opening<'_> {
         access::check(&dir.mount, &dir.node, self.who, Access::MODIFY_DIR)?;
         let node = self.client.new_node(dir, FileKind::Regular, self.mode, self.task, self.who)?;
         let (cx, moment) = (self.who.context(dir.mount.origin), dir.mount.moment());
-        let parent = dir.node.ino();
-        let made = dir.mount.call(Op::CREATE, |fs| fs.create_with(&cx, parent, name, &node, data));
+        let place = (dir.node.ino(), name);
+        let made = dir.mount.call(Op::CREATE, |fs| {
+            match shortcuts_of(fs).create_with(&cx, place.0, name, &node, data) {
+                Err(Errno::ENOSYS) => create_in_calls(fs, &cx, place, &node, data),
+                made => made,
+            }
+        });
         let entry = made.inspect_err(|_| dir.mount.name_changed(&dir.node, component.bytes()))?;
         drop(dir.mount.name_made(&dir.node, component.bytes(), (&entry, moment)));
         Ok(())

@@ -13,7 +13,7 @@ use std::time::Duration;
 use defuse_fs::layer::Method;
 use defuse_fs::{
     Context, Errno, FailureDomain, Figure, File, FileSystem, Ino, Io, Lifecycle, LockOwner,
-    LockWait, Name, Notify, Origin, ReleaseArgs, Result, delegate,
+    LockWait, Name, Notify, Origin, ReleaseArgs, Result, Shortcuts, delegate,
 };
 use defuse_process::Owner;
 
@@ -81,6 +81,10 @@ impl FileSystem for Owned {
     delegate!(around inner, except negative_valid_for, attached, detached, figures, notes, forget, failure_domain,
         lifecycle, submit, setlkw, flush, release, releasedir);
 
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+        Some(self)
+    }
+
     fn negative_valid_for(&self, origin: Origin) -> Duration {
         match self.owner.is_here() {
             true => self.inner.negative_valid_for(origin),
@@ -146,6 +150,10 @@ impl FileSystem for Owned {
     fn releasedir(&self, cx: &Context<'_>, dir: File) -> Result<()> {
         if self.owner.is_here() { self.inner.releasedir(cx, dir) } else { Ok(()) }
     }
+}
+
+impl Shortcuts for Owned {
+    delegate!(around inner, only resolve, peek);
 }
 
 impl Drop for Owned {

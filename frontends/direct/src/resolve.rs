@@ -1,7 +1,7 @@
 //! Paths that the file system resolves in one call, without nodes and lookups.
 //!
 //! A walk makes a node for each inode that it reaches, and caches its name. A file system with
-//! [`resolve`](defuse_fs::FileSystem::resolve) needs neither: it answers for the whole path, and
+//! [`resolve`](defuse_fs::Shortcuts::resolve) needs neither: it answers for the whole path, and
 //! the client checks the permissions that a walk would have checked. Whatever such an answer does
 //! not decide is left to a walk: symbolic links, `.` and `..`, mounts on directories of the mount,
 //! and directories that not everyone may search.
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use defuse_fs::{
-    Attr, Caller, Context, Errno, Fh, File, FileKind, Ino, Name, NormalPath, OpenArgs, OpenFlags,
-    Opened, ReleaseArgs, Resolved, Result,
+    Attr, Caller, Context, Errno, Fh, File, FileKind, FileSystem, Ino, Name, NormalPath, OpenArgs,
+    OpenFlags, Opened, ReleaseArgs, Resolved, Result, shortcuts_of,
 };
 use defuse_probe::Op;
 
@@ -352,7 +352,7 @@ impl Mount {
         from: Ino,
         path: NormalPath<'_>,
     ) -> Result<Option<Resolved>> {
-        self.resolved(self.call(Op::RESOLVE, |fs| fs.resolve(cx, from, path)))
+        self.resolved(self.call(Op::RESOLVE, |fs| shortcuts_of(fs).resolve(cx, from, path)))
     }
 
     fn resolve_to_open(
@@ -362,7 +362,8 @@ impl Mount {
         path: NormalPath<'_>,
         args: OpenArgs,
     ) -> Result<Option<(Resolved, Option<Opened>)>> {
-        self.resolved(self.call(Op::RESOLVE, |fs| fs.resolve_to_open(cx, from, path, args)))
+        let call = |fs: &dyn FileSystem| shortcuts_of(fs).resolve_to_open(cx, from, path, args);
+        self.resolved(self.call(Op::RESOLVE, call))
     }
 
     /// An answer for a path; `None` if there is none, and the caller must walk.

@@ -17,8 +17,8 @@ use defuse_connection::PageSource;
 use defuse_fs::{
     Attr, Caller, Context, CopyRange, Entry, Errno, Fallocate, Fh, Figure, File, FileSystem, Ino,
     IoctlArgs, IoctlReply, Name, NewNode, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle,
-    ReadArgs, ReadBuf, Recalled, ReleaseArgs, Result, SetAttr, SliceSink, WriteArgs, WriteBuf,
-    delegate,
+    ReadArgs, ReadBuf, Recalled, ReleaseArgs, Result, SetAttr, Shortcuts, SliceSink, WriteArgs,
+    WriteBuf, delegate,
 };
 use defuse_ring::pages::{PAGE, PageWriter};
 
@@ -454,6 +454,10 @@ impl FileSystem for Paged {
         copy_file_range, ioctl, release
     );
 
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+        Some(self)
+    }
+
     /// Those of the pages follow those of the file system. Of pages in parts, only the limit is here.
     fn figures(&self) -> Vec<Figure> {
         let mut figures = self.inner.figures();
@@ -560,6 +564,10 @@ impl FileSystem for Paged {
         self.table.closed(file.ino);
         released
     }
+}
+
+impl Shortcuts for Paged {
+    delegate!(to inner, only resolve, peek);
 }
 
 /// Drops pages of which the file system says that they have changed, before the client hears of it.

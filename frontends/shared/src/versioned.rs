@@ -15,8 +15,8 @@ use defuse_connection::{Credentials, ToldNames, VersionSource};
 use defuse_fs::{
     AccessMode, Attr, Context, CopyRange, DirBuf, Entry, Errno, Fallocate, Fh, Figure, File,
     FileSystem, Ino, IoctlArgs, IoctlReply, Name, NewNode, OpenArgs, OpenFlags, Opened, ReadArgs,
-    ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, Timestamp,
-    WriteArgs, WriteBuf, XattrName, delegate,
+    ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, Shortcuts,
+    Timestamp, WriteArgs, WriteBuf, XattrName, delegate, shortcuts_of,
 };
 use defuse_ring::InodeVersionSet;
 use defuse_ring::versions::{VersionWriter, VersionedItem};
@@ -146,7 +146,7 @@ impl Versioned {
 
     /// The attributes of the inode that has a name; of no inode where there is none.
     fn found(&self, cx: &Context<'_>, dir: Ino, name: Name<'_>) -> VersionedItem<'static> {
-        let ino = match self.inner.resolve(cx, dir, name.into()) {
+        let ino = match shortcuts_of(&*self.inner).resolve(cx, dir, name.into()) {
             Ok(Resolved::Inode { ino, .. }) => Some(ino),
             Ok(Resolved::Missing { .. }) => None,
             Ok(Resolved::Walk) | Err(_) => self.inner.lookup(cx, dir, name).ok().map(|entry| {
@@ -234,6 +234,10 @@ impl FileSystem for Versioned {
         to inner, except figures, mknod, mkdir, symlink, link, unlink, rmdir, rename, setattr, setxattr, removexattr,
         open, create, read, write, release, readdir, fallocate, copy_file_range, ioctl
     );
+
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+        Some(self)
+    }
 
     fn figures(&self) -> Vec<Figure> {
         let mut figures = self.inner.figures();
@@ -420,4 +424,8 @@ impl FileSystem for Versioned {
     fn ioctl(&self, cx: &Context<'_>, file: File, args: &IoctlArgs<'_>) -> Result<IoctlReply> {
         self.change_rights(file.ino, |fs| fs.ioctl(cx, file, args))
     }
+}
+
+impl Shortcuts for Versioned {
+    delegate!(to inner, only resolve, peek);
 }

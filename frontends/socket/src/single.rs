@@ -16,7 +16,7 @@ use crate::waiting::INIT_PATIENCE;
 
 /// Serves `fs` to the one process at the other end of `socket`, a connected `SOCK_SEQPACKET` socket, which acts for all
 /// users: the caller trusts it to check their rights. It may name every inode by its number, which `fs` accepts without a
-/// lookup ([`FileSystem::resolve`]). Calls `ready` when it has said INIT. Returns when either side has
+/// lookup ([`Shortcuts::resolve`](defuse_fs::Shortcuts::resolve)). Calls `ready` when it has said INIT. Returns when either side has
 /// shut the socket down for the other one, and everything that the client held is given back.
 ///
 /// Of the limits in `options`, those of a user apply.

@@ -1,8 +1,7 @@
 //! The macro that forwards the contract.
 
 /// Implements, inside an `impl FileSystem for ..`, every method of the contract as a call of the
-/// same method of an inner file system. Methods named after `except` are left to the layer; with
-/// `lookup`, so is [`resolve`](crate::FileSystem::resolve), which would bypass it. A new
+/// same method of an inner file system. Methods named after `except` are left to the layer. A new
 /// method of the trait needs two lines here and one in [`Method`](crate::layer::Method), and then
 /// every layer has it.
 ///
@@ -15,6 +14,12 @@
 /// * `delegate!(map inner)` passes every argument but the context through the layer's own `fn
 ///   map<T: MapInos>(&self, argument: T) -> T` (see [`MapInos`](crate::layer::MapInos)).
 /// * `delegate!(deref)` calls `**self`, for pointers to file systems, and has no exceptions.
+///
+/// [`shortcuts`](crate::FileSystem::shortcuts) is forwarded, too, unless the shortcuts of the inner file system would bypass the layer:
+/// one of `around` or `map`, or with a `lookup`, `open`, `create`, `write`, `flush` or `release` of its own. Such a layer has the trait's
+/// default, and hides them. It offers those that it knows by a `shortcuts` of its own that returns `Some(self)`, and, inside an
+/// `impl Shortcuts for ..`, by `delegate!(to inner, only resolve, peek)`, or the same with `around` or `map`. Only the named
+/// shortcuts are forwarded.
 ///
 /// ```
 /// use defuse_fs::*;
@@ -33,16 +38,9 @@
 macro_rules! delegate {
     (deref) => {
         $crate::delegate! { @all [deref self] [] }
-        // A layer has the defaults of these, which call its other methods.
-        $crate::delegate! { @with [deref self] [] resolve_to_open ResolveToOpen(
-            from: $crate::Ino, path: $crate::NormalPath<'_>, args: $crate::OpenArgs)
-            -> ($crate::Resolved, ::std::option::Option<$crate::Opened>) }
-        $crate::delegate! { @with [deref self] [] lookup_to_open LookupToOpen(
-            parent: $crate::Ino, name: $crate::Name<'_>, args: $crate::OpenArgs)
-            -> ($crate::Entry, ::std::option::Option<$crate::Opened>) }
-        $crate::delegate! { @with [deref self] [] create_with CreateWith(
-            parent: $crate::Ino, name: $crate::Name<'_>, node: &$crate::NewNode<'_>, data: &[u8])
-            -> $crate::Entry }
+    };
+    ($how:ident $inner:ident, only $($shortcut:ident),+) => {
+        $($crate::delegate! { @only [$how $inner] $shortcut })+
     };
     ($how:ident $inner:ident $(, except $($skip:ident),+)?) => {
         $crate::delegate! { @all [$how $inner] [$($($skip)+)?] }
@@ -64,16 +62,14 @@ macro_rules! delegate {
             -> ::std::option::Option<$crate::FailureDomain> }
         $crate::delegate! { @bare $how $skip
             lifecycle() -> ::std::option::Option<&dyn $crate::Lifecycle> }
+        $crate::delegate! { @bare $how $skip
+            shortcuts() -> ::std::option::Option<&dyn $crate::Shortcuts> }
         $crate::delegate! { @bare $how $skip submit(io: $crate::Io) -> () }
         $crate::delegate! { @bare $how $skip setlkw(wait: $crate::LockWait) -> () }
         $crate::delegate! { @with $how $skip
             lookup Lookup(parent: $crate::Ino, name: $crate::Name<'_>) -> $crate::Entry }
         $crate::delegate! { @with $how $skip
             lookup_parent LookupParent(ino: $crate::Ino) -> $crate::Entry }
-        $crate::delegate! { @with $how $skip resolve Resolve(
-            from: $crate::Ino, path: $crate::NormalPath<'_>) -> $crate::Resolved }
-        $crate::delegate! { @with $how $skip
-            peek Peek(parent: $crate::Ino, name: $crate::Name<'_>) -> $crate::Attr }
         $crate::delegate! { @with $how $skip mknod Mknod(
             parent: $crate::Ino, name: $crate::Name<'_>, node: &$crate::NewNode<'_>)
             -> $crate::Entry }
@@ -158,6 +154,31 @@ macro_rules! delegate {
         $crate::delegate! { @with $how $skip syncfs Syncfs() -> () }
     };
 
+    // ---- the shortcuts, one line each ---------------------------------------------------
+    (@only $how:tt resolve) => {
+        $crate::delegate! { @short $how resolve Resolve(
+            from: $crate::Ino, path: $crate::NormalPath<'_>) -> $crate::Resolved }
+    };
+    (@only $how:tt resolve_to_open) => {
+        $crate::delegate! { @short $how resolve_to_open ResolveToOpen(
+            from: $crate::Ino, path: $crate::NormalPath<'_>, args: $crate::OpenArgs)
+            -> ($crate::Resolved, ::std::option::Option<$crate::Opened>) }
+    };
+    (@only $how:tt lookup_to_open) => {
+        $crate::delegate! { @short $how lookup_to_open LookupToOpen(
+            parent: $crate::Ino, name: $crate::Name<'_>, args: $crate::OpenArgs)
+            -> ($crate::Entry, ::std::option::Option<$crate::Opened>) }
+    };
+    (@only $how:tt create_with) => {
+        $crate::delegate! { @short $how create_with CreateWith(
+            parent: $crate::Ino, name: $crate::Name<'_>, node: &$crate::NewNode<'_>, data: &[u8])
+            -> $crate::Entry }
+    };
+    (@only $how:tt peek) => {
+        $crate::delegate! { @short $how
+            peek Peek(parent: $crate::Ino, name: $crate::Name<'_>) -> $crate::Attr }
+    };
+
     // ---- what the layer writes itself: macros cannot compare two names, so each has its line
     (@bare $how:tt [caps $($s:ident)*] caps $($sig:tt)*) => {};
     (@bare $how:tt [negative_valid_for $($s:ident)*] negative_valid_for $($sig:tt)*) => {};
@@ -168,15 +189,20 @@ macro_rules! delegate {
     (@bare $how:tt [forget $($s:ident)*] forget $($sig:tt)*) => {};
     (@bare $how:tt [failure_domain $($s:ident)*] failure_domain $($sig:tt)*) => {};
     (@bare $how:tt [lifecycle $($s:ident)*] lifecycle $($sig:tt)*) => {};
+    (@bare $how:tt [shortcuts $($s:ident)*] shortcuts $($sig:tt)*) => {};
+    // A shortcut can stand for these, and would bypass those of the layer.
+    (@bare $how:tt [lookup $($s:ident)*] shortcuts $($sig:tt)*) => {};
+    (@bare $how:tt [open $($s:ident)*] shortcuts $($sig:tt)*) => {};
+    (@bare $how:tt [create $($s:ident)*] shortcuts $($sig:tt)*) => {};
+    (@bare $how:tt [write $($s:ident)*] shortcuts $($sig:tt)*) => {};
+    (@bare $how:tt [flush $($s:ident)*] shortcuts $($sig:tt)*) => {};
+    (@bare $how:tt [release $($s:ident)*] shortcuts $($sig:tt)*) => {};
+    (@bare [around $inner:ident] $skip:tt shortcuts $($sig:tt)*) => {};
+    (@bare [map $inner:ident] $skip:tt shortcuts $($sig:tt)*) => {};
     (@bare $how:tt [submit $($s:ident)*] submit $($sig:tt)*) => {};
     (@bare $how:tt [setlkw $($s:ident)*] setlkw $($sig:tt)*) => {};
     (@with $how:tt [lookup $($s:ident)*] lookup $($sig:tt)*) => {};
     (@with $how:tt [lookup_parent $($s:ident)*] lookup_parent $($sig:tt)*) => {};
-    (@with $how:tt [resolve $($s:ident)*] resolve $($sig:tt)*) => {};
-    (@with $how:tt [peek $($s:ident)*] peek $($sig:tt)*) => {};
-    // A layer with its own lookup has the defaults of resolve and peek, which would bypass that lookup.
-    (@with $how:tt [lookup $($s:ident)*] resolve $($sig:tt)*) => {};
-    (@with $how:tt [lookup $($s:ident)*] peek $($sig:tt)*) => {};
     (@with $how:tt [mknod $($s:ident)*] mknod $($sig:tt)*) => {};
     (@with $how:tt [mkdir $($s:ident)*] mkdir $($sig:tt)*) => {};
     (@with $how:tt [symlink $($s:ident)*] symlink $($sig:tt)*) => {};
@@ -265,28 +291,194 @@ macro_rules! delegate {
             self.$inner.$name(cx $(, self.map($arg))*)
         }
     };
+    (@short [to $inner:ident] $name:ident $shortcut:ident($($arg:ident: $ty:ty),*)
+        -> $out:ty) => {
+        #[inline]
+        fn $name(&self, cx: &$crate::Context<'_> $(, $arg: $ty)*) -> $crate::Result<$out> {
+            $crate::shortcuts_of(&self.$inner).$name(cx $(, $arg)*)
+        }
+    };
+    (@short [around $inner:ident] $name:ident $shortcut:ident($($arg:ident: $ty:ty),*)
+        -> $out:ty) => {
+        #[inline]
+        fn $name(&self, cx: &$crate::Context<'_> $(, $arg: $ty)*) -> $crate::Result<$out> {
+            let method = $crate::layer::Method::Shortcut($crate::layer::Shortcut::$shortcut);
+            self.around(method, cx, |inner| $crate::shortcuts_of(inner).$name(cx $(, $arg)*))
+        }
+    };
+    (@short [map $inner:ident] $name:ident $shortcut:ident($($arg:ident: $ty:ty),*)
+        -> $out:ty) => {
+        #[inline]
+        fn $name(&self, cx: &$crate::Context<'_> $(, $arg: $ty)*) -> $crate::Result<$out> {
+            $crate::shortcuts_of(&self.$inner).$name(cx $(, self.map($arg))*)
+        }
+    };
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use crate::layer::testing::{self, cx, name, node};
+    use crate::layer::{Method, Shortcut};
+    use crate::*;
+
+    fn methods(source: &'static str) -> impl Iterator<Item = &'static str> {
+        let contract = source.split("#[cfg(test)]").next().unwrap();
+        let methods = contract.lines().filter_map(|line| line.strip_prefix("    fn "));
+        methods.map(|line| line.split('(').next().unwrap())
+    }
+
     /// Without this test, a method missing in the macro would get the trait's default in every
     /// layer.
     #[test]
     fn every_method_of_the_contract_is_forwarded() {
-        let source = include_str!("../file_system.rs");
-        let contract = source.split("#[cfg(test)]").next().unwrap();
-        let (table, _) = include_str!("delegate.rs").split_once("// ---- what the layer").unwrap();
-        let methods = contract.lines().filter_map(|line| line.strip_prefix("    fn "));
-        let names = methods.map(|line| line.split('(').next().unwrap());
-        // Their defaults call other methods, which are those of the layer.
-        const COMPOSED: [&str; 3] = ["resolve_to_open", "lookup_to_open", "create_with"];
-        let names = names.filter(|name| !COMPOSED.contains(name));
+        let (table, _) = include_str!("delegate.rs").split_once("// ---- the shortcuts").unwrap();
         let mut count = 0;
-        for name in names {
+        for name in methods(include_str!("../file_system.rs")) {
             let forwarded = [format!(" {name}("), format!(" {name} ")];
             assert!(forwarded.iter().any(|text| table.contains(text)), "{name}");
             count += 1;
         }
-        assert_eq!(count, crate::layer::Method::ALL.len() + 11);
+        assert_eq!(count, Method::ALL.len() - Shortcut::ALL.len() + 12);
+    }
+
+    #[test]
+    fn every_shortcut_has_a_name_and_can_be_forwarded() {
+        let table = include_str!("delegate.rs");
+        let shortcuts: Vec<_> = methods(include_str!("../shortcuts.rs")).collect();
+        for name in &shortcuts {
+            assert!(table.contains(&format!("(@only $how:tt {name}) =>")), "{name}");
+        }
+        let named: Vec<_> =
+            Shortcut::ALL.iter().map(|shortcut| Method::Shortcut(*shortcut).name()).collect();
+        assert_eq!(named, shortcuts);
+    }
+
+    /// Counts the calls of all shortcuts.
+    #[derive(Default)]
+    struct Quick(AtomicU32);
+
+    impl Quick {
+        fn count<T>(&self) -> Result<T> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Err(Errno::EIO)
+        }
+
+        fn taken(&self) -> u32 {
+            self.0.swap(0, Ordering::Relaxed)
+        }
+    }
+
+    impl FileSystem for Quick {
+        fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> {
+            Err(Errno::EPERM)
+        }
+        fn getattr(&self, _: &Context<'_>, _: Ino, _: Option<Fh>) -> Result<Attr> {
+            Err(Errno::EPERM)
+        }
+        fn readdir(&self, _: &Context<'_>, _: File, _: u64, _: &mut DirBuf<'_>) -> Result<()> {
+            Err(Errno::EPERM)
+        }
+        fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+            Some(self)
+        }
+    }
+
+    #[rustfmt::skip]
+    impl Shortcuts for Quick {
+        fn resolve(&self, _: &Context<'_>, _: Ino, _: NormalPath<'_>) -> Result<Resolved> { self.count() }
+        fn resolve_to_open(&self, _: &Context<'_>, _: Ino, _: NormalPath<'_>, _: OpenArgs) -> Result<(Resolved, Option<Opened>)> { self.count() }
+        fn lookup_to_open(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: OpenArgs) -> Result<(Entry, Option<Opened>)> { self.count() }
+        fn create_with(&self, _: &Context<'_>, _: Ino, _: Name<'_>, _: &NewNode<'_>, _: &[u8]) -> Result<Entry> { self.count() }
+        fn peek(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Attr> { self.count() }
+    }
+
+    /// Takes every shortcut, and returns their errors.
+    fn take(fs: &dyn FileSystem) -> [Errno; 5] {
+        let (cx, of, args) = (cx(), shortcuts_of(fs), OpenArgs::default());
+        let (at, name) = (Ino::ROOT, name("a"));
+        [
+            of.resolve(&cx, at, name.into()).unwrap_err(),
+            of.resolve_to_open(&cx, at, name.into(), args).unwrap_err(),
+            of.lookup_to_open(&cx, at, name, args).unwrap_err(),
+            of.create_with(&cx, at, name, &node(), b"x").unwrap_err(),
+            of.peek(&cx, at, name).unwrap_err(),
+        ]
+    }
+
+    /// A layer: `delegate!(to ..)` with these exceptions, and methods that it has instead.
+    macro_rules! layer {
+        ($name:ident($($except:tt)*) { $($method:item)* }) => {
+            struct $name<F>(Inner<F>);
+            impl<F: FileSystem> std::ops::Deref for $name<F> {
+                type Target = Inner<F>;
+                fn deref(&self) -> &Inner<F> {
+                    &self.0
+                }
+            }
+            impl<F: FileSystem> FileSystem for $name<F> {
+                delegate!(to inner $($except)*);
+                $($method)*
+            }
+        };
+    }
+
+    struct Inner<F> {
+        inner: F,
+    }
+
+    layer!(All() {});
+    layer!(Reads(, except caps) { fn caps(&self) -> Caps { Caps::default() } });
+    layer!(Looks(, except forget, lookup) {
+        fn forget(&self, _: Ino, _: u64) {}
+        fn lookup(&self, _: &Context<'_>, _: Ino, _: Name<'_>) -> Result<Entry> { Err(Errno::ENOENT) }
+    });
+    layer!(Opens(, except open) {
+        fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<Opened> { Err(Errno::ENOENT) }
+    });
+    layer!(Ends(, except release) {
+        fn release(&self, _: &Context<'_>, _: File, _: ReleaseArgs) -> Result<()> { Ok(()) }
+    });
+
+    #[test]
+    fn shortcuts_do_not_bypass_a_layer() {
+        assert_eq!(take(&*testing::tree()), [Errno::ENOSYS; 5], "a file system without shortcuts");
+        let fs = std::sync::Arc::new(Quick::default());
+        let through: [&dyn FileSystem; 4] = [
+            &fs,
+            &All(Inner { inner: &*fs }),
+            &Box::new(&fs),
+            &Reads(Inner { inner: All(Inner { inner: &fs }) }),
+        ];
+        for layer in through {
+            assert_eq!((take(layer), fs.taken()), ([Errno::EIO; 5], 5));
+        }
+        let inner = || Inner { inner: &*fs };
+        let hidden: [&dyn FileSystem; 3] = [&Looks(inner()), &Opens(inner()), &Ends(inner())];
+        for layer in hidden {
+            assert!(layer.shortcuts().is_none());
+            assert_eq!((take(layer), fs.taken()), ([Errno::ENOSYS; 5], 0));
+        }
+    }
+
+    /// Each of the layers here passes on the shortcuts that it names, and no others.
+    #[test]
+    fn layers_pass_the_shortcuts_on_that_they_know() {
+        use crate::layer::{Fault, Locking, ReadOnly, Subdir, Synchronous};
+        let fs = std::sync::Arc::new(Quick::default());
+        let layers: [Box<dyn FileSystem>; 5] = [
+            Box::new(Fault::new(fs.clone(), 1)),
+            Box::new(Locking::new(fs.clone())),
+            Box::new(ReadOnly::new(fs.clone())),
+            Box::new(Subdir::new(fs.clone(), Caller::default(), []).unwrap()),
+            Box::new(Synchronous::new(fs.clone(), false)),
+        ];
+        for layer in layers {
+            let [resolve, _, _, create_with, peek] = take(&*layer);
+            assert_eq!([resolve, peek, create_with], [Errno::EIO, Errno::EIO, Errno::ENOSYS]);
+            // The default of one resolves.
+            assert_eq!(fs.taken(), 3);
+        }
     }
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::layer::Method;
 use crate::{
     Caller, Caps, Completion, Context, Entry, Errno, File, FileSystem, Ino, Io, IoOp, LockWait,
-    Name, NewNode, OpenArgs, Opened, Origin, ReadArgs, ReadBuf, ReadSink, Result, WriteArgs,
-    WriteBuf, WriteSource, delegate,
+    Name, NewNode, OpenArgs, Opened, Origin, ReadArgs, ReadBuf, ReadSink, Result, Shortcuts,
+    WriteArgs, WriteBuf, WriteSource, delegate,
 };
 
 /// The interval at which a delayed operation checks for an interrupt.
@@ -220,6 +220,10 @@ fn covered(opened: Opened) -> Opened {
 impl<F: FileSystem + 'static> FileSystem for Fault<F> {
     delegate!(around inner, except caps, detached, submit, setlkw, open, create, tmpfile, read, write);
 
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+        Some(self)
+    }
+
     fn caps(&self) -> Caps {
         Caps { backing_files: false, ..self.inner.caps() }
     }
@@ -318,6 +322,10 @@ impl<F: FileSystem + 'static> FileSystem for Fault<F> {
             Some(max) => data.with_limit(max, |data| inner.write(cx, file, args, data)),
         })
     }
+}
+
+impl<F: FileSystem + 'static> Shortcuts for Fault<F> {
+    delegate!(around inner, only resolve, peek);
 }
 
 /// Submits the operation as far as the verdict permits. A short operation runs synchronously,

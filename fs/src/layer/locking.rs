@@ -7,7 +7,7 @@ use crate::locks::LockQueue;
 use crate::{
     Caps, Context, Entry, Errno, File, FileSystem, Ino, Lock, LockKind, LockOwner, LockRequest,
     LockSupport, LockWait, Name, NewNode, OpenArgs, OpenFlags, Opened, ReleaseArgs, Result,
-    delegate,
+    Shortcuts, delegate,
 };
 
 /// The inner file system, with locks for all callers of this layer.
@@ -62,6 +62,10 @@ impl<F: FileSystem> Locking<F> {
 impl<F: FileSystem> FileSystem for Locking<F> {
     delegate!(to inner, except caps, setlkw, open, create, tmpfile, flush, release, getlk, setlk,
         opendir, releasedir);
+
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+        Some(self)
+    }
 
     fn caps(&self) -> Caps {
         Caps { locks: LockSupport::FileSystem, ..self.inner.caps() }
@@ -135,6 +139,10 @@ impl<F: FileSystem> FileSystem for Locking<F> {
         self.closed(dir.ino);
         self.inner.releasedir(cx, dir)
     }
+}
+
+impl<F: FileSystem> Shortcuts for Locking<F> {
+    delegate!(to inner, only resolve, peek);
 }
 
 #[cfg(test)]

@@ -1,30 +1,50 @@
 //! The methods of the contract as values, for layers that treat many methods alike.
 
 macro_rules! methods {
-    ($($variant:ident $name:literal $changes:literal,)*) => {
-        /// A method of [`FileSystem`](crate::FileSystem) that has a caller and can fail.
+    ($($variant:ident $name:literal $changes:literal,)*; $($short:ident $called:literal $alters:literal,)*) => {
+        /// A method of [`FileSystem`](crate::FileSystem) that has a caller and can fail, or a shortcut.
         /// [`delegate!`](crate::delegate) passes it to `around`.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[repr(u8)]
         pub enum Method {
             $(#[doc = concat!("[`FileSystem::", $name, "`](crate::FileSystem::", $name, ").")]
             $variant,)*
+            /// A method of [`Shortcuts`](crate::Shortcuts).
+            Shortcut(Shortcut),
+        }
+
+        /// A method of [`Shortcuts`](crate::Shortcuts).
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Shortcut {
+            $(#[doc = concat!("[`Shortcuts::", $called, "`](crate::Shortcuts::", $called, ").")]
+            $short,)*
         }
 
         impl Method {
-            /// Every method, in the order of the trait.
-            pub const ALL: &'static [Method] = &[$(Method::$variant,)*];
+            /// Every method, in the order of the traits.
+            pub const ALL: &'static [Method] =
+                &[$(Method::$variant,)* $(Method::Shortcut(Shortcut::$short),)*];
 
             /// The name of the method, such as `lookup`.
             pub const fn name(self) -> &'static str {
-                match self { $(Method::$variant => $name,)* }
+                match self {
+                    $(Method::$variant => $name,)*
+                    $(Method::Shortcut(Shortcut::$short) => $called,)*
+                }
             }
 
             /// True if the method always changes the file system. Not true for `open`, `ioctl` and
             /// locks, for which it depends on the arguments.
             pub const fn changes(self) -> bool {
-                match self { $(Method::$variant => $changes,)* }
+                match self {
+                    $(Method::$variant => $changes,)*
+                    $(Method::Shortcut(Shortcut::$short) => $alters,)*
+                }
             }
+        }
+
+        impl Shortcut {
+            /// Every shortcut, in the order of the trait.
+            pub const ALL: &'static [Shortcut] = &[$(Shortcut::$short,)*];
         }
     };
 }
@@ -32,8 +52,6 @@ macro_rules! methods {
 methods! {
     Lookup "lookup" false,
     LookupParent "lookup_parent" false,
-    Resolve "resolve" false,
-    Peek "peek" false,
     Mknod "mknod" true,
     Mkdir "mkdir" true,
     Symlink "symlink" true,
@@ -71,13 +89,23 @@ methods! {
     Fsyncdir "fsyncdir" false,
     Statfs "statfs" false,
     Syncfs "syncfs" false,
+    ;
+    Resolve "resolve" false,
+    ResolveToOpen "resolve_to_open" false,
+    LookupToOpen "lookup_to_open" false,
+    CreateWith "create_with" true,
+    Peek "peek" false,
 }
 
 impl Method {
     /// True if the method always changes names in a directory.
     pub const fn changes_names(self) -> bool {
         use Method::{Create, Link, Mkdir, Mknod, Rename, Rmdir, Symlink, Unlink};
-        matches!(self, Mknod | Mkdir | Symlink | Link | Unlink | Rmdir | Rename | Create)
+        match self {
+            Mknod | Mkdir | Symlink | Link | Unlink | Rmdir | Rename | Create => true,
+            Method::Shortcut(_) => self.changes(),
+            _ => false,
+        }
     }
 
     /// Returns the method with this [`name`](Method::name).

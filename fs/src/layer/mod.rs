@@ -14,7 +14,7 @@ pub(crate) mod testing;
 pub use fault::{Action, Fault, Rule, When};
 pub use locking::Locking;
 pub use map::MapInos;
-pub use method::Method;
+pub use method::{Method, Shortcut};
 pub use read_only::ReadOnly;
 pub use subdir::Subdir;
 pub use synchronous::Synchronous;

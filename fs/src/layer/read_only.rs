@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::layer::Method;
 use crate::{
     AccessMask, Caps, Context, Entry, Errno, FileSystem, Ino, Io, IoOp, Name, NewNode, OpenArgs,
-    OpenFlags, Opened, Result, delegate,
+    OpenFlags, Opened, Result, Shortcuts, delegate,
 };
 
 /// The inner file system, read-only. Every change fails with `EROFS`, as does opening for writing
@@ -60,6 +60,10 @@ const WRITE: u32 = 2;
 impl<F: FileSystem> FileSystem for ReadOnly<F> {
     delegate!(around inner, except caps, submit, access, open, create);
 
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+        Some(self)
+    }
+
     fn caps(&self) -> Caps {
         // The descriptors behind open files may be writable, so that they would bypass this layer.
         Caps { read_only: true, backing_files: false, ..self.inner.caps() }
@@ -109,6 +113,10 @@ impl<F: FileSystem> FileSystem for ReadOnly<F> {
         self.inner.forget(entry.ino, 1);
         Err(Errno::EEXIST)
     }
+}
+
+impl<F: FileSystem> Shortcuts for ReadOnly<F> {
+    delegate!(around inner, only resolve, peek);
 }
 
 #[cfg(test)]

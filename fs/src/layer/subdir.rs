@@ -6,7 +6,7 @@ use crate::layer::MapInos;
 use crate::notify::Renumbered;
 use crate::{
     Caller, Context, CopyRange, Entry, Errno, FileKind, FileSystem, Ino, Name, Notify, Origin,
-    Result, delegate,
+    Result, Shortcuts, delegate,
 };
 
 /// A directory of the inner file system as the root. `..` does not leave it. A directory that
@@ -67,6 +67,10 @@ impl<F: FileSystem> Drop for Subdir<F> {
 impl<F: FileSystem> FileSystem for Subdir<F> {
     delegate!(map inner, except attached, forget, lookup_parent, copy_file_range);
 
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+        Some(self)
+    }
+
     fn attached(&self, origin: Origin, notify: Arc<dyn Notify>) {
         let base = self.base;
         let map = move |ino| outer(base, ino);
@@ -99,6 +103,10 @@ impl<F: FileSystem> FileSystem for Subdir<F> {
     fn copy_file_range(&self, cx: &Context<'_>, copy: &CopyRange) -> Result<u64> {
         self.inner.copy_file_range(cx, &self.map(*copy))
     }
+}
+
+impl<F: FileSystem> Shortcuts for Subdir<F> {
+    delegate!(map inner, only resolve, peek);
 }
 
 /// The number in the layer of an inode of the inner file system. The frontend does not know the inner

@@ -1,7 +1,7 @@
 //! A layer that makes changes durable before they are answered.
 
 use crate::layer::Method;
-use crate::{Context, FileSystem, Result, delegate};
+use crate::{Context, FileSystem, Result, Shortcuts, delegate};
 
 /// The inner file system, each change of which is durable when it is answered: the mount options `dirsync` and `sync` of mount(8). The
 /// kernel syncs written data itself, but leaves names and attributes to the file system.
@@ -37,6 +37,14 @@ impl<F: FileSystem> Synchronous<F> {
 
 impl<F: FileSystem> FileSystem for Synchronous<F> {
     delegate!(around inner);
+
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+        Some(self)
+    }
+}
+
+impl<F: FileSystem> Shortcuts for Synchronous<F> {
+    delegate!(around inner, only resolve, peek);
 }
 
 #[cfg(test)]

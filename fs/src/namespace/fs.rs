@@ -8,8 +8,8 @@ use crate::{
     FailureDomain, Fallocate, Fh, Figure, File, FileKind, FileSystem, Ino, Io, IoOp, IoctlArgs,
     IoctlReply, Lifecycle, Lock, LockOwner, LockRequest, LockSupport, LockWait, Name, NewNode,
     NormalPath, Notify, OpenArgs, OpenFlags, Opened, Origin, PollHandle, Push, ReadArgs, ReadBuf,
-    ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, StatFs, Whence, WriteArgs,
-    WriteBuf, Xattr, XattrName,
+    ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags, Shortcuts, StatFs, Whence,
+    WriteArgs, WriteBuf, Xattr, XattrName, shortcuts_of,
 };
 
 use crate::notify::Renumbered;
@@ -207,6 +207,10 @@ impl FileSystem for Namespace {
         Some(self)
     }
 
+    fn shortcuts(&self) -> Option<&dyn Shortcuts> {
+        Some(self)
+    }
+
     // ---- names ----------------------------------------------------------------------------
 
     fn lookup(&self, cx: &Context<'_>, parent: Ino, name: Name<'_>) -> Result<Entry> {
@@ -223,22 +227,6 @@ impl FileSystem for Namespace {
                 Ok(self.tree.entry(self.tree.parent_of_member(at.index)))
             }
             Place::There(at, inner) => at.entry(at.fs.lookup_parent(cx, inner)?),
-        }
-    }
-
-    fn resolve(&self, cx: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
-        let Place::There(at, from) = self.place(from)? else { return Ok(Resolved::Walk) };
-        if self.members[at.index].apart {
-            return Ok(Resolved::Walk);
-        }
-        match at.fs.resolve(cx, from, path) {
-            Ok(Resolved::Inode { ino, attr, open_to_all }) => {
-                let ino = at.ino(ino).ok_or(Errno::EOVERFLOW)?;
-                Ok(Resolved::Inode { ino, attr: at.attr(attr), open_to_all })
-            }
-            // The others may have it.
-            Err(Errno::ENOSYS) => Ok(Resolved::Walk),
-            other => other,
         }
     }
 
@@ -522,6 +510,24 @@ impl FileSystem for Namespace {
 
     fn syncfs(&self, cx: &Context<'_>) -> Result<()> {
         self.all(|fs| or_nothing(fs.syncfs(cx)))
+    }
+}
+
+impl Shortcuts for Namespace {
+    fn resolve(&self, cx: &Context<'_>, from: Ino, path: NormalPath<'_>) -> Result<Resolved> {
+        let Place::There(at, from) = self.place(from)? else { return Ok(Resolved::Walk) };
+        if self.members[at.index].apart {
+            return Ok(Resolved::Walk);
+        }
+        match shortcuts_of(at.fs).resolve(cx, from, path) {
+            Ok(Resolved::Inode { ino, attr, open_to_all }) => {
+                let ino = at.ino(ino).ok_or(Errno::EOVERFLOW)?;
+                Ok(Resolved::Inode { ino, attr: at.attr(attr), open_to_all })
+            }
+            // The others may have it.
+            Err(Errno::ENOSYS) => Ok(Resolved::Walk),
+            other => other,
+        }
     }
 }
 

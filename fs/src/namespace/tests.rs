@@ -9,7 +9,7 @@ use crate::layer::testing::{cx, name, node, read, tree, write};
 use crate::{
     Attr, Caller, Caps, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, FailureDomain,
     Fh, File, FileSystem, Ino, Name, NoNotify, NormalPath, OpenArgs, Origin, RenameFlags, Resolved,
-    Result, SetAttr, delegate,
+    Result, SetAttr, Shortcuts, delegate,
 };
 
 fn fs() -> Namespace {

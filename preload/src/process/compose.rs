@@ -12,10 +12,7 @@ use arc_swap::ArcSwap;
 use defuse_compose::{IN_PROCESS, Opened, Registry, Settings};
 use defuse_direct::MountArgs;
 use defuse_fs::source::{Frontend, Locks, Sharing, Threads};
-use defuse_fs::{
-    Absent, Caller, Caps, Context, Errno, File, FileSystem, Ino, NormalPath, OpenArgs,
-    Opened as OpenedFile, Resolved, Whence, delegate,
-};
+use defuse_fs::{Absent, Caller, Caps, Context, Errno, File, FileSystem, Ino, Whence, delegate};
 use defuse_preload_plan::{ForkPolicy, MountPlan, ServedBy};
 use defuse_remote::{Heir, Inheritance, LaneUse, Legacy, Remote, RemoteError, RemoteOptions};
 
@@ -83,16 +80,6 @@ impl FileSystem for Relay {
 
     fn caps(&self) -> Caps {
         self.inner.now().caps()
-    }
-
-    fn resolve_to_open(
-        &self,
-        cx: &Context<'_>,
-        from: Ino,
-        path: NormalPath<'_>,
-        args: OpenArgs,
-    ) -> defuse_fs::Result<(Resolved, Option<OpenedFile>)> {
-        self.inner.resolve_to_open(cx, from, path, args)
     }
 }
 

@@ -9,7 +9,7 @@ use defuse_fs::{
     Attr, Caps, Context, CopyRange, DirBuf, DirItem, DirSink, Entry, Errno, Fallocate, Fh, File,
     FileSystem, Ino, LockOwner, Name, NewNode, NoNotify, NormalPath, OpenArgs, OpenFlags, Opened,
     Origin, ReadArgs, ReadBuf, ReleaseArgs, RenameFlags, Resolved, Result, SetAttr, SetXattrFlags,
-    Whence, WriteArgs, WriteBuf, Xattr, XattrName,
+    Shortcuts, Whence, WriteArgs, WriteBuf, Xattr, XattrName,
 };
 use defuse_remote::Remote;
 

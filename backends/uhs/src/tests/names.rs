@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use defuse_block::{Device, Ram};
 use defuse_fs::{
-    Fh, File, FileKind, FileSystem, Ino, NoNotify, NormalPath, Resolved, SetAttr, SliceSource,
-    WriteArgs, WriteBuf,
+    Fh, File, FileKind, FileSystem, Ino, NoNotify, NormalPath, Resolved, SetAttr, Shortcuts,
+    SliceSource, WriteArgs, WriteBuf,
 };
 
 use super::{OPTIONS, contents, cx, fresh, name, node, open, random};

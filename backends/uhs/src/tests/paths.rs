@@ -5,7 +5,7 @@ use std::thread;
 
 use defuse_fs::{
     Errno, FileKind, FileSystem, Ino, NormalPath, RenameFlags, Resolved, SetAttr, SetXattrFlags,
-    XattrName,
+    Shortcuts, XattrName,
 };
 
 use super::{cx, fresh, name, node, open};
