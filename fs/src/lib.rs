@@ -4,7 +4,8 @@
 //! It has: synchronous inode operations, an optional asynchronous path for data and lock waits
 //! ([`FileSystem::submit`]), buffers that belong to the frontend ([`ReadBuf`], [`WriteBuf`]), a
 //! path API on top ([`path::PathFileSystem`]), layers that wrap any file system ([`layer`]), a lock
-//! manager for file locks ([`locks`]), several file systems in one tree ([`namespace`]), the caches of
+//! manager for file locks ([`locks`]), several file systems in one tree ([`namespace`]), open files
+//! that are those of the calling program ([`native`]), the caches of
 //! several frontends of one file system ([`frontends`]), and the description of a kind
 //! of source ([`source`]).
 //!
@@ -29,6 +30,7 @@ mod lifecycle;
 mod lock_wait;
 pub mod locks;
 pub mod namespace;
+pub mod native;
 mod notify;
 mod number_hasher;
 mod origin;

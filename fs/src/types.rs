@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::native::{LastRelease, NativeFile};
 use crate::{Errno, Result};
 
 /// The longest name of one component in bytes, `NAME_MAX`.
@@ -506,14 +507,8 @@ pub struct Backing {
     /// set-user-id, set-group-id and `security.capability` at every write. Nothing else does. A
     /// frontend that passes `fd` to the kernel does so from a thread without the capability.
     pub without_fsetid: bool,
-    /// Another descriptor of `fd`, with the lowest number that was free, and with `O_APPEND`, `O_CLOEXEC`, `O_DIRECT`,
-    /// `O_NOATIME` and `O_NONBLOCK` as open(2) was told. Only for
-    /// [`Threads::Callers`](crate::source::Threads::Callers), whose frontend gives it to its program instead of a duplicate.
-    pub first: Option<Arc<OwnedFd>>,
-    /// It also has the file's attributes, of which nobody keeps any, and the kernel decides about changes by the credentials of the thread:
-    /// fchmod(2), fchown(2), futimens(3), ftruncate(2), fallocate(2) and fsync(2) need not call the file system. A layer that must see
-    /// them sets this to false. Only for [`Threads::Callers`](crate::source::Threads::Callers).
-    pub is_file_itself: bool,
+    /// The file is one that the program would have opened itself: see [`native`](crate::native).
+    pub native: Option<NativeFile>,
 }
 
 /// The result of open.
@@ -545,15 +540,17 @@ pub struct Opened {
     /// The listing of this directory may be cached, between opens with [`CacheMode::Keep`]. The
     /// frontend drops it when the directory's change time differs.
     pub cache_dir: bool,
-    /// The caller may open the file: the kernel has decided so by the caller's credentials. A frontend in the process need not check the
-    /// permission to read what [`lookup_to_open`](crate::Shortcuts::lookup_to_open) has opened.
-    pub is_permitted: bool,
 }
 
 impl Opened {
     /// A handle with default properties.
     pub fn new(fh: Fh) -> Self {
         Opened { fh, ..Opened::default() }
+    }
+
+    /// The native file, if it is one.
+    pub fn native(&self) -> Option<&NativeFile> {
+        self.backing.as_ref()?.native.as_ref()
     }
 }
 
@@ -593,9 +590,8 @@ pub struct ReleaseArgs {
     pub flags: OpenFlags,
     /// Drop the [`LockKind::Flock`] lock of this owner.
     pub flock_owner: Option<LockOwner>,
-    /// The frontend gives back all lookups of the inode next, unless another thread looks it up in between. A file system need then not keep
-    /// what would lead to the inode without this open file.
-    pub is_forgotten_next: bool,
+    /// The frontend gives back all lookups of the inode next, of a [`native`](crate::native) file.
+    pub last: Option<LastRelease>,
 }
 
 impl ReleaseArgs {

@@ -222,7 +222,6 @@ fn opened(out: &abi::OpenOut) -> Opened {
         stream: has(abi::FOPEN_STREAM) || has(abi::FOPEN_NONSEEKABLE),
         parallel_direct_writes: has(abi::FOPEN_PARALLEL_DIRECT_WRITES),
         cache_dir: has(abi::FOPEN_CACHE_DIR),
-        is_permitted: false,
     }
 }
 

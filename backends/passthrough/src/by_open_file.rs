@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use defuse_fs::native::LastRelease;
 use defuse_fs::{File, FileKind, Ino};
 
 use crate::inode::Key;
@@ -53,8 +54,8 @@ impl Passthrough {
     }
 
     /// Before `file` is closed.
-    pub(crate) fn closes(&self, file: File, is_forgotten_next: bool) {
-        if !is_forgotten_next {
+    pub(crate) fn closes(&self, file: File, last: Option<LastRelease>) {
+        if last.is_none() {
             self.outlives_open_file(file.ino);
         }
     }

@@ -158,7 +158,7 @@ pub(crate) fn become_owner(owner: Owner, how: Credentials) -> Result<Guard> {
             Ok(Guard::default())
         }),
         Credentials::Restore => restore_owner(owner),
-        Credentials::Callers => Ok(Guard::default()),
+        Credentials::Callers(_) => Ok(Guard::default()),
     }
 }
 
@@ -174,7 +174,7 @@ pub(crate) fn keep_suidgid(keep: bool, how: Credentials) -> Guard {
             });
             Guard::default()
         }
-        Credentials::Callers => Guard::default(),
+        Credentials::Callers(_) => Guard::default(),
         Credentials::Restore if keep => Guard::default(),
         Credentials::Restore => Guard { caps: drop_fsetid(), ..Guard::default() },
     }
@@ -196,7 +196,7 @@ pub(crate) fn as_owner<T>(
     let _guard = become_owner(Owner::of(node), how)?;
     let masked = match how {
         // The kernel applies the umask of the thread.
-        Credentials::Sticky | Credentials::Callers => node.perm,
+        Credentials::Sticky | Credentials::Callers(_) => node.perm,
         Credentials::Restore => node.perm & !node.umask,
     };
     if masked != node.perm && lists && sys::has_default_list(dir) {

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use defuse_fs::native::NativeOpener;
 use defuse_fs::{
     Backing, CacheMode, Context, CopyRange, Errno, Fallocate, File, FileKind, Ino, OpenArgs,
     OpenFlags, Opened, ReadArgs, ReadBuf, Result, Whence, WriteArgs, WriteBuf,
@@ -175,7 +176,15 @@ impl Passthrough {
 
     /// True if the program gets the descriptors of open files.
     pub(crate) fn gives_descriptors(&self) -> bool {
-        self.options.backing_files && self.options.credentials == Credentials::Callers
+        self.native_opener().is_some()
+    }
+
+    /// The right to make native files.
+    fn native_opener(&self) -> Option<NativeOpener> {
+        match self.options.credentials {
+            Credentials::Callers(opener) if self.options.backing_files => Some(opener),
+            _ => None,
+        }
     }
 
     /// True if a file is opened by its name in a lookup: by a program that reads, whose own open it is. A daemon must not wait for a fifo
@@ -230,9 +239,11 @@ impl Passthrough {
     pub(crate) fn opened(&self, mount: u32, file: Divided, flags: OpenFlags) -> Result<Opened> {
         let Divided { own: fd, first, is_backed, has_no_size, appends } = file;
         let local = self.mounts.get(mount)?.is_local();
-        let is_file_itself = self.gives_descriptors() && self.options.attr_valid_for.is_zero();
-        let backing =
-            || Backing { fd: Arc::clone(&fd), without_fsetid: true, first, is_file_itself };
+        let native = self.native_opener().map(|opener| match opener.file(first) {
+            file if self.options.attr_valid_for.is_zero() => file.with_attributes(),
+            file => file,
+        });
+        let backing = || Backing { fd: Arc::clone(&fd), without_fsetid: true, native };
         let backing = (self.options.backing_files && is_backed).then(backing);
         if backing.is_some() && self.options.credentials == Credentials::Sticky {
             // A frontend that registers the file with the kernel drops the capability itself. A thread that

@@ -292,7 +292,7 @@ impl FileSystem for Passthrough {
     }
 
     fn release(&self, _: &Context<'_>, file: File, args: ReleaseArgs) -> Result<()> {
-        self.closes(file, args.is_forgotten_next);
+        self.closes(file, args.last);
         let open = self.close_file(file)?;
         if args.flock_owner.is_some() && self.forwards_locks() && !self.is_inherited() {
             self.drop_flock(open.fd.as_fd());

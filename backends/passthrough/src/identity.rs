@@ -68,7 +68,7 @@ impl Passthrough {
     /// True if no later inode can have the key of the inode with this status, which existed at `tick`.
     pub(crate) fn is_unique(&self, mount: &LowerMount, stat: &Stat, tick: ClockTick) -> bool {
         let by_birth = mount.birth_is_constant().then(|| stat.birth()).flatten();
-        self.options.credentials == Credentials::Callers
+        matches!(self.options.credentials, Credentials::Callers(_))
             || by_birth.is_none_or(|birth| tick.is_after(birth))
     }
 

@@ -72,10 +72,10 @@ fn defaults(frontend: &Frontend) -> Options {
         fd_cache: frontend.descriptors_kept,
         writeback: frontend.writeback,
         noatime: frontend.noatime,
-        credentials: match frontend.threads {
-            Threads::Serving => Credentials::Sticky,
-            Threads::Application => Credentials::Restore,
-            Threads::Callers => Credentials::Callers,
+        credentials: match (frontend.threads, frontend.threads.native_opener()) {
+            (_, Some(opener)) => Credentials::Callers(opener),
+            (Threads::Application, None) => Credentials::Restore,
+            (Threads::Serving | Threads::Callers, None) => Credentials::Sticky,
         },
         descriptors_from: frontend.descriptors_from,
         granted: frontend.granted,

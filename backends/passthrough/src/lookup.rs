@@ -115,7 +115,7 @@ impl Passthrough {
         let (mount, entry) = self.enter_open_fd(dir.key.mount, &file.own, stat)?;
         self.note_place(entry.ino, dir, name);
         let opened = self.opened(mount, file, flags).inspect_err(|_| self.forget(entry.ino, 1))?;
-        Ok((entry, Opened { is_permitted: true, ..opened }))
+        Ok((entry, opened))
     }
 
     /// Looks up `name` in `dir`, a directory on the mount `likely`. It had this status just now.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use defuse_fs::CacheMode;
+use defuse_fs::native::NativeOpener;
 use defuse_fs::source::{Granted, Locks};
 
 /// Use of file handles to find inodes again, open_by_handle_at(2).
@@ -31,8 +32,9 @@ pub enum Credentials {
     /// operation returns. The umask of the process is not changed and applies in addition to
     /// [`NewNode::umask`](defuse_fs::NewNode::umask); below a default ACL neither applies.
     Restore,
-    /// Threads of the callers, which have their credentials and their umask already. Nothing is changed.
-    Callers,
+    /// Threads of the callers, which have their credentials and their umask already. Nothing is changed, and open files are
+    /// [native](defuse_fs::native).
+    Callers(NativeOpener),
 }
 
 /// The settings of a [`Passthrough`](crate::Passthrough).

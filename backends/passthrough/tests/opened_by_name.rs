@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::*;
+use defuse_fs::native::NativeOpener;
+use defuse_fs::source::Threads;
 use defuse_fs::*;
 use defuse_passthrough::{Credentials, FileHandles, Options};
 use rustix::fs::{
@@ -17,10 +19,15 @@ use rustix::io::{Errno as Io, FdFlags};
 
 const NOW: FlockOperation = FlockOperation::NonBlockingLockExclusive;
 
+/// The right of the program to native files.
+fn opener() -> NativeOpener {
+    Threads::Callers.native_opener().unwrap()
+}
+
 /// The source in the process of a program.
 fn options() -> Options {
     Options {
-        credentials: Credentials::Callers,
+        credentials: Credentials::Callers(opener()),
         backing_files: true,
         descriptors_from: 500,
         entry_valid_for: Duration::ZERO,
@@ -52,7 +59,8 @@ fn by_open_file(test: impl Fn(&Served)) {
 
 /// Releases a file whose inode is forgotten next.
 fn release_last(served: &Served, file: File) {
-    let args = ReleaseArgs { is_forgotten_next: true, ..ReleaseArgs::default() };
+    let last = Some(opener().file(None).last_release());
+    let args = ReleaseArgs { last, ..ReleaseArgs::default() };
     served.fs.release(&me(), file, args).unwrap();
     served.fs.forget(file.ino, 1);
 }
@@ -233,7 +241,7 @@ fn the_programs_descriptor_closes_at_exec_as_it_was_told() {
                 let closes = |fd: &std::os::fd::OwnedFd| {
                     rustix::io::fcntl_getfd(fd).unwrap() == FdFlags::CLOEXEC
                 };
-                assert_eq!(closes(&backing.first.unwrap()), bits != 0);
+                assert_eq!(closes(&backing.native.unwrap().take_descriptor().unwrap()), bits != 0);
                 assert!(closes(&backing.fd));
             }
         }

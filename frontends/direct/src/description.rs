@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, compiler_fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use defuse_fs::native::NativeFile;
 use defuse_fs::{Fh, File, FileKind, LockKind, LockOwner, OpenFlags, ReleaseArgs};
 use defuse_probe::Op;
 use rustix::thread::{MembarrierCommand, futex, membarrier};
@@ -72,11 +73,10 @@ pub struct Description {
     pub(crate) stream: bool,
     needs_flush: bool,
     backing: Option<Arc<OwnedFd>>,
-    /// See [`is_backed_by_file_itself`](Description::is_backed_by_file_itself).
-    is_file_itself: bool,
+    native: Option<NativeFile>,
     lower: Option<Arc<OwnedFd>>,
-    /// Until it is taken.
-    first: Mutex<Option<Arc<OwnedFd>>>,
+    /// That of a native file for the program, until it is taken.
+    descriptor: Mutex<Option<OwnedFd>>,
     id: u64,
     cells: Cells,
     who: Arc<Credentials>,
@@ -142,8 +142,9 @@ impl Description {
         here.mount.users.fetch_add(1, Ordering::Relaxed);
         let (fh, flags) = (opened.as_ref().map(|opened| opened.fh), flags & !LOCKED);
         let opened = opened.unwrap_or_default();
-        let is_file_itself = opened.backing.as_ref().is_some_and(|of| of.is_file_itself);
-        let (backing, first) = opened.backing.map(|of| (of.fd, of.first)).unzip();
+        let (backing, native) = opened.backing.map(|of| (of.fd, of.native)).unzip();
+        let mut native = native.flatten();
+        let descriptor = native.as_mut().and_then(NativeFile::take_descriptor);
         let file = Description {
             kind: here.node.kind(),
             fh,
@@ -152,9 +153,9 @@ impl Description {
             stream: opened.stream,
             needs_flush: fh.is_some() && !opened.no_flush,
             backing,
-            is_file_itself,
+            native,
             lower: opened.lower,
-            first: Mutex::new(first.flatten()),
+            descriptor: Mutex::new(descriptor),
             here,
             id,
             cells,
@@ -188,9 +189,9 @@ impl Description {
     }
 
     /// True if the kernel may change the file through the [`backing`](Description::backing) descriptor, attributes and size as well as data
-    /// (`Backing::is_file_itself`). It is open for writing, so that its mount is not read-only.
+    /// ([`defuse_fs::native`]). It is open for writing, so that its mount is not read-only.
     pub fn is_backed_by_file_itself(&self) -> bool {
-        self.is_file_itself && self.writes()
+        self.native.as_ref().is_some_and(NativeFile::has_attributes) && self.writes()
     }
 
     /// True if the file is open for reading. The access mode 3 asks for the permissions of both and permits neither, open(2).
@@ -205,10 +206,9 @@ impl Description {
         matches!(self.access, OpenFlags::WRONLY | OpenFlags::RDWR)
     }
 
-    /// Takes the descriptor that is for the program, if the file system gave one (`Backing::first`).
-    pub fn take_first(&self) -> Option<OwnedFd> {
-        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
-        first.and_then(Arc::into_inner)
+    /// Takes the descriptor of a native file that is for the program, if the file system gave one ([`defuse_fs::native`]).
+    pub fn take_descriptor(&self) -> Option<OwnedFd> {
+        self.descriptor.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// The open file of the lower file system, if the file system gave one (`Opened::lower`). Used
@@ -358,8 +358,9 @@ impl Drop for Description {
                     let _ = mount.call(Op::FLUSH, |fs| fs.flush(&cx, file, owner));
                 }
                 let flock_owner = may_hold_locks.then_some(owner);
-                let is_forgotten_next = Arc::strong_count(&self.here.node) == 1;
-                let args = ReleaseArgs { flags: self.flags(), flock_owner, is_forgotten_next };
+                let is_last = Arc::strong_count(&self.here.node) == 1;
+                let last = self.native.as_ref().filter(|_| is_last).map(NativeFile::last_release);
+                let args = ReleaseArgs { flags: self.flags(), flock_owner, last };
                 let _ = mount.call(Op::RELEASE, |fs| fs.release(&cx, file, args));
             }
         }

@@ -62,7 +62,7 @@ impl OpenedAhead {
 
     /// The kernel has decided that the caller may open it.
     pub fn is_permitted(&self) -> bool {
-        self.opened.as_ref().is_some_and(|opened| opened.is_permitted)
+        self.opened.as_ref().is_some_and(|opened| opened.native().is_some())
     }
 }
 

@@ -56,12 +56,7 @@ impl FileSystem for Backed {
     }
     fn open(&self, _: &Context<'_>, _: Ino, _: OpenArgs) -> Result<Opened> {
         let fd = Arc::new(self.lower.try_clone().unwrap().into());
-        let backing = Some(Backing {
-            fd,
-            without_fsetid: self.without_fsetid,
-            first: None,
-            is_file_itself: false,
-        });
+        let backing = Some(Backing { fd, without_fsetid: self.without_fsetid, native: None });
         Ok(Opened { backing, ..Opened::new(Fh(1)) })
     }
     fn readdir(&self, _: &Context<'_>, _: File, _: u64, _: &mut DirBuf<'_>) -> Result<()> {

@@ -72,8 +72,8 @@ pub enum Threads {
     /// They belong to an application: an operation must restore everything that it changes.
     Application,
     /// They are those of the callers, and have the credentials and the umask that the operation names: the kernel decides by
-    /// itself what they may do, and nothing is changed. The program gets the descriptors of open files
-    /// ([`Backing::first`](crate::Backing::first)).
+    /// itself what they may do, and nothing is changed. The program gets the descriptors of open files, which are
+    /// [`native`](crate::native).
     Callers,
 }
 

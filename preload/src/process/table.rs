@@ -34,7 +34,7 @@ pub struct Entry {
     /// The descriptor is the file's own bytes (`Opened::backing`): data, positions, locks and
     /// mappings are the kernel's. Otherwise it is a placeholder, with which the kernel can do nothing.
     pub backed: bool,
-    /// The descriptor is the file itself (`Backing::is_file_itself`): the kernel changes its attributes, too.
+    /// The descriptor is the file itself (`defuse_fs::native`): the kernel changes its attributes, too.
     pub is_file_itself: bool,
     /// The path that it was opened by. The next program after execve(2) and links of
     /// `/proc/self/fd` use it.

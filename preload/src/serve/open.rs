@@ -179,7 +179,7 @@ pub fn give_number(call: &Call<'_>, file: Arc<Description>, flags: u32, by: Open
     let process = call.process;
     let backed = file.backing().is_some() && !file.is_path();
     let cloexec = flags & libc::O_CLOEXEC as u32 != 0;
-    let first = if backed { file.take_first() } else { None };
+    let first = if backed { file.take_descriptor() } else { None };
     let has_flags = first.is_some();
     let fd = match first {
         Some(fd) => std::os::fd::IntoRawFd::into_raw_fd(fd),
