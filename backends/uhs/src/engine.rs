@@ -13,6 +13,7 @@ mod direct;
 mod figures;
 mod files;
 mod lost;
+mod merge;
 mod queues;
 mod rounds;
 mod submitted;
@@ -30,16 +31,18 @@ use defuse_fs::{Entry, Errno, Frontends, Given, Name, Result, SetXattrFlags, Xat
 use crate::Options;
 use crate::commit::Rules;
 use crate::content::{INODE_MEMORY, Pool, Shared};
+use crate::format::superblock::PADDED_RECORDS;
 use crate::group::{self, Gate, Handle};
 use crate::io::Io;
 use crate::load;
-use crate::names::{Names, Problem};
+use crate::names::{Kept, Names, Problem};
 use crate::store::{self, Frozen, Store, StoreError, survey, survey_and_see};
 use behind::Behind;
 pub(crate) use commit::Extent;
 use commit::Waiting;
 use compact::Compaction;
 use figures::Reads;
+use merge::ScatteredUnits;
 pub(crate) use queues::MOST_QUEUES;
 use rounds::Rounds;
 pub(crate) use submitted::{Submitted, is_direct};
@@ -80,6 +83,7 @@ pub(crate) struct Engine {
     separated: Option<Arc<Separated>>,
     reads: Reads,
     compaction: Compaction,
+    scattered: ScatteredUnits,
     /// Whoever reads the content of an inode from its slot has the turn of its number.
     loads: [Mutex<()>; LOADS],
     /// Contents with pages that the device does not take.
@@ -155,6 +159,7 @@ impl Engine {
             };
         pool.set_rules(rules);
         pool.limit_index(options.index);
+        pool.set_trees(survey.superblock.features & PADDED_RECORDS != 0);
         let inodes = pool.inodes().load(Ordering::Relaxed);
         load::check_index(inodes, pool.index_bytes().0 - inodes * INODE_MEMORY, options.index)?;
         if rules.stepped_time {
@@ -190,6 +195,7 @@ impl Engine {
             separated,
             reads: Reads::default(),
             compaction: Compaction::default(),
+            scattered: ScatteredUnits::default(),
             loads: Default::default(),
             stuck: Mutex::default(),
             behind: OnceLock::new(),
@@ -341,6 +347,12 @@ impl Engine {
         let handle = self.gate.enter();
         let to_list = self.names.closed(ino);
         drop(handle);
+        if self.pool.has_ahead()
+            && !self.names.is_open(ino)
+            && let Ok(Kept::Here(content)) = self.names.content(ino)
+        {
+            lock(&content).stop_growing(&self.pool);
+        }
         if to_list {
             self.list(ino);
         }

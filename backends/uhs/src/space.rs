@@ -3,6 +3,7 @@
 //! A unit of 2 MiB is free, holds slots, is in use as a whole, or holds small blocks: then it has a bit for
 //! each block. Sets of free units and of units with room lead to a block without a walk over all units.
 
+mod ahead;
 mod bits;
 mod set;
 #[cfg(test)]
@@ -11,6 +12,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use ahead::AheadRuns;
 use bits::{BLOCKS, Bits};
 use set::Set;
 
@@ -83,6 +85,7 @@ pub(crate) struct Space {
     closed: BTreeSet<usize>,
     /// The unit that took the last small block of no neighbour.
     cursor: usize,
+    ahead: AheadRuns,
 }
 
 /// Units by their class, and free blocks.
@@ -117,12 +120,13 @@ impl Space {
             full_units: 0,
             closed: BTreeSet::new(),
             cursor: 0,
+            ahead: AheadRuns::default(),
         }
     }
 
-    /// Blocks that nothing uses.
+    /// Blocks that nothing uses, and those ahead of files.
     pub(crate) fn free_blocks(&self) -> u64 {
-        self.free_blocks
+        self.free_blocks + self.ahead.blocks()
     }
 
     /// All blocks.
@@ -140,8 +144,8 @@ impl Space {
         let [free, slots, full] =
             [self.free_units, self.slot_units, self.full_units].map(u64::from);
         let small = self.units.len() as u64 - free - slots - full;
-        let free_blocks = self.free_blocks;
-        let small_free_blocks = free_blocks - free * UNIT_BLOCKS;
+        let free_blocks = self.free_blocks();
+        let small_free_blocks = self.free_blocks - free * UNIT_BLOCKS;
         Units { free, slots, full, small, free_blocks, small_free_blocks }
     }
 
@@ -239,23 +243,31 @@ impl Space {
 
     /// Takes up to `count` neighbouring blocks: those after `near` if they are free, else in a unit of small
     /// blocks that has room for all of them, if possible that of `near`. 512 blocks are a whole unit
-    /// where one is free. At least `keep` units stay free. `None` where nothing is left.
+    /// where one is free. At least `keep` units stay free. Blocks ahead of files come before scraps. `None` where nothing is left.
     pub(crate) fn take(&mut self, count: u32, near: Option<u64>, keep: u32) -> Option<Run> {
         let count = count.clamp(1, BLOCKS);
-        let after = near.map_or(0, |block| block + 1);
-        let unit = (after / UNIT_BLOCKS) as usize;
-        let fresh = |space: &Space| space.fresh(unit, keep).map(|unit| (unit, 0, BLOCKS));
-        let (unit, from, len) = (count == BLOCKS)
-            .then(|| fresh(self))
-            .flatten()
-            .or_else(|| near.and_then(|_| self.beside(after, count)))
-            .or_else(|| self.roomy(count))
-            .or_else(|| fresh(self))
+        let again =
+            |space: &mut Space| space.give_back_all_ahead().then(|| space.find(count, near, keep));
+        let (unit, from, len) = self
+            .find(count, near, keep)
+            .or_else(|| again(self).flatten())
             .or_else(|| self.scraps(count))
             .or_else(|| self.of_closed(count))?;
         let count = count.min(len);
         self.set((unit, from, from + count), true);
         Some(Run { block: unit as u64 * UNIT_BLOCKS + u64::from(from), count })
+    }
+
+    fn find(&mut self, count: u32, near: Option<u64>, keep: u32) -> Option<(usize, u32, u32)> {
+        let after = near.map_or(0, |block| block + 1);
+        let unit = (after / UNIT_BLOCKS) as usize;
+        let fresh = |space: &Space| space.fresh(unit, keep).map(|unit| (unit, 0, BLOCKS));
+        (count == BLOCKS)
+            .then(|| fresh(self))
+            .flatten()
+            .or_else(|| near.and_then(|_| self.beside(after, count)))
+            .or_else(|| self.roomy(count))
+            .or_else(|| fresh(self))
     }
 
     /// Takes `count` blocks at the begin of a unit that nothing uses, if possible the next after `near`.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Included};
 use std::ops::Range;
 
+use super::tree::ExtentLeaf;
 use crate::format::inode::Extent;
 use crate::space::Run;
 
@@ -14,6 +15,9 @@ pub(crate) struct Extents {
     map: BTreeMap<u64, Piece>,
     /// Blocks of all extents.
     blocks: u64,
+    /// Where the device has the records of extents, if these lie in blocks of their own: by the first page, from which on the
+    /// extents begin that a leaf has, up to the next one.
+    leaves: BTreeMap<u64, ExtentLeaf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +62,28 @@ impl Extents {
 
     pub(crate) fn is_empty(&self) -> bool {
         self.map.is_empty()
+    }
+
+    /// The leaves, the first of which is that of page 0. Without any, all are written next time.
+    pub(super) fn leaves(&mut self) -> &mut BTreeMap<u64, ExtentLeaf> {
+        &mut self.leaves
+    }
+
+    /// The number of extents that begin in `pages`.
+    pub(super) fn count_in(&self, pages: Range<u64>) -> usize {
+        self.map.range(pages).count()
+    }
+
+    /// The extents that begin in `pages`.
+    pub(super) fn begin_in(&self, pages: Range<u64>) -> impl Iterator<Item = Extent> {
+        self.map.range(pages).map(|(page, piece)| piece.at(*page))
+    }
+
+    /// The extent that begins with `page` is another one, or gone.
+    fn touch(&mut self, page: u64) {
+        if let Some((_, leaf)) = self.leaves.range_mut(..=page).next_back() {
+            leaf.changed = true;
+        }
     }
 
     /// How many extents there are.
@@ -120,6 +146,7 @@ impl Extents {
         let removed: Vec<Extent> = inside.collect();
         for extent in &removed {
             self.map.remove(&extent.page);
+            self.touch(extent.page);
             self.blocks -= u64::from(extent.count);
         }
         removed
@@ -133,6 +160,8 @@ impl Extents {
             piece.count = (page - extent.page) as u32;
             let Extent { block, count, unwritten, .. } = part(&extent, &(page..u64::MAX));
             self.map.insert(page, Piece { block, count, unwritten });
+            self.touch(extent.page);
+            self.touch(page);
         }
     }
 
@@ -141,6 +170,7 @@ impl Extents {
         self.blocks += u64::from(new.count);
         let Extent { page, block, count, unwritten } = new;
         self.map.insert(page, Piece { block, count, unwritten });
+        self.touch(page);
         self.join(new.end());
         self.join(page);
     }
@@ -156,6 +186,8 @@ impl Extents {
         if let Some(count) = piece.count.checked_add(second.count).filter(|_| goes_on) {
             piece.count = count;
             self.map.remove(&page);
+            self.touch(extent.page);
+            self.touch(page);
         }
     }
 
@@ -174,6 +206,7 @@ impl Extents {
         let freed = self.cut(pages.clone());
         self.split(pages.end);
         let by = pages.end - pages.start;
+        self.leaves.clear();
         let moved = self.map.split_off(&pages.end);
         self.map.extend(moved.into_iter().map(|(page, piece)| (page - by, piece)));
         self.join(pages.start);
@@ -183,6 +216,7 @@ impl Extents {
     /// Moves all from `page` on by `by` pages, which no extent holds then.
     pub(crate) fn insert(&mut self, page: u64, by: u64) {
         self.split(page);
+        self.leaves.clear();
         let moved = self.map.split_off(&page);
         self.map.extend(moved.into_iter().map(|(page, piece)| (page + by, piece)));
     }

@@ -15,6 +15,9 @@ impl Content {
     pub(crate) fn lose_blocks(&mut self, pool: &Pool, lost: &[u64], stuck: bool) -> bool {
         let is_lost = |block: u64| lost.binary_search(&block).is_ok();
         let mut concerned = self.has_records_at(is_lost);
+        if concerned {
+            self.forget_tree();
+        }
         let extents: Vec<_> = self.extents.iter().collect();
         for extent in extents {
             let first = lost.partition_point(|block| *block < extent.block);

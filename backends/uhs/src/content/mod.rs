@@ -25,6 +25,7 @@ mod direct;
 pub(crate) mod extents;
 mod fetches;
 mod frames;
+mod growth;
 mod lost;
 mod moving;
 mod page_set;
@@ -36,6 +37,7 @@ mod ranges;
 mod records;
 #[cfg(test)]
 mod tests;
+mod tree;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -49,11 +51,13 @@ pub(crate) use direct::{Source, Target, whole_pages};
 use extents::Extents;
 use fetches::Fetches;
 pub(crate) use frames::{Frame, Supply, Wanted};
+use growth::FileGrowth;
 use page_set::PageSet;
 use page_table::PageTable;
 pub(crate) use pages::Need;
 pub(crate) use pool::{INODE_MEMORY, Pool};
 use records::Outside;
+use tree::ExtentTree;
 
 /// A content that its inode and its users share.
 pub(crate) type Shared = Arc<Mutex<Content>>;
@@ -71,6 +75,7 @@ pub(crate) struct Content {
     /// Dirty pages that take a new block when they are written, which is set aside for them.
     promised: PageSet,
     outside: Outside,
+    tree: ExtentTree,
     /// Dirty pages that the device does not take.
     stuck: PageSet,
     /// Those of them that the group does not write.
@@ -90,6 +95,7 @@ pub(crate) struct Content {
     version: u64,
     ahead: Ahead,
     fetches: Fetches,
+    growth: FileGrowth,
     direct: Direct,
     /// The inode is gone.
     ended: bool,
@@ -154,6 +160,7 @@ impl Content {
     /// Gives everything up.
     pub(crate) fn end(&mut self, pool: &Pool) {
         self.drop_pages(pool, 0..u64::MAX);
+        self.stop_growing(pool);
         self.end_records(pool);
         self.early.clear();
         self.data = Data::Nothing;
@@ -182,6 +189,8 @@ impl Content {
         if waits || self.pages.range(0..u64::MAX).any(|(_, page)| page.batch > written) {
             return None;
         }
+        drop(extents);
+        self.stop_growing(pool);
         self.pages.clear();
         Some(left)
     }

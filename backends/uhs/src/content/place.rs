@@ -141,21 +141,27 @@ impl Content {
     }
 
     /// Takes blocks for pages that have none, in the place of a promise of so many: whole units where whole units of pages are
-    /// asked for, else blocks behind those of the pages before. `EIO` where the space was not promised; the promise is as
-    /// before then.
-    pub(super) fn find_blocks(&self, pool: &Pool, pages: Range<u64>) -> Result<Vec<Extent>> {
+    /// asked for, else blocks behind those of the pages before. A file that grows takes those that are kept ahead of it. `EIO` where the
+    /// space was not promised; the promise is as before then.
+    pub(super) fn find_blocks(&mut self, pool: &Pool, pages: Range<u64>) -> Result<Vec<Extent>> {
+        let grows = self.grows(&pages);
         let mut taken: Vec<Extent> = Vec::new();
         let mut page = pages.start;
         while page < pages.end {
             let in_unit = UNIT_BLOCKS - page % UNIT_BLOCKS;
             let count = in_unit.min(pages.end - page) as u32;
             let before = taken.last().copied().or_else(|| self.extents.before(page));
+            // Pages behind a hole do not lie where those in the hole would go on, but beside others that are written now.
+            let before = before.filter(|extent| extent.end() == page);
             let near = before.map(|extent| extent.block + u64::from(extent.count) - 1);
             let mut space = pool.space();
             let keep = pool.kept_units(&space);
+            let ahead =
+                if grows { self.take_ahead(pool, &mut space, (page, count), near) } else { None };
             // A large file goes on in a unit of its own.
             let begins = page >= UNIT_BLOCKS && in_unit == UNIT_BLOCKS && count >= BEGINNING;
-            let run = begins.then(|| space.take_fresh(count, near, keep)).flatten();
+            let run =
+                ahead.or_else(|| begins.then(|| space.take_fresh(count, near, keep)).flatten());
             let run = run.or_else(|| space.take(count, near, keep));
             let Some(run) = run.or_else(|| space.take(count, near, 0)) else {
                 for extent in taken {

@@ -1,7 +1,7 @@
 //! The blocks and the memory that all contents share. Its locks are leaves.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::batches::Batches;
@@ -18,6 +18,12 @@ const KEEP_BLOCKS: u64 = 128;
 
 /// Blocks that could not be written at most. When there are more, the device is broken, and no block is.
 const BAD: usize = 512;
+
+/// Free units with fewer of which no file keeps blocks ahead while inodes are made.
+const SHORT: u64 = 8;
+
+/// The share of all blocks that stays free beside those ahead of files.
+const PLENTY: u64 = 16;
 
 /// The part of the free blocks that may wait for groups to be durable.
 const WAITING: u64 = 8;
@@ -51,6 +57,10 @@ pub(crate) struct Pool {
     batches: Batches,
     /// The newest batch whose inodes are durable.
     durable: AtomicU64,
+    /// Records of many extents lie in leaves.
+    has_trees: AtomicBool,
+    /// Files may have blocks ahead. Changes under the lock of the space.
+    has_ahead: AtomicBool,
     memory: OnceLock<Memory>,
     rules: OnceLock<Rules>,
     /// Promises that are kept before all are refused.
@@ -76,6 +86,8 @@ impl Pool {
             dirty: AtomicUsize::new(0),
             batches: Batches::default(),
             durable: AtomicU64::new(0),
+            has_trees: AtomicBool::new(false),
+            has_ahead: AtomicBool::new(false),
             memory: OnceLock::new(),
             rules: OnceLock::new(),
             #[cfg(test)]
@@ -243,7 +255,10 @@ impl Pool {
     /// Slots that inodes do not have, as far as slots and free units go. With `surely`, a chunk may have no
     /// more than a unit.
     pub(crate) fn free_slots(&self, surely: bool) -> u64 {
-        let space = self.space();
+        let mut space = self.space();
+        if u64::from(space.free_units()) < SHORT && space.give_back_all_ahead() {
+            self.note_ahead(&space);
+        }
         let blocks = space.free_blocks().saturating_sub(self.promised.load(Ordering::Relaxed));
         let units = u64::from(space.free_units()).min(blocks / UNIT_BLOCKS);
         let most = if surely { self.chunks.load(Ordering::Relaxed) } else { u64::MAX };
@@ -259,9 +274,45 @@ impl Pool {
         let promised = self.promised.load(Ordering::Relaxed) + KEEP_BLOCKS;
         let spare = space.free_blocks().saturating_sub(promised) / UNIT_BLOCKS;
         let spare = u32::try_from(spare).unwrap_or(u32::MAX).max(self.kept_units(&space));
-        let (first, count) = space.find_units(wanted.min(spare))?;
+        let wanted = wanted.min(spare);
+        let found = space.find_units(wanted).or_else(|| {
+            space.give_back_all_ahead();
+            space.find_units(wanted)
+        });
+        let (first, count) = found?;
         space.reserve(first, count);
         Some((first, count))
+    }
+
+    /// Records of many extents lie in leaves from now on, if the format has them.
+    pub(crate) fn set_trees(&self, has_trees: bool) {
+        self.has_trees.store(has_trees, Ordering::Relaxed);
+    }
+
+    pub(super) fn has_trees(&self) -> bool {
+        self.has_trees.load(Ordering::Relaxed)
+    }
+
+    /// True if files may have blocks ahead.
+    pub(crate) fn has_ahead(&self) -> bool {
+        self.has_ahead.load(Ordering::Relaxed)
+    }
+
+    /// Files have blocks ahead, or have not.
+    pub(super) fn note_ahead(&self, space: &Space) {
+        self.has_ahead.store(space.has_ahead(), Ordering::Relaxed);
+    }
+
+    /// True if a file that grows may keep so many blocks ahead: a share of all stays free beside them.
+    pub(super) fn has_plenty(&self, space: &Space, count: u32) -> bool {
+        self.free_of(space) >= space.blocks() / PLENTY + u64::from(count)
+    }
+
+    /// The same of whole units.
+    pub(super) fn has_plenty_of_units(&self, space: &Space, count: u32) -> bool {
+        let kept = u64::from(self.kept_units(space)) + SHORT;
+        u64::from(space.free_units()) >= kept + u64::from(count)
+            && self.has_plenty(space, count * UNIT_BLOCKS as u32)
     }
 
     /// Like [`take_units`](Pool::take_units), for slots that only make writes faster: a quarter of all units stays free.

@@ -5,12 +5,16 @@
 //! is ENOSPC, and never at a commit. Let a copy need n blocks, and the one that was written last have w. The
 //! next group takes n blocks, and gives w up. To leave a promise of n blocks again, it needs 2n - w.
 
+use std::collections::BTreeSet;
+
 use defuse_fs::{Errno, Result};
 
+use super::tree::MANY;
 use super::{Content, Pool};
 use crate::format::BLOCK;
 use crate::format::inode::{
-    Data, EXTENT_BYTES, HEAD, NAME_BYTES, POINTERS, POINTERS_OF_BLOCK, RECORD_BYTES,
+    Data, EXTENT_BYTES, EXTENTS_OF_BLOCK, HEAD, NAME_BYTES, POINTERS, POINTERS_OF_BLOCK,
+    RECORD_BYTES,
 };
 use crate::format::slot::BODY;
 use crate::space::Run;
@@ -22,7 +26,7 @@ const MOST_EXTENTS: usize = 1 << 20;
 #[derive(Default)]
 pub(super) struct Outside {
     /// Blocks with the copy that was written last.
-    runs: Vec<Run>,
+    blocks: BTreeSet<u64>,
     /// Blocks that are set aside.
     aside: u64,
     /// Bytes of records for which they suffice.
@@ -35,7 +39,7 @@ pub(super) struct Outside {
 
 impl Outside {
     fn in_use(&self) -> u64 {
-        self.runs.iter().map(|run| u64::from(run.count)).sum()
+        self.blocks.len() as u64
     }
 
     /// Blocks to be set aside for records of so many bytes.
@@ -56,7 +60,7 @@ impl Outside {
 
     /// True where somebody has to know them.
     pub(super) fn is_used(&self) -> bool {
-        !self.runs.is_empty() || self.aside > 0
+        !self.blocks.is_empty() || self.aside > 0
     }
 }
 
@@ -86,8 +90,20 @@ impl Content {
         self.bytes_with(match &self.data {
             Data::Nothing => 0,
             Data::Inline(bytes) | Data::Target(bytes) => bytes.len(),
-            Data::Extents(_) => EXTENT_BYTES * (self.extents.count() + self.outside.splits + more),
+            Data::Extents(_) => {
+                return self.bytes_with_extents(self.extents.count() + self.outside.splits + more);
+            }
         })
+    }
+
+    /// Bytes of the records with so many extents. Many of them lie apart from the others.
+    fn bytes_with_extents(&self, extents: usize) -> usize {
+        let bytes = self.bytes_with(EXTENT_BYTES * extents);
+        if extents <= MANY {
+            return bytes;
+        }
+        let blocks = self.bytes_with(0).div_ceil(BLOCK) + extents.div_ceil(EXTENTS_OF_BLOCK);
+        blocks * BLOCK
     }
 
     /// Sets blocks aside for records of so many bytes. False where there are none.
@@ -153,8 +169,17 @@ impl Content {
     }
 
     /// The blocks with records that the device has.
-    pub(crate) fn record_runs(&self) -> &[Run] {
-        &self.outside.runs
+    pub(crate) fn record_runs(&self) -> Vec<Run> {
+        self.record_blocks().map(|block| Run { block, count: 1 }).collect()
+    }
+
+    /// True where the device has blocks with records.
+    pub(crate) fn has_records(&self) -> bool {
+        !self.outside.blocks.is_empty()
+    }
+
+    pub(super) fn record_blocks(&self) -> impl Iterator<Item = u64> {
+        self.outside.blocks.iter().copied()
     }
 
     /// Bytes of all names but the first, and of attributes, for which there is space.
@@ -165,19 +190,57 @@ impl Content {
     /// Replaces the blocks with records by those that a group writes. The old ones are free when the group is
     /// durable. `others` are the bytes of all names but the first, and of attributes.
     pub(crate) fn replace_records(&mut self, pool: &Pool, runs: Vec<Run>, others: usize) {
-        pool.give_up(std::mem::replace(&mut self.outside.runs, runs));
+        self.forget_tree();
+        let old: Vec<u64> = self.record_blocks().collect();
+        self.begin_copy();
+        self.exchange_records(pool, &old, runs.iter().map(|run| run.block).collect(), others);
+    }
+
+    /// The group that closes writes all extents.
+    pub(super) fn begin_copy(&mut self) {
         self.outside.splits = 0;
+    }
+
+    /// Takes `old` blocks out of the copy, which are free when the group is durable, and puts `new` ones in.
+    pub(super) fn exchange_records(
+        &mut self,
+        pool: &Pool,
+        old: &[u64],
+        new: Vec<u64>,
+        others: usize,
+    ) {
+        for block in old {
+            self.outside.blocks.remove(block);
+        }
+        pool.give_up(old.iter().map(|block| Run { block: *block, count: 1 }));
+        self.outside.blocks.extend(new);
         self.set_aside(pool, others);
+    }
+
+    /// Blocks that are set aside.
+    pub(super) fn aside(&self) -> u64 {
+        self.outside.aside
+    }
+
+    /// So many blocks more were promised.
+    pub(super) fn add_aside(&mut self, blocks: u64) {
+        self.outside.aside += blocks;
+    }
+
+    /// Blocks of a copy, with `others`.
+    pub(super) fn blocks_of_copy(&self, others: usize) -> u64 {
+        let longer = others.saturating_sub(self.outside.others);
+        copy_blocks(self.record_bytes(0) + longer.next_multiple_of(BLOCK))
     }
 
     /// True where a block with records is one of these.
     pub(crate) fn has_records_at(&self, is: impl Fn(u64) -> bool) -> bool {
-        self.outside.runs.iter().any(|run| is(run.block))
+        self.record_blocks().any(is)
     }
 
     /// Takes in the blocks with records that the device has.
     pub(crate) fn load_records(&mut self, pool: &Pool, runs: Vec<Run>, others: usize) {
-        self.outside.runs = runs;
+        self.outside.blocks = runs.iter().flat_map(|run| run.block..run.end()).collect();
         self.set_aside(pool, others);
     }
 
@@ -194,9 +257,10 @@ impl Content {
 
     /// Gives all blocks with records up, and the promise.
     pub(super) fn end_records(&mut self, pool: &Pool) {
+        self.forget_tree();
         let old = std::mem::take(&mut self.outside);
         pool.records_take(old.memory(), 0);
-        pool.give_up(old.runs);
+        pool.give_up(old.blocks.into_iter().map(|block| Run { block, count: 1 }));
         pool.unpromise(old.aside);
     }
 }

@@ -174,6 +174,7 @@ impl Engine {
         // Nobody will take what was promised.
         let unit = || {
             let mut space = self.pool.space();
+            space.give_back_all_ahead();
             let (unit, _) = space.find_units(1)?;
             space.reserve(unit, 1);
             Some(unit)
@@ -242,6 +243,7 @@ impl Engine {
         let batch = group::close(&self.gate.close(), &self.names, &self.pool, !now);
         let mut batch = batch.map_err(|_| StoreError::Full)?;
         (batch.purpose, batch.now) = (purpose, now);
+        self.scattered.add(&batch.scattered);
         let mut stored = Vec::new();
         let units = &mut |wanted, need| match need {
             Need::Slots => self.pool.take_units(wanted),
@@ -329,6 +331,7 @@ impl Engine {
             // What failed was logged.
             let _ = self.commit_for(Purpose::Behind, Extent::Everything);
             self.compact_before_need();
+            self.merge_scattered();
             ended = lock(&self.ended);
         }
     }

@@ -153,6 +153,8 @@ impl Engine {
     fn empty(&self, choose: impl FnOnce(&Space) -> Vec<usize>) -> (usize, Vec<usize>, Result<()>) {
         let leaving = {
             let mut space = self.pool.space();
+            // Nobody who has them could empty such a unit.
+            space.give_back_all_ahead();
             let leaving = choose(&space);
             space.close(&leaving);
             leaving
@@ -227,8 +229,9 @@ impl Engine {
         leaves: &dyn Fn(u64) -> bool,
     ) -> Result<()> {
         let handle = self.enter()?;
-        let held = lock(content);
+        let mut held = lock(content);
         if held.has_records_at(leaves) {
+            held.forget_tree();
             self.names.write_again(&handle, ino, held.facts())?;
         }
         drop(held);

@@ -102,6 +102,7 @@ impl Engine {
             Figure::count("units_of_slots_given_back", self.compaction.slot_units.sum())
                 .since_start(),
             Figure::count("slots_moved", self.compaction.slots_moved.sum()).since_start(),
+            Figure::count("units_merged", self.scattered.merged.sum()).since_start(),
             blocks("compaction_moved", self.compaction.pages.sum()).since_start(),
             Figure::count("units_free", units.free),
             Figure::count("units_of_slots", units.slots),

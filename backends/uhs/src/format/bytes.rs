@@ -61,6 +61,11 @@ impl<'a> Reader<'a> {
         Reader { rest: bytes }
     }
 
+    /// The number of bytes that were not taken.
+    pub(crate) fn left(&self) -> usize {
+        self.rest.len()
+    }
+
     /// True at the end.
     pub(crate) fn is_empty(&self) -> bool {
         self.rest.is_empty()

@@ -16,6 +16,8 @@ const NANOS: u32 = 1_000_000_000;
 /// Bytes of the head.
 pub(crate) const HEAD: usize = 112;
 
+/// The rest of a block of records is empty.
+const PADDING: u8 = 0;
 const NAME: u8 = 1;
 const XATTR: u8 = 2;
 const TARGET: u8 = 3;
@@ -32,6 +34,9 @@ const VALUE_PART: usize = 65_000;
 
 /// Bytes of the record of an extent.
 pub(crate) const EXTENT_BYTES: usize = 23;
+
+/// Extents of a block that has nothing else.
+pub(crate) const EXTENTS_OF_BLOCK: usize = BLOCK / EXTENT_BYTES;
 
 /// Bytes of the head of a record.
 pub(crate) const RECORD_BYTES: usize = 3;
@@ -244,7 +249,10 @@ impl Inode {
     pub(crate) fn with_records(mut self, records: &[u8]) -> Option<Inode> {
         let mut from = Reader::new(records);
         while let Some(kind) = from.u8() {
-            self.add_record(kind, &mut from)?;
+            match kind {
+                PADDING => pass_padding(records, &mut from)?,
+                kind => self.add_record(kind, &mut from)?,
+            }
         }
         Some(self)
     }
@@ -253,7 +261,11 @@ impl Inode {
     pub(crate) fn with_readable_records(mut self, records: &[u8]) -> Inode {
         let mut from = Reader::new(records);
         while let Some(kind) = from.u8() {
-            if self.add_record(kind, &mut from).is_none() {
+            let read = match kind {
+                PADDING => pass_padding(records, &mut from),
+                kind => self.add_record(kind, &mut from),
+            };
+            if read.is_none() {
                 break;
             }
         }
@@ -340,10 +352,7 @@ impl Records {
             Data::Extents(extents) => {
                 // An empty list is not the same as no data: a file that was made larger has one.
                 record(out, EXTENT, 0);
-                for extent in extents {
-                    record(out, if extent.unwritten { UNWRITTEN } else { EXTENT }, 20);
-                    out.u64(extent.page).u64(extent.block).u32(extent.count);
-                }
+                extents.iter().for_each(|extent| put_extent(out, extent));
             }
         }
     }
@@ -358,6 +367,26 @@ pub(crate) fn is_name(name: &[u8]) -> bool {
     (1..=255).contains(&name.len())
         && !name.iter().any(|byte| matches!(byte, b'/' | 0))
         && !matches!(name, b"." | b"..")
+}
+
+fn put_extent(out: &mut Writer, extent: &Extent) {
+    record(out, if extent.unwritten { UNWRITTEN } else { EXTENT }, 20);
+    out.u64(extent.page).u64(extent.block).u32(extent.count);
+}
+
+/// A block of records with these extents, [`EXTENTS_OF_BLOCK`] at most.
+pub(crate) fn block_of_extents(extents: impl Iterator<Item = Extent>) -> [u8; BLOCK] {
+    let mut out = Writer::with_capacity(BLOCK);
+    extents.for_each(|extent| put_extent(&mut out, &extent));
+    let mut bytes = [0; BLOCK];
+    bytes[..out.as_slice().len()].copy_from_slice(out.as_slice());
+    bytes
+}
+
+/// Goes on behind the padding of a block of records. `None` where they do not lie in whole blocks.
+fn pass_padding(records: &[u8], from: &mut Reader<'_>) -> Option<()> {
+    records.len().is_multiple_of(BLOCK).then_some(())?;
+    from.bytes(from.left() % BLOCK).map(drop)
 }
 
 fn record(out: &mut Writer, kind: u8, len: usize) {
@@ -390,7 +419,7 @@ pub(crate) fn spill<E>(
 }
 
 /// A block of pointers.
-fn pointer_block(pointers: &[Pointer]) -> Vec<u8> {
+pub(crate) fn pointer_block(pointers: &[Pointer]) -> Vec<u8> {
     let mut out = Writer::default();
     for pointer in pointers {
         out.u64(pointer.block).u32(pointer.crc);

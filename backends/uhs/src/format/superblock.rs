@@ -20,8 +20,11 @@ pub(crate) const MOST_UNITS: u64 = u32::MAX as u64;
 /// Chunks that the superblock lists at most.
 pub(crate) const CHUNKS: usize = 220;
 
-/// Features of the format that this program knows: none yet.
-const KNOWN: u64 = 0;
+/// The feature that records may be padded, so that a change of one extent writes the blocks that it concerns.
+pub(crate) const PADDED_RECORDS: u64 = 1;
+
+/// Features of the format that this program knows.
+const KNOWN: u64 = PADDED_RECORDS;
 
 /// Neighbouring units that hold slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +50,8 @@ pub(crate) struct Superblock {
     /// The snapshot that the last clean end has left, if nothing was written since.
     pub(crate) snapshot: Option<snapshot::At>,
     pub(crate) chunks: Vec<Chunk>,
+    /// Features without which nobody can use the file system.
+    pub(crate) features: u64,
 }
 
 /// A reason why a block is no superblock that can be used.
@@ -71,7 +76,7 @@ impl Superblock {
         let mut out = Writer::default();
         out.bytes(MAGIC).u32(VERSION).u32(0).bytes(&self.uuid).u64(self.epoch).u64(self.blocks);
         // Features: compatible, read-only compatible, incompatible.
-        out.u64(0).u64(0).u64(0);
+        out.u64(0).u64(0).u64(self.features);
         let none = snapshot::At { block: 0, blocks: 0, crc: 0 };
         let snapshot = self.snapshot.unwrap_or(none);
         out.u64(self.durable).u64(self.next_ino).u64(snapshot.block).u32(snapshot.crc);
@@ -96,7 +101,7 @@ impl Superblock {
         }
         let found = Superblock::fields(&checked[MAGIC.len()..]).ok_or(Unusable::Damaged)?;
         let (superblock, version, features) = found;
-        if version != VERSION || features & !KNOWN != 0 {
+        if version != VERSION || features != 0 {
             return Err(Unusable::Newer { version, features });
         }
         if superblock.is_sound() { Ok(superblock) } else { Err(Unusable::Damaged) }
@@ -117,8 +122,10 @@ impl Superblock {
             let (first_unit, units, key) = (from.u32()?, from.u32()?, from.u64()?);
             chunks.push(Chunk { first_unit, units, key });
         }
-        let superblock = Superblock { uuid, epoch, blocks, durable, next_ino, snapshot, chunks };
-        Some((superblock, version, incompatible | read_only))
+        let features = incompatible;
+        let superblock =
+            Superblock { uuid, epoch, blocks, durable, next_ino, snapshot, chunks, features };
+        Some((superblock, version, incompatible & !KNOWN | read_only))
     }
 
     /// Chunks lie within the image, and neither on each other nor on a copy of the superblock.
@@ -168,7 +175,8 @@ mod tests {
         ];
         let (uuid, epoch, blocks) = ([3; 16], 9, 10 * UNIT_BLOCKS);
         let snapshot = Some(snapshot::At { block: 700, blocks: 2, crc: 9 });
-        Superblock { uuid, epoch, blocks, durable: 4, next_ino: 100, snapshot, chunks }
+        let features = PADDED_RECORDS;
+        Superblock { uuid, epoch, blocks, durable: 4, next_ino: 100, snapshot, chunks, features }
     }
 
     #[test]

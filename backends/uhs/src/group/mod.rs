@@ -39,6 +39,8 @@ pub(crate) struct Batch {
     pub(crate) purpose: Purpose,
     /// Blocks that are free once the changes are durable.
     pub(crate) freed: Vec<Run>,
+    /// Units of pages in many runs: inodes and numbers.
+    pub(crate) scattered: Vec<(u64, u64)>,
     /// The contents that the changes are about. They stay in memory until the changes are durable.
     pub(crate) contents: Vec<(u64, Arc<Mutex<Content>>)>,
 }
@@ -84,6 +86,7 @@ pub(crate) fn close(
             Some(Encoded::Content(content)) => {
                 let mut held = lock(&content);
                 held.place(pool, batch.number, &mut batch.data, skip_stuck)?;
+                batch.scattered.extend(held.scattered().into_iter().map(|unit| (ino, unit)));
                 match names.encode(ino, &held)? {
                     Some(encoded) => {
                         let body = fit(encoded, &mut held, pool, &mut outside)?;
@@ -108,13 +111,17 @@ pub(crate) fn close(
     Ok(batch)
 }
 
-/// The body that fits into a slot. Records that do not fit go to new blocks.
+/// The body that fits into a slot. Records that do not fit go to new blocks, those of many extents where they have changed.
 fn fit(
-    WithRecords { inode, body, others }: WithRecords,
+    WithRecords { inode, body, others, has_tree }: WithRecords,
     content: &mut Content,
     pool: &Pool,
     outside: &mut Vec<(u64, [u8; BLOCK])>,
 ) -> Result<Vec<u8>> {
+    if has_tree {
+        let way = content.write_tree(pool, (&body[HEAD..], others), outside)?;
+        return Ok(inode.body_outside(way.levels, way.bytes, &way.pointers));
+    }
     if body.len() <= BODY {
         content.replace_records(pool, Vec::new(), others);
         return Ok(body);

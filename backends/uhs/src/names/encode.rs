@@ -17,6 +17,8 @@ pub(crate) struct WithRecords {
     pub(crate) body: Vec<u8>,
     /// Bytes of all names but the first, and of extended attributes.
     pub(crate) others: usize,
+    /// The extents are missing: they lie in leaves.
+    pub(crate) has_tree: bool,
 }
 
 /// An inode that the closing group looks at.
@@ -52,12 +54,27 @@ impl Names {
         taken.ok().flatten()
     }
 
-    /// An inode with its records. `None` for one without a name.
+    /// An inode with its records, as a group writes it. `None` for one without a name.
     pub(crate) fn encode(&self, ino: u64, content: &Content) -> Result<Option<WithRecords>> {
+        match content.has_tree(&self.pool) {
+            true => {
+                let encoded = self.encode_with(ino, content, &Data::Extents(Vec::new()))?;
+                Ok(encoded.map(|encoded| WithRecords { has_tree: true, ..encoded }))
+            }
+            false => self.encode_whole(ino, content),
+        }
+    }
+
+    /// An inode with all its records. `None` for one without a name.
+    pub(super) fn encode_whole(&self, ino: u64, content: &Content) -> Result<Option<WithRecords>> {
+        self.encode_with(ino, content, &content.data())
+    }
+
+    fn encode_with(&self, ino: u64, content: &Content, data: &Data) -> Result<Option<WithRecords>> {
         self.records.change(ino, |mut changing| {
             settle(&mut changing, content.facts());
             let named = changing.record.is_named();
-            Ok(named.then(|| encode(changing.record, changing.extra(), &content.data())))
+            Ok(named.then(|| encode(changing.record, changing.extra(), data)))
         })
     }
 }
@@ -88,5 +105,5 @@ fn encode(record: &Record, extra: Option<&Extra>, data: &Data) -> WithRecords {
     }
     let others = extra.map_or(0, Extra::bytes);
     out.data(data);
-    WithRecords { inode, body: out.finish(), others }
+    WithRecords { inode, body: out.finish(), others, has_tree: false }
 }

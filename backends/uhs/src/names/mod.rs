@@ -260,6 +260,11 @@ impl Names {
         left.is_ok_and(|(_, to_list)| to_list)
     }
 
+    /// True if somebody has the inode open.
+    pub(crate) fn is_open(&self, ino: u64) -> bool {
+        self.records.see(ino, |record, _| Ok(!record.opens.is_none())).unwrap_or(false)
+    }
+
     /// Notes a use of the content of an inode, if it has one in memory. True if the caller is to put it into
     /// the list of contents that may leave memory ([`Names::retire`]).
     pub(crate) fn used(&self, ino: u64) -> bool {

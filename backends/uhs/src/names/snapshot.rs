@@ -120,9 +120,7 @@ impl Names {
                 let Run { block, count } = (*run).into();
                 ShortData::Blocks { block, count }
             }
-            Body::Directory(dir) if lock(&dir.content).record_runs().is_empty() => {
-                ShortData::Directory
-            }
+            Body::Directory(dir) if !lock(&dir.content).has_records() => ShortData::Directory,
             Body::Directory(_) => return None,
             Body::Live(live) => {
                 let left = lock(&live.content).retire(&self.pool)?;
@@ -163,7 +161,7 @@ impl Names {
         if held.facts().dirty {
             return None;
         }
-        let body = self.encode(ino, &held).ok()??.body;
+        let body = self.encode_whole(ino, &held).ok()??.body;
         let records = held.record_runs().iter().map(|run| (run.block, run.count)).collect();
         Some((body, records))
     }

@@ -3,7 +3,9 @@
 use defuse_block::{Blocking, Device};
 
 use super::error::{StoreError, failed};
-use crate::format::superblock::{COPIES, Chunk, FEWEST_UNITS, Superblock, Unusable};
+use crate::format::superblock::{
+    COPIES, Chunk, FEWEST_UNITS, PADDED_RECORDS, Superblock, Unusable,
+};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 
 /// Makes an empty file system that has the whole device.
@@ -32,7 +34,9 @@ pub(crate) fn make(
     let chunk = Chunk { first_unit: 1, units: 1, key: random.u64(..) };
     let blocks = facts.blocks;
     let (epoch, durable, next_ino, chunks) = (1, 0, 1, vec![chunk]);
-    let superblock = Superblock { uuid, epoch, blocks, durable, next_ino, snapshot: None, chunks };
+    let (snapshot, features) = (None, PADDED_RECORDS);
+    let superblock =
+        Superblock { uuid, epoch, blocks, durable, next_ino, snapshot, chunks, features };
     write_superblock(&mut line, &superblock)?;
     line.flush().map_err(failed("flush"))
 }

@@ -15,13 +15,14 @@ use defuse_fs::{
 
 use super::{BLOCKS, OPTIONS, cx, fresh, name, node, random, snapshot};
 use crate::commit::Rules;
+use crate::format::superblock::PADDED_RECORDS;
 use crate::{Options, Uhs, check, store};
 
 /// Zeros that are worth a new entry.
 const GAP: usize = 16;
 
-/// An image that the power left, and one after a clean end with a snapshot.
-const IMAGES: [&str; 2] = ["v1-cut", "v1-ended"];
+/// An image that the power left, and one after a clean end with a snapshot; and such a one with padded records.
+const IMAGES: [&str; 3] = ["v1-cut", "v1-ended", "v1-padded"];
 
 fn path(image: &str, extension: &str) -> PathBuf {
     let file = format!("images/{image}.{extension}");
@@ -100,7 +101,9 @@ fn images_of_version_1_are_read_as_they_were_written() {
         assert_eq!(report.unfinished > 0, image == "v1-cut", "{image}");
         let superblock = store::superblock(&ram).unwrap();
         let restored = crate::load::restore(&ram, &superblock, u64::MAX).unwrap().is_some();
-        assert_eq!(restored, image == "v1-ended", "{image}");
+        assert_eq!(restored, image != "v1-cut", "{image}");
+        let features = if image == "v1-padded" { PADDED_RECORDS } else { 0 };
+        assert_eq!(superblock.features, features, "{image}");
         // By a snapshot if there is one, after that by a scan, and after a mount that wrote.
         for (read_only, rules) in [
             (true, Rules::ALL),
@@ -121,6 +124,18 @@ fn images_of_version_1_are_read_as_they_were_written() {
             }
         }
         assert_eq!(check(&device).unwrap().problems, [], "{image}");
+        // Many extents are written as the image has them.
+        let (fs, _) = Uhs::open_by(Arc::clone(&device), OPTIONS, Rules::ALL, random()).unwrap();
+        let dir = fs.lookup(&cx(), Ino::ROOT, name("dir")).unwrap().ino;
+        let pieces = fs.lookup(&cx(), dir, name("pieces")).unwrap().ino;
+        write(&fs, pieces, 500 * 8192, &[9; 5000]);
+        fs.syncfs(&cx()).unwrap();
+        let expected = tree(&fs);
+        fs.abandon();
+        assert_eq!(check(&device).unwrap().problems, [], "{image}");
+        assert_eq!(store::superblock(&ram).unwrap().features, features, "{image}");
+        let (fs, _) = Uhs::open_by(Arc::clone(&device), OPTIONS, Rules::ALL, random()).unwrap();
+        assert_eq!(tree(&fs), expected, "{image}");
     }
 }
 
@@ -188,12 +203,12 @@ fn fill(fs: &Uhs) {
     fs.syncfs(&cx()).unwrap();
 }
 
-/// Makes the images of a version of the format, which then stay as they are:
+/// Makes the images that are missing, which then stay as they are:
 /// `cargo test -p defuse-uhs --lib -- --ignored writes_images`
 #[test]
 #[ignore = "writes files of the project"]
 fn writes_images() {
-    for image in IMAGES {
+    for image in IMAGES.into_iter().filter(|image| !path(image, "sparse").exists()) {
         let ram = fresh();
         let sim = defuse_block::Sim::from_ram(&ram, 1);
         let (fs, _) = super::open(sim.clone(), Rules::ALL);

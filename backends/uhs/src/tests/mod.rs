@@ -11,6 +11,7 @@ mod figures;
 mod forged;
 mod full;
 mod golden;
+mod growth;
 mod index;
 mod lost;
 mod memory;

@@ -1,0 +1,306 @@
+//! The records of a file with many extents: in leaves, of which a change writes those that it concerns.
+//!
+//! A leaf has the extents that begin in a range of pages. It is written to another block when one of them has changed, in two
+//! or more when it is full, and together with a neighbour when both have few. NewBlocks of pointers are written where a pointer in
+//! them has changed. So what a group writes goes by the number of changes, and hardly by that of the extents.
+//!
+//! There are blocks for a whole dense copy, as for all records ([`records`](super::records)). If the next change needs more
+//! than a copy then, and space is short, all leaves are written anew and dense.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use defuse_fs::{Errno, Result};
+
+use super::{Content, Pool};
+use crate::format::BLOCK;
+use crate::format::inode::{
+    Data, EXTENT_BYTES, EXTENTS_OF_BLOCK, HEAD, POINTERS, POINTERS_OF_BLOCK, Pointer,
+    block_of_extents, pointer_block,
+};
+use crate::format::slot::BODY;
+
+/// Extents of the leaves into which a full one is divided at most: others will come between them.
+const FILLED: usize = EXTENTS_OF_BLOCK / 4 * 3;
+
+/// Extents of two neighbouring leaves that become one.
+const FEW: usize = EXTENTS_OF_BLOCK / 2;
+
+/// Extents that leave no room for a name in a slot.
+pub(super) const MANY: usize = (BODY - HEAD - 64) / EXTENT_BYTES;
+
+/// A leaf.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct ExtentLeaf {
+    /// Its block and checksum, if the device has it.
+    pointer: Option<Pointer>,
+    /// It is not as the device has it.
+    pub(super) changed: bool,
+}
+
+/// All that is not in leaves.
+#[derive(Default)]
+pub(super) struct ExtentTree {
+    /// The records before the extents, and their blocks.
+    others: Vec<u8>,
+    blocks: Vec<Pointer>,
+    /// NewBlocks of pointers, with what they hold.
+    inner: Vec<(Vec<Pointer>, Pointer)>,
+}
+
+/// The way to the records, as the body of an inode has it.
+pub(crate) struct RecordPath {
+    pub(crate) levels: u8,
+    pub(crate) bytes: u64,
+    pub(crate) pointers: Vec<Pointer>,
+}
+
+/// Everything that a group writes of the records.
+#[derive(Default)]
+struct CopyPlan {
+    /// The first pages of leaves.
+    leaves: Vec<u64>,
+    /// The records before the extents change.
+    others: bool,
+    /// NewBlocks that are written.
+    count: usize,
+    /// NewBlocks of the copy before that are not used any more.
+    freed: Vec<u64>,
+}
+
+/// A block that is written, and how it comes to a pointer.
+type NewBlocks = Vec<(u64, [u8; BLOCK])>;
+
+impl Content {
+    /// True where the extents lie in leaves, if the format of the file system has them.
+    pub(crate) fn has_tree(&self, pool: &Pool) -> bool {
+        pool.has_trees() && self.is_tree()
+    }
+
+    fn is_tree(&self) -> bool {
+        matches!(self.data, Data::Extents(_)) && self.extents.count() > MANY
+    }
+
+    /// All records are written to other blocks next time.
+    pub(crate) fn forget_tree(&mut self) {
+        self.extents.leaves().clear();
+        self.tree = ExtentTree::default();
+    }
+
+    /// Puts the records that have changed into `out`, with new blocks: of the extents, and of `others`, which come before them.
+    /// `others_bytes` are the bytes of all names but the first, and of attributes.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` where the space was not promised, `EFBIG` for more than a body can lead to.
+    pub(crate) fn write_tree(
+        &mut self,
+        pool: &Pool,
+        (others, others_bytes): (&[u8], usize),
+        out: &mut NewBlocks,
+    ) -> Result<RecordPath> {
+        self.begin_copy();
+        let mut plan = self.plan(others);
+        if !self.has_room(pool, &plan, others_bytes) {
+            self.forget_tree();
+            plan = self.plan(others);
+        }
+        let mut writer = BlockWriter { pool, near: None, out, taken: Vec::new() };
+        let written = self.write_planned(others, &plan, &mut writer);
+        let taken = writer.taken;
+        self.exchange_records(pool, &plan.freed, taken, others_bytes);
+        written
+    }
+
+    /// Finds what is to be written. Without a tree there is one then, with dense leaves.
+    fn plan(&mut self, others: &[u8]) -> CopyPlan {
+        let mut plan = CopyPlan::default();
+        let is_new = self.extents.leaves().is_empty();
+        if is_new {
+            plan.freed = self.record_blocks().collect();
+            self.tree = ExtentTree::default();
+            self.extents.leaves().insert(0, ExtentLeaf { pointer: None, changed: true });
+        }
+        let mut freed = self.balance();
+        plan.leaves = changed(self.extents.leaves()).collect();
+        plan.others = is_new || self.tree.others != others;
+        if plan.others {
+            freed.extend(self.tree.blocks.iter().map(|pointer| pointer.block));
+        }
+        let blocks = if plan.others { others.len().div_ceil(BLOCK) } else { 0 };
+        let mut kept: BTreeSet<u64> = BTreeSet::new();
+        let mut inner = 0;
+        let all = self.pointers(if plan.others { Some(blocks) } else { None });
+        if all.len() > POINTERS {
+            for (nth, chunk) in all.chunks(POINTERS_OF_BLOCK).enumerate() {
+                match self.is_same(nth, chunk) {
+                    Some(pointer) => {
+                        kept.insert(pointer.block);
+                    }
+                    None => inner += 1,
+                }
+            }
+        }
+        let old = self.tree.inner.iter().map(|(_, pointer)| pointer.block);
+        freed.extend(old.filter(|block| !kept.contains(block)));
+        plan.count = plan.leaves.len() + blocks + inner;
+        plan.freed.extend(freed);
+        plan
+    }
+
+    /// Divides leaves that have too many extents, and makes one of two with few. Returns the blocks of those that changed.
+    fn balance(&mut self) -> Vec<u64> {
+        let mut freed = Vec::new();
+        let touched: Vec<u64> = changed(self.extents.leaves()).collect();
+        for page in touched {
+            // It may have become a part of the one before.
+            if !self.extents.leaves().contains_key(&page) {
+                continue;
+            }
+            let (first, end, count) = self.join_few(page, &mut freed);
+            let leaf = ExtentLeaf { pointer: None, changed: true };
+            if let Some(old) = self.extents.leaves().insert(first, leaf) {
+                freed.extend(old.pointer.map(|pointer| pointer.block));
+            }
+            if count > EXTENTS_OF_BLOCK {
+                // At the end nothing comes between them.
+                let each = match end {
+                    u64::MAX => EXTENTS_OF_BLOCK,
+                    _ => count.div_ceil(count.div_ceil(FILLED)),
+                };
+                let begins: Vec<u64> =
+                    self.extents.begin_in(first..end).map(|extent| extent.page).collect();
+                let begins = begins.into_iter().step_by(each).skip(1);
+                self.extents.leaves().extend(begins.map(|page| (page, leaf)));
+            }
+        }
+        freed
+    }
+
+    /// Joins the leaf of `page` with its neighbours while they have few extents. Returns its first page, its end, and the number
+    /// of its extents.
+    fn join_few(&mut self, page: u64, freed: &mut Vec<u64>) -> (u64, u64, usize) {
+        let (mut first, mut end) = (page, self.end_of(page));
+        let mut count = self.extents.count_in(first..end);
+        loop {
+            let before = self.extents.leaves().range(..first).next_back().map(|(page, _)| *page);
+            let (left, right) = (before, (end < u64::MAX).then_some(end));
+            let others = left.map(|left| (left, left..first));
+            let others =
+                others.into_iter().chain(right.map(|right| (right, right..self.end_of(right))));
+            let joins: Vec<(u64, std::ops::Range<u64>)> = others.collect();
+            let fits =
+                |pages: &std::ops::Range<u64>| count + self.extents.count_in(pages.clone()) <= FEW;
+            let Some((_, pages)) = joins.into_iter().find(|(_, pages)| fits(pages)) else {
+                return (first, end, count);
+            };
+            count += self.extents.count_in(pages.clone());
+            let gone = if pages.start < first { first } else { pages.start };
+            let gone = self.extents.leaves().remove(&gone).and_then(|leaf| leaf.pointer);
+            freed.extend(gone.map(|pointer| pointer.block));
+            (first, end) = (first.min(pages.start), end.max(pages.end));
+        }
+    }
+
+    /// The end of the range of the leaf that begins with `page`.
+    fn end_of(&mut self, page: u64) -> u64 {
+        self.extents.leaves().range(page + 1..).next().map_or(u64::MAX, |(page, _)| *page)
+    }
+
+    /// All pointers, in order; `None` for those of blocks that are written. `others` is the number of blocks before the leaves, if
+    /// these are.
+    fn pointers(&mut self, others: Option<usize>) -> Vec<Option<Pointer>> {
+        let mut all: Vec<Option<Pointer>> = match others {
+            Some(count) => vec![None; count],
+            None => self.tree.blocks.iter().copied().map(Some).collect(),
+        };
+        all.extend(
+            self.extents.leaves().values().map(|leaf| leaf.pointer.filter(|_| !leaf.changed)),
+        );
+        all
+    }
+
+    /// The block of pointers that the device has, if it holds these.
+    fn is_same(&self, nth: usize, chunk: &[Option<Pointer>]) -> Option<Pointer> {
+        let (held, pointer) = self.tree.inner.get(nth)?;
+        let same = held.len() == chunk.len() && held.iter().zip(chunk).all(|(a, b)| Some(*a) == *b);
+        same.then_some(*pointer)
+    }
+
+    /// True where the plan needs no more blocks than are set aside, and leaves enough for a whole copy.
+    fn has_room(&mut self, pool: &Pool, plan: &CopyPlan, others: usize) -> bool {
+        let (aside, copy) = (self.aside(), self.blocks_of_copy(others));
+        let missing = plan.count.saturating_sub(aside as usize) as u64;
+        let left = (aside + plan.freed.len() as u64).saturating_sub(plan.count as u64);
+        let missing = missing.max(copy.saturating_sub(left));
+        if missing > 0 && !pool.promise(missing, false) {
+            return false;
+        }
+        self.add_aside(missing);
+        true
+    }
+
+    fn write_planned(
+        &mut self,
+        others: &[u8],
+        plan: &CopyPlan,
+        writer: &mut BlockWriter<'_>,
+    ) -> Result<RecordPath> {
+        if plan.others {
+            let blocks = others.chunks(BLOCK).map(|part| writer.write(part));
+            self.tree.blocks = blocks.collect::<Result<_>>()?;
+            self.tree.others = others.to_vec();
+        }
+        for page in &plan.leaves {
+            let end = self.end_of(*page);
+            let bytes = block_of_extents(self.extents.begin_in(*page..end));
+            let pointer = Some(writer.write(&bytes)?);
+            self.extents.leaves().insert(*page, ExtentLeaf { pointer, changed: false });
+        }
+        let pointers: Vec<Pointer> = self.pointers(None).into_iter().flatten().collect();
+        let bytes = (pointers.len() * BLOCK) as u64;
+        if pointers.len() <= POINTERS {
+            self.tree.inner.clear();
+            return Ok(RecordPath { levels: 1, bytes, pointers });
+        }
+        let mut inner = Vec::new();
+        for (nth, chunk) in pointers.chunks(POINTERS_OF_BLOCK).enumerate() {
+            let same = self.tree.inner.get(nth).filter(|(held, _)| held == chunk);
+            let pointer = match same {
+                Some((_, pointer)) => *pointer,
+                None => writer.write(&pointer_block(chunk))?,
+            };
+            inner.push((chunk.to_vec(), pointer));
+        }
+        self.tree.inner = inner;
+        let pointers: Vec<Pointer> = self.tree.inner.iter().map(|(_, pointer)| *pointer).collect();
+        if pointers.len() > POINTERS {
+            return Err(Errno::EFBIG);
+        }
+        Ok(RecordPath { levels: 2, bytes, pointers })
+    }
+}
+
+/// The first pages of leaves that are not as the device has them.
+fn changed(leaves: &BTreeMap<u64, ExtentLeaf>) -> impl Iterator<Item = u64> {
+    leaves.iter().filter(|(_, leaf)| leaf.changed).map(|(page, _)| *page)
+}
+
+/// Takes blocks for records, one after the other.
+struct BlockWriter<'a> {
+    pool: &'a Pool,
+    near: Option<u64>,
+    out: &'a mut NewBlocks,
+    taken: Vec<u64>,
+}
+
+impl BlockWriter<'_> {
+    fn write(&mut self, content: &[u8]) -> Result<Pointer> {
+        let mut bytes = [0; BLOCK];
+        bytes[..content.len()].copy_from_slice(content);
+        let run = self.pool.space().take(1, self.near, 0).ok_or(Errno::EIO)?;
+        self.near = Some(run.block);
+        self.taken.push(run.block);
+        self.out.push((run.block, bytes));
+        Ok(Pointer { block: run.block, crc: crc32c::crc32c(&bytes) })
+    }
+}

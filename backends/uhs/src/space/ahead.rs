@@ -1,0 +1,106 @@
+//! Blocks that are kept ahead of files that grow, so that files which grow in turn do not lie between each other.
+//!
+//! They are free for everybody who finds no others: a file that comes back for them takes others then. So they need no
+//! promise, and [`Space::free_blocks`] counts them.
+
+use std::collections::BTreeMap;
+
+use super::{Run, Space};
+use crate::format::UNIT_BLOCKS;
+
+/// The runs ahead of files.
+#[derive(Clone, Debug, Default)]
+pub(super) struct AheadRuns {
+    /// By the number of the file, which it gets with its first run.
+    runs: BTreeMap<u64, Run>,
+    blocks: u64,
+    last_owner: u64,
+}
+
+impl AheadRuns {
+    pub(super) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+}
+
+impl Space {
+    /// A number for a file that begins to grow.
+    pub(crate) fn new_owner(&mut self) -> u64 {
+        self.ahead.last_owner += 1;
+        self.ahead.last_owner
+    }
+
+    /// True if a file has blocks ahead.
+    pub(crate) fn has_ahead(&self) -> bool {
+        !self.ahead.runs.is_empty()
+    }
+
+    /// Takes up to `count` blocks of those ahead of a file, which begin right at `block`.
+    pub(crate) fn take_ahead(&mut self, owner: u64, block: u64, count: u32) -> Option<Run> {
+        let run = self.ahead.runs.get_mut(&owner).filter(|run| run.block == block)?;
+        let count = count.min(run.count);
+        let taken = Run { block, count };
+        (run.block, run.count) = (run.block + u64::from(count), run.count - count);
+        if run.count == 0 {
+            self.ahead.runs.remove(&owner);
+        }
+        self.ahead.blocks -= u64::from(count);
+        Some(taken)
+    }
+
+    /// Keeps up to `count` blocks ahead of a file, as [`take`](Space::take) finds them, in the place of those that it has. Returns
+    /// the first.
+    pub(crate) fn keep_ahead(
+        &mut self,
+        owner: u64,
+        count: u32,
+        near: Option<u64>,
+        keep: u32,
+    ) -> Option<u64> {
+        self.give_back_ahead(owner);
+        let run = self.take(count, near, keep)?;
+        Some(self.put_ahead(owner, run))
+    }
+
+    /// Keeps `units` neighbouring units ahead of a file, or as many as nothing uses, in the place of what it has. Returns the first
+    /// block.
+    pub(crate) fn keep_units_ahead(
+        &mut self,
+        owner: u64,
+        units: u32,
+        near: Option<u64>,
+        keep: u32,
+    ) -> Option<u64> {
+        self.give_back_ahead(owner);
+        let after = near.map_or(0, |block| (block / UNIT_BLOCKS) as usize);
+        let first = self.fresh(after, keep)?;
+        let most = units.min(self.free_units - keep) as usize;
+        let count = (first..first + most).take_while(|unit| self.free.contains(*unit)).count();
+        let blocks = UNIT_BLOCKS as u32;
+        (first..first + count).for_each(|unit| self.set((unit, 0, blocks), true));
+        let run = Run { block: first as u64 * UNIT_BLOCKS, count: count as u32 * blocks };
+        Some(self.put_ahead(owner, run))
+    }
+
+    fn put_ahead(&mut self, owner: u64, run: Run) -> u64 {
+        self.ahead.blocks += u64::from(run.count);
+        self.ahead.runs.insert(owner, run);
+        run.block
+    }
+
+    /// Gives back what is ahead of a file.
+    pub(crate) fn give_back_ahead(&mut self, owner: u64) {
+        if let Some(run) = self.ahead.runs.remove(&owner) {
+            self.ahead.blocks -= u64::from(run.count);
+            self.free(run);
+        }
+    }
+
+    /// Gives back what is ahead of all files. False where there is nothing.
+    pub(crate) fn give_back_all_ahead(&mut self) -> bool {
+        let runs = std::mem::take(&mut self.ahead.runs);
+        self.ahead.blocks = 0;
+        runs.values().for_each(|run| self.free(*run));
+        !runs.is_empty()
+    }
+}
