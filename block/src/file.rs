@@ -3,6 +3,7 @@
 mod bounce;
 mod buffers;
 mod facts;
+mod loops;
 mod open;
 mod pool;
 mod queue;
@@ -65,6 +66,13 @@ pub enum OpenError {
         path: PathBuf,
         /// The process that has it, where the kernel shows that.
         holder: Option<u32>,
+    },
+    /// A loop device has the file.
+    OfLoopDevice {
+        /// The file.
+        path: PathBuf,
+        /// The loop device.
+        device: PathBuf,
     },
     /// Neither a regular file nor a block device.
     WrongKind {
@@ -201,6 +209,9 @@ impl fmt::Display for OpenError {
             }
             OpenError::Busy { path, holder: None } => {
                 write!(f, "{} is in use (mounted, or open elsewhere)", path.display())
+            }
+            OpenError::OfLoopDevice { path, device } => {
+                write!(f, "{} is the backing file of {}", path.display(), device.display())
             }
             OpenError::WrongKind { path } => {
                 write!(f, "{} is neither a regular file nor a block device", path.display())

@@ -119,6 +119,51 @@ fn a_device_has_one_user_and_its_name_is_in_the_error() {
     assert_eq!(line.read(0, &mut [0; 4096]), Ok(()));
 }
 
+// Two writers of one image: the kernel locks neither way for the other.
+#[test]
+fn a_file_and_the_loop_device_that_has_it_are_not_both_opened() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path());
+    let (linked, symbolic) = (dir.path().join("linked"), dir.path().join("symbolic"));
+    std::fs::hard_link(&path, &linked).unwrap();
+    std::os::unix::fs::symlink("image", &symbolic).unwrap();
+    let disk = match Loop::new(&path) {
+        Ok(disk) => disk,
+        Err(_) if !Path::new("/dev/loop-control").exists() => {
+            return println!("not here: loop devices");
+        }
+        Err(reason) => return println!("skipped: no loop device: {reason}"),
+    };
+    for (name, access) in [&path, &linked, &symbolic]
+        .into_iter()
+        .flat_map(|name| [Access::ReadWrite, Access::Read].map(|access| (name, access)))
+    {
+        let error = OpenFile::open(name, access).unwrap_err();
+        let says = format!("is the backing file of {}", disk.path.display());
+        assert!(error.to_string().ends_with(&says), "{name:?} {access:?}: {error}");
+    }
+    // The file may have got another name, and a new one its old name.
+    std::fs::remove_file(&linked).unwrap();
+    std::fs::rename(&path, &linked).unwrap();
+    assert!(OpenFile::open(&image(dir.path()), Access::ReadWrite).is_ok());
+    assert!(matches!(OpenFile::open(&linked, Access::Read), Err(OpenError::OfLoopDevice { .. })));
+
+    // The other way round: whoever has the file has the device.
+    drop(disk);
+    let detached = (0..1000).any(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        OpenFile::open(&linked, Access::Read).is_ok()
+    });
+    assert!(detached, "the loop device keeps the file");
+    let open = OpenFile::open(&linked, Access::ReadWrite).unwrap();
+    let disk = Loop::new(&linked).unwrap();
+    let error = OpenFile::open(&disk.path, Access::ReadWrite).unwrap_err();
+    let pid = format!("is in use by process {}", std::process::id());
+    assert!(error.to_string().ends_with(&pid), "{error}");
+    drop(open);
+    assert!(OpenFile::open(&disk.path, Access::ReadWrite).is_ok());
+}
+
 /// A second look at the path would find whatever somebody has put there meanwhile.
 #[test]
 fn an_open_file_stays_the_same_when_another_one_takes_its_name() {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat};
 
 use super::facts::{ENDING, holder, is_alive, name_of};
-use super::{Access, File, OpenError};
+use super::{Access, File, OpenError, loops};
 use crate::{Errno, Result};
 
 /// A file or block device that is open and locked. Its [`device`](OpenFile::device) has the facts and the I/O.
@@ -87,6 +87,16 @@ impl OpenFile {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(OpenError::Busy { path, holder: holder(&stat) }),
             Err(errno) => return Err(OpenError::System { path, action: "lock", errno }),
+        }
+        if let Some(device) = loops::device_of(&stat, access) {
+            return Err(OpenError::OfLoopDevice { path, device });
+        }
+        // Whoever has the backing file of a loop device has the device, too.
+        if let Some(file) = loops::file_of(&stat) {
+            let held = || holder(&file).map_or(Ok(()), |_| Err(Errno::BUSY));
+            if patiently(Errno::BUSY, held, || Held::of(&file)).is_err() {
+                return Err(OpenError::Busy { path, holder: holder(&file) });
+            }
         }
         // Not a flag of open(2): where that refuses it, the path would have to be followed again.
         let direct = rustix::fs::fcntl_setfl(&fd, ALWAYS | OFlags::DIRECT).is_ok();

@@ -222,6 +222,12 @@ fn cannot_open(error: OpenError) -> Error {
         OpenError::Busy { holder: None, .. } => {
             return Error::Busy(format!("{error} (EBUSY): `fuser -v` may show by whom"));
         }
+        OpenError::OfLoopDevice { device, .. } => {
+            let device = device.display();
+            return Error::Busy(format!(
+                "{error} (EBUSY): use uhs:{device}, or detach it with `losetup --detach {device}`"
+            ));
+        }
         OpenError::System { path, errno: Errno::NOENT, .. } => {
             format!("make it with `defuse mkfs uhs {} --size 1G`", path.display())
         }

@@ -1,0 +1,44 @@
+//! Loop devices and their backing files, loop(4): two ways to the same bytes, of which the kernel locks neither for the other.
+//!
+//! Both are looked for after the file is open and locked, by device and inode. Whoever attaches a loop device to a file
+//! afterwards is not noticed: the kernel has no lock for that.
+
+use std::fs::{read_dir, read_to_string};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Stat};
+
+use super::Access;
+
+/// Loop devices that are looked at, at most.
+const MOST: usize = 4096;
+
+/// The loop device that has this file, and that `access` would disturb or be disturbed by.
+pub(super) fn device_of(stat: &Stat, access: Access) -> Option<PathBuf> {
+    let is_regular = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+    let disks = read_dir("/sys/block").ok().filter(|_| is_regular)?;
+    let names = disks.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut loops = names.filter(|name| name.starts_with("loop")).take(MOST);
+    let is_it = |name: &String| {
+        let disk = Path::new("/sys/block").join(name);
+        let writes = read_to_string(disk.join("ro")).is_ok_and(|text| text.trim() == "0");
+        (writes || access == Access::ReadWrite)
+            && backing_file(&disk)
+                .is_some_and(|its| (its.st_dev, its.st_ino) == (stat.st_dev, stat.st_ino))
+    };
+    loops.find(is_it).map(|name| Path::new("/dev").join(name))
+}
+
+/// The backing file of an open loop device. `None` for any other file, and where the file is out of reach.
+pub(super) fn file_of(stat: &Stat) -> Option<Stat> {
+    let is_block = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    let (major, minor) = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
+    let disk = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
+    backing_file(&disk).filter(|_| is_block)
+}
+
+/// The backing file of the loop device with this directory in sysfs. Its path there follows renames.
+fn backing_file(disk: &Path) -> Option<Stat> {
+    let path = read_to_string(disk.join("loop/backing_file")).ok()?;
+    rustix::fs::stat(path.strip_suffix('\n')?).ok()
+}
