@@ -10,6 +10,7 @@ use crate::inode::Inode;
 use crate::lower::{OrErrno, Stat, distinct_ino};
 use crate::open_files::OpenFile;
 use crate::passthrough::Passthrough;
+use crate::positions::Positions;
 use crate::sys;
 
 /// Buffer size of getdents64(2) in bytes: about a thousand names of ordinary length.
@@ -23,39 +24,70 @@ pub(crate) struct DirStream {
     end: usize,
     /// The position of the entry at `at`, as frontends name it.
     next: u64,
+    /// The same in the lower file system.
+    lower: u64,
+    /// Known when the beginning was read.
+    positions: Option<Positions>,
     /// Entries were read since the position was 0.
     begun: bool,
 }
 
 impl DirStream {
     pub(crate) fn new() -> Self {
-        DirStream { buf: Vec::new(), at: 0, end: 0, next: 0, begun: false }
+        DirStream {
+            buf: Vec::new(),
+            at: 0,
+            end: 0,
+            next: 0,
+            lower: 0,
+            positions: None,
+            begun: false,
+        }
     }
 
     /// Sets the position to `from`. Seeks only if that is not the current position. The start is
     /// always read again, as rewinddir(3) requires.
-    fn go_to(&mut self, fd: BorrowedFd<'_>, from: u64) -> Result<()> {
+    fn go_to(&mut self, of: &Listed<'_>, from: u64) -> Result<()> {
         if from == self.next && (from != 0 || !self.begun) {
             return Ok(());
         }
-        rustix::fs::seek(fd, SeekFrom::Start(from)).or_errno()?;
-        (self.at, self.end, self.next, self.begun) = (0, 0, from, false);
+        let lower = match from {
+            0 => 0,
+            _ => of.served.positions.lower(self.positions(of)?, of.inode.ino(), from)?,
+        };
+        rustix::fs::seek(of.fd, SeekFrom::Start(lower)).or_errno()?;
+        (self.at, self.end, self.begun) = (0, 0, false);
+        (self.next, self.lower) = (from, lower);
         Ok(())
     }
 
-    /// The next entry, without taking it; `None` at the end.
-    fn peek(&mut self, fd: BorrowedFd<'_>) -> Result<Option<Dirent<'_>>> {
+    /// The kind of positions, for which the beginning may have to be read: a frontend can go on where another open directory was.
+    fn positions(&mut self, of: &Listed<'_>) -> Result<Positions> {
+        if self.positions.is_none() {
+            self.go_to(of, 0)?;
+            self.peek(of)?;
+        }
+        Ok(self.positions.unwrap_or(Positions::Plain))
+    }
+
+    /// The next entry, without taking it, and the kind of positions; `None` at the end.
+    fn peek(&mut self, of: &Listed<'_>) -> Result<Option<(Positions, Dirent<'_>)>> {
         if self.is_drained() {
             if self.buf.is_empty() {
                 self.buf.resize(BUFFER_BYTES, 0);
             }
-            self.end = sys::getdents(fd, &mut self.buf)?;
+            self.end = sys::getdents(of.fd, &mut self.buf)?;
             (self.at, self.begun) = (0, true);
             if self.end == 0 {
                 return Ok(None);
             }
+            if self.positions.is_none() {
+                self.positions = Some(of.kind_of_positions(&self.buf[..self.end])?);
+            }
         }
-        Dirent::parse(&self.buf[self.at..self.end]).map(Some).ok_or(Errno::EIO)
+        let positions = self.positions.unwrap_or(Positions::Plain);
+        let entry = Dirent::parse(&self.buf[self.at..self.end]).ok_or(Errno::EIO)?;
+        Ok(Some((positions, entry)))
     }
 
     /// True if all entries were taken that were read.
@@ -63,9 +95,48 @@ impl DirStream {
         self.at == self.end
     }
 
-    fn advance(&mut self, len: usize, next: u64) {
+    /// Goes on after an entry of `len` bytes, to the position `next`, which is `lower` in the lower file system.
+    fn advance(&mut self, len: usize, next: u64, lower: u64) {
         self.at += len;
-        self.next = next;
+        (self.next, self.lower) = (next, lower);
+    }
+}
+
+/// The directory of a listing.
+struct Listed<'a> {
+    served: &'a Passthrough,
+    inode: &'a Arc<Inode>,
+    fd: BorrowedFd<'a>,
+}
+
+impl Listed<'_> {
+    /// The kind of positions of a directory that begins with these entries.
+    fn kind_of_positions(&self, beginning: &[u8]) -> Result<Positions> {
+        // A program in a run gives this descriptor to others, with its position.
+        if self.served.is_inherited() {
+            return Ok(Positions::Plain);
+        }
+        let f_type = self.served.mounts.get(self.inode.key.mount)?.f_type;
+        let first = Dirent::parse(beginning).ok_or(Errno::EIO)?;
+        let second = || Dirent::parse(beginning.get(first.len..)?);
+        Positions::of(f_type, first.next, |position| match second() {
+            Some(second) => self.is_at(position, second.name),
+            None => Ok(false),
+        })
+    }
+
+    /// True if the listing from `position` begins with `name`. The position of the descriptor stays.
+    fn is_at(&self, position: u64, name: &[u8]) -> Result<bool> {
+        /// Room for an entry with the longest name.
+        const ONE_ENTRY: usize = 1024;
+        let before = rustix::fs::seek(self.fd, SeekFrom::Current(0)).or_errno()?;
+        let mut buf = [0; ONE_ENTRY];
+        let found = rustix::fs::seek(self.fd, SeekFrom::Start(position))
+            .or_errno()
+            .and_then(|_| sys::getdents(self.fd, &mut buf));
+        rustix::fs::seek(self.fd, SeekFrom::Start(before)).or_errno()?;
+        let found = found.map(|len| Dirent::parse(&buf[..len]).is_some_and(|it| it.name == name));
+        Ok(found.unwrap_or(false))
     }
 }
 
@@ -127,19 +198,23 @@ impl Passthrough {
     pub(crate) fn readdir(&self, dir: File, from: u64, out: &mut DirBuf<'_>) -> Result<()> {
         let open = self.dir_file(dir)?;
         let inode = self.inodes.get(dir.ino)?;
-        let fd = open.fd.as_fd();
+        let of = Listed { served: self, inode: &inode, fd: open.fd.as_fd() };
         let stream = open.dir.as_ref().ok_or(Errno::ENOTDIR)?;
         let mut stream = stream.lock().unwrap_or_else(PoisonError::into_inner);
-        stream.go_to(fd, from)?;
+        stream.go_to(&of, from)?;
         let mut listed = false;
-        while let Some(entry) = stream.peek(fd)? {
-            let (len, next) = (entry.len, entry.next);
-            match self.push_entry(&inode, fd, &entry, out) {
+        loop {
+            let before = stream.lower;
+            let Some((positions, mut entry)) = stream.peek(&of)? else { break };
+            let (len, lower) = (entry.len, entry.next);
+            let next = self.positions.tell(positions, dir.ino, before, lower);
+            entry.next = next;
+            match self.push_entry(&inode, of.fd, &entry, out) {
                 Some(Push::Full) => break,
                 Some(Push::Added) => listed = true,
                 None => {}
             }
-            stream.advance(len, next);
+            stream.advance(len, next, lower);
             // The next call would most often find the end, and the one after it once more.
             if listed && stream.is_drained() {
                 break;

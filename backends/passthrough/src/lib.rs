@@ -90,6 +90,7 @@ mod open_files;
 mod options;
 mod own_mount;
 mod passthrough;
+mod positions;
 mod pruning;
 mod recent;
 mod removal;

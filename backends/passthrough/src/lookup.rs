@@ -289,6 +289,7 @@ impl Passthrough {
         if let Some(inode) = self.inodes.forget(ino, lookups) {
             self.cache_of(&inode).remove(&inode);
             drop(self.recent.take(inode.number));
+            self.positions.forget(ino);
             if self.forwards_locks() {
                 self.locks.forget(ino);
             }

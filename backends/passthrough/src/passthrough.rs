@@ -21,6 +21,7 @@ use crate::mounts::{LowerMount, MountError, MountTable};
 use crate::open_files::OpenFiles;
 use crate::options::{Credentials, FileHandles, Options};
 use crate::own_mount::OwnMount;
+use crate::positions::PositionTables;
 use crate::pruning::Pruning;
 use crate::recent::RecentFiles;
 use crate::removal::Removals;
@@ -40,6 +41,7 @@ pub struct Passthrough {
     /// See `identity.rs`.
     pub(crate) young: YoungInodes,
     pub(crate) files: OpenFiles,
+    pub(crate) positions: PositionTables,
     pub(crate) cache: FdCache,
     pub(crate) recent: RecentFiles,
     pub(crate) locks: LockTable,
@@ -149,6 +151,7 @@ impl Passthrough {
             pruning,
             young: YoungInodes::default(),
             files: OpenFiles::new(),
+            positions: PositionTables::default(),
             locks: LockTable::new(),
             removals: Removals::default(),
             opens_without_atime: false,

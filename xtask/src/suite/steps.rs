@@ -106,6 +106,11 @@ pub const TEST_TOOLS: &[RequiredTool] = &[
         "the ABI against the C header",
     ),
     RequiredTool::package_for("util-linux", "setpriv", "files created by users other than root"),
+    RequiredTool::package_for(
+        "gcc-multilib",
+        "/usr/lib/gcc/x86_64-linux-gnu/*/32",
+        "programs of 32 bits",
+    ),
     RequiredTool::package_for("chromium", "chromium", "the report of a study in a browser"),
     RequiredTool::package_for("bindfs", "bindfs", "statistics of other FUSE file systems"),
     RequiredTool::package_for(
