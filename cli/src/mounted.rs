@@ -11,7 +11,7 @@ use defuse_compose::{Source, Switch};
 use defuse_fs::FileSystem;
 use defuse_fs::layer::Synchronous;
 use defuse_fuse::abi::{FUSE_OVER_IO_URING, FUSE_WRITEBACK_CACHE};
-use defuse_fuse::mount::{self, How, MountOptions, Mounted, SyncFs, connection_id};
+use defuse_fuse::mount::{self, HelperWatch, How, MountOptions, Mounted, SyncFs, connection_id};
 use defuse_fuse::{Ended, Session, Statistics};
 use signal_hook::iterator::Signals;
 
@@ -32,7 +32,7 @@ const STATS_EVERY: Duration = Duration::from_secs(5);
 /// Mounts, reports to `ready`, and serves until the mount has ended.
 pub fn run(plan: &CheckedMount, ready: Ready) -> Result {
     let mut notes = Vec::new();
-    let (session, companions) = match start(plan, &mut notes) {
+    let (session, mut companions) = match start(plan, &mut notes) {
         Ok(started) => started,
         Err(failure) => {
             ready.tell(Err(&failure));
@@ -41,6 +41,7 @@ pub fn run(plan: &CheckedMount, ready: Ready) -> Result {
     };
     ready.tell(Ok(&notes));
     session.wait_for_end();
+    companions.watch = None;
     // Until it ends, this process has the image or the directory. A process that opens it meanwhile sees that it need not wait
     // for long.
     daemon::show_the_end();
@@ -162,11 +163,18 @@ fn unsynced(syncfs: &SyncFs, delays_changes: bool) -> Option<String> {
 /// A namespace for the daemon, if its mount can be made and removed from there.
 fn namespaces(plan: &CheckedMount) -> Result<Namespaces> {
     // The parent process mounted, and unmounts.
+    let Settings { sandbox, mount, .. } = &plan.settings;
     if plan.mountpoint.starts_with("/dev/fd") {
+        if mount.auto_unmount {
+            return Err(Failure::Failed(format!(
+                "auto_unmount is not possible for {}: the process that opened it mounts and unmounts; give the option to that one",
+                plan.mountpoint.display()
+            )));
+        }
         return Ok(Namespaces::stay());
     }
-    let Settings { sandbox, mount, .. } = &plan.settings;
-    Namespaces::leave(&[&plan.source], *sandbox, !mount.nodev)
+    let namespaces = Namespaces::leave(&[&plan.source], *sandbox, !mount.nodev)?;
+    if mount.auto_unmount { namespaces.watched() } else { Ok(namespaces) }
 }
 
 /// The system calls that serving `source` needs.
@@ -183,7 +191,7 @@ fn serve(
     caught: Signals,
 ) -> Result<(Session, Companions)> {
     let fstype = mounted.fstype(&plan.settings.mount.subtype);
-    let Mounted { device, mountpoint, .. } = mounted;
+    let Mounted { device, mountpoint, watch, .. } = mounted;
     let can_only_be_read = writable.is_none() && fs.caps().read_only;
     let mut options = plan.settings.session.clone();
     namespaces.adapt(&mut options);
@@ -202,7 +210,7 @@ fn serve(
     let writable = (writable, can_only_be_read);
     let companions =
         Companions::start(plan, &session, (registration, writable), caught, namespaces);
-    Ok((session, companions))
+    Ok((session, Companions { watch, ..companions }))
 }
 
 /// The entry of a mount, and the process that removes it, before requests are served.
@@ -234,7 +242,10 @@ impl Registration {
             Registration { mountpoint, connection, entry, abort, keeper: None }
         };
         let found = namespaces.at_home(find)?;
-        let mut task = Task::default().unmount(&found.mountpoint, found.connection);
+        let auto_unmount = plan.settings.mount.auto_unmount;
+        let mut task = Task::default()
+            .unmount(&found.mountpoint, found.connection)
+            .unmount_at_death(auto_unmount);
         if let Some((file, entry)) = &found.entry {
             task = task.unregister(file, entry.clone());
         }
@@ -255,6 +266,7 @@ struct Companions {
     registered: Option<Found>,
     stats_file: Option<StatsFile>,
     keeper: Option<Arc<Keeper>>,
+    watch: Option<HelperWatch>,
 }
 
 impl Companions {
@@ -297,7 +309,7 @@ impl Companions {
         if let Err(error) = signals::serve(caught, target) {
             log::warn!("signals are not heard: {error}");
         }
-        Companions { registered, stats_file, keeper }
+        Companions { registered, stats_file, keeper, watch: None }
     }
 
     /// Ends them. Leaves a failure in the registry, for the process that unmounts to report.

@@ -12,8 +12,11 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 /// The absolute path of a mount point, as in `/proc/self/mountinfo`. Never accesses a mount at the path,
-/// whose server may have died.
+/// whose server may have died. The name of a descriptor that another process opened and mounted stays.
 pub fn mountpoint(path: &Path) -> PathBuf {
+    if path.starts_with("/dev/fd") {
+        return path.to_path_buf();
+    }
     defuse_fuse::mount::resolve(&absolute(path))
 }
 

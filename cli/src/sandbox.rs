@@ -43,12 +43,13 @@ pub enum Extent {
 /// The mount namespaces of a daemon that starts: its own, if it has one, and that of its user.
 pub struct Namespaces {
     home: Home,
+    /// The process that unmounts: for a daemon with a namespace of its own, and for `auto_unmount`.
+    keeper: Option<Arc<Keeper>>,
     /// `None` if the daemon stays in the namespace of its user.
     own: Option<Own>,
 }
 
 struct Own {
-    keeper: Arc<Keeper>,
     served: Vec<Served>,
     directories: Vec<PathBuf>,
 }
@@ -56,7 +57,7 @@ struct Own {
 impl Namespaces {
     /// The daemon stays in the namespace of its user.
     pub fn stay() -> Namespaces {
-        Namespaces { home: Home::here(), own: None }
+        Namespaces { home: Home::here(), keeper: None, own: None }
     }
 
     /// Gives this process, which has one thread, a namespace of its own for serving `sources`, unless they
@@ -66,8 +67,7 @@ impl Namespaces {
     ///
     /// Fails if the kernel refuses, and if [`Extent::Namespace`] is impossible.
     pub fn leave(sources: &[&Source], extent: Extent, devices: bool) -> Result<Namespaces> {
-        let held = capabilities(None).map(|held| held.effective).unwrap_or(CapabilitySet::empty());
-        let may = held.contains(CapabilitySet::SYS_ADMIN) && rustix::process::geteuid().is_root();
+        let may = may_unmount();
         let forced = extent == Extent::Namespace;
         if matches!(extent, Extent::None | Extent::Privileges) || !(may || forced) {
             return Ok(Namespaces::stay());
@@ -108,7 +108,22 @@ impl Namespaces {
         let cover = |path: &PathBuf| root::cover(path, devices);
         let served = directories.iter().map(cover).collect::<rustix::io::Result<Vec<_>>>();
         let served = served.map_err(|errno| failed("copy of the source")(errno.into()))?;
-        Ok(Namespaces { home, own: Some(Own { keeper, served, directories }) })
+        Ok(Namespaces { home, keeper: Some(keeper), own: Some(Own { served, directories }) })
+    }
+
+    /// Starts a process that unmounts when this one is killed, if this one may unmount and has none yet.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the process cannot be started.
+    pub fn watched(self) -> Result<Namespaces> {
+        if self.keeper.is_some() || !may_unmount() {
+            return Ok(self);
+        }
+        let keeper = Keeper::start().map_err(|error| {
+            Failure::Failed(format!("no process for auto_unmount ({error}): leave the option out"))
+        })?;
+        Ok(Namespaces { keeper: Some(Arc::new(keeper)), ..self })
     }
 
     /// Runs `job` in the namespace of the user.
@@ -125,8 +140,8 @@ impl Namespaces {
 
     /// Changes `options` of a session so that it works in the own namespace.
     pub fn adapt(&self, options: &mut SessionOptions) {
-        let Some(own) = &self.own else { return };
-        options.groups = Some(GroupSource(own.keeper.groups()));
+        let (Some(keeper), Some(_)) = (&self.keeper, &self.own) else { return };
+        options.groups = Some(GroupSource(keeper.groups()));
         // Open for the life of the process, and opened again at each look.
         if let Ok(file) = std::fs::File::open(&options.memory_pressure) {
             options.memory_pressure = format!("/proc/self/fd/{}", file.as_raw_fd()).into();
@@ -137,14 +152,15 @@ impl Namespaces {
     /// Tells the keeper all that it may act on. Comes before requests are served. Returns the keeper, if there
     /// is one.
     pub fn entrust(&self, task: Task) -> Result<Option<Arc<Keeper>>> {
-        let Some(own) = &self.own else { return Ok(None) };
-        own.keeper.begin(&task.hold(&own.directories))?;
-        Ok(Some(Arc::clone(&own.keeper)))
+        let Some(keeper) = &self.keeper else { return Ok(None) };
+        let directories = self.own.as_ref().map_or(&[][..], |own| &own.directories);
+        keeper.begin(&task.hold(directories))?;
+        Ok(Some(Arc::clone(keeper)))
     }
 
     /// From now on nothing else than the source can be reached, neither by this thread nor by others.
     pub fn confine(self) -> Result {
-        let Namespaces { home, own } = self;
+        let Namespaces { home, own, .. } = self;
         drop(home);
         let Some(own) = own else { return Ok(()) };
         root::confine(&own.served).map_err(|errno| {
@@ -153,6 +169,12 @@ impl Namespaces {
             ))
         })
     }
+}
+
+/// True if this process mounts and unmounts by itself.
+fn may_unmount() -> bool {
+    let held = capabilities(None).map(|held| held.effective).unwrap_or(CapabilitySet::empty());
+    held.contains(CapabilitySet::SYS_ADMIN) && rustix::process::geteuid().is_root()
 }
 
 /// True for a source that opens files outside of a directory after it is open.

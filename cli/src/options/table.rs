@@ -100,6 +100,7 @@ pub const OPTIONS: &[Opt] = &[
     mount("async", "", "writes are not synchronous (default)"),
     mount("dirsync", "", "changes of directories are synchronous"),
     mount("syncfs", "", "sync(2) and syncfs(2) reach the file system, umount(2) waits for it (default for uhs by root)"),
+    mount("auto_unmount", "", "the mount disappears also if the daemon is killed"),
     mount("no_syncfs", "", "sync(2) and syncfs(2) do not reach the file system"),
     mount("allow_other", "", "all users have access, not only the mounting one"),
     mount("nonempty", "", "mount over a directory that is not empty"),

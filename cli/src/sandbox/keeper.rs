@@ -3,7 +3,8 @@
 //!
 //! It unmounts, removes what the daemon registered, writes the file of statistics, and tells the groups of
 //! processes. The paths come once, before any request is served; what comes later are orders without paths.
-//! If the daemon is killed, the keeper ends and leaves everything as it is: the next command clears it away.
+//! If the daemon is killed, the keeper unmounts with `auto_unmount`. Otherwise it ends and leaves everything as it is: the next command clears
+//! it away.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -38,6 +39,8 @@ const GROUPS_MAX: u32 = 65536;
 #[derive(Default, Serialize, Deserialize)]
 pub struct Task {
     mount: Option<(Vec<u8>, Option<u32>)>,
+    /// Unmount also if the daemon is killed.
+    auto_unmount: bool,
     entry: Option<(Vec<u8>, Entry)>,
     files: Vec<Vec<u8>>,
     /// A socket in a directory of anybody, and its inode.
@@ -50,6 +53,12 @@ impl Task {
     /// Unmount `mountpoint`, if it still has this connection.
     pub fn unmount(mut self, mountpoint: &Path, connection: Option<u32>) -> Task {
         self.mount = Some((bytes(mountpoint), connection));
+        self
+    }
+
+    /// If the daemon is killed, unmount and remove what it registered.
+    pub fn unmount_at_death(mut self, auto_unmount: bool) -> Task {
+        self.auto_unmount = auto_unmount;
         self
     }
 
@@ -232,12 +241,21 @@ pub fn run() -> Result {
     let socket = task.socket.as_ref().and_then(Socket::open);
     give_up(groups)?;
     send(orders.get_mut(), &Notes::default()).map_err(Failure::failed)?;
-    while let Some(order) = receive(&mut orders).map_err(Failure::failed)? {
+    let mut is_killed = true;
+    // A connection that fails is the end of the daemon, too.
+    while let Ok(Some(order)) = receive(&mut orders) {
+        is_killed &= !matches!(order, Order::Remove | Order::Leave(_));
         if let (Order::Remove, Some(socket)) = (&order, &socket) {
             name::remove_in(&socket.directory, &socket.name, Some(socket.inode));
         }
         let notes = carry_out(&task, order);
-        send(orders.get_mut(), &notes).map_err(Failure::failed)?;
+        if send(orders.get_mut(), &notes).is_err() {
+            break;
+        }
+    }
+    if is_killed && task.auto_unmount {
+        carry_out(&task, Order::Unmount(false));
+        carry_out(&task, Order::Remove);
     }
     Ok(())
 }

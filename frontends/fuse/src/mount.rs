@@ -19,6 +19,7 @@ mod unmount;
 
 pub use check::resolve;
 pub use error::{MountError, UnmountError};
+pub use helper::HelperWatch;
 pub use info::{
     Liveness, MountEntry, all_mounts, connection_id, fuse_mounts, is_dead_mount, liveness,
     parse_mountinfo,
@@ -44,6 +45,8 @@ pub struct Mounted {
     pub how: How,
     /// The answer to [`MountOptions::syncfs`].
     pub syncfs: SyncFs,
+    /// The process that unmounts when this one is killed. Dropped after an orderly unmount.
+    pub watch: Option<HelperWatch>,
 }
 
 /// The effect of sync(2) and syncfs(2) on a mount, and the wait of umount(2).
@@ -151,6 +154,7 @@ fn inherit(fd: RawFd, mountpoint: &Path) -> Result<Mounted, MountError> {
         mountpoint: mountpoint.to_path_buf(),
         how: How::Inherited,
         syncfs: SyncFs::NotWanted,
+        watch: None,
     })
 }
 

@@ -14,7 +14,7 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 /// The helper: `fusermount3`, or the older `fusermount`.
 pub(super) fn find() -> Option<PathBuf> {
@@ -46,7 +46,8 @@ pub(super) fn mount(
         socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(|errno| failed(errno.to_string()))?;
     // Passed as standard input, so that no descriptor of this process is ever inheritable.
-    let output = Command::new(helper)
+    let mut command = Command::new(helper);
+    command
         .arg("-o")
         .arg(options.to_string())
         .arg("--")
@@ -54,17 +55,45 @@ pub(super) fn mount(
         .env("_FUSE_COMMFD", "0")
         .stdin(Stdio::from(theirs))
         .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .output()
-        .map_err(|error| failed(error.to_string()))?;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-        return Err(failed(if said.is_empty() { output.status.to_string() } else { said }));
-    }
-    let device = receive(&ours).ok_or_else(|| failed("it sent no device".to_owned()))?;
+        .stderr(Stdio::piped());
+    let mut process = command.spawn().map_err(|error| failed(error.to_string()))?;
+    // It has the other end alone, and shows its failure by closing it.
+    drop(command);
+    let device = if options.auto_unmount { receive(&ours) } else { None };
+    let (device, watch) = match device {
+        Some(device) => {
+            process.stderr = None;
+            (device, Some(HelperWatch { process, _socket: ours }))
+        }
+        None => {
+            let output = process.wait_with_output().map_err(|error| failed(error.to_string()))?;
+            if !output.status.success() {
+                let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                return Err(failed(if said.is_empty() { output.status.to_string() } else { said }));
+            }
+            let device = receive(&ours);
+            (device.ok_or_else(|| failed("it sent no device".to_owned()))?, None)
+        }
+    };
     let how = How::Helper(helper.to_path_buf());
     let syncfs = super::no_root(options);
-    Ok(Mounted { device, mountpoint: target.path.clone(), how, syncfs })
+    Ok(Mounted { device, mountpoint: target.path.clone(), how, syncfs, watch })
+}
+
+/// The helper of a mount with `auto_unmount`. It unmounts what is mounted there when this process has ended.
+#[derive(Debug)]
+pub struct HelperWatch {
+    process: Child,
+    /// Its end is that of this process.
+    _socket: OwnedFd,
+}
+
+impl Drop for HelperWatch {
+    fn drop(&mut self) {
+        // After an orderly unmount, the next mount at this place must stay.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }
 
 /// Receives the descriptor that the helper sent (`unix(7)`, SCM_RIGHTS).

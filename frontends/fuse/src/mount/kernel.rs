@@ -26,7 +26,7 @@ pub(super) fn mount(target: &Target, options: &MountOptions) -> Result<Mounted, 
         match by_loop_device(&device, target, options) {
             Ok(()) => {
                 let (mountpoint, syncfs) = (target.path.clone(), SyncFs::Reached);
-                return Ok(Mounted { device, mountpoint, how: How::Fsopen, syncfs });
+                return Ok(Mounted { device, mountpoint, how: How::Fsopen, syncfs, watch: None });
             }
             Err(Failure { step, errno, .. }) => syncfs = SyncFs::Impossible { step, errno },
         }
@@ -41,7 +41,7 @@ pub(super) fn mount(target: &Target, options: &MountOptions) -> Result<Mounted, 
         }
         Err(failure) => return Err(error(target, failure)),
     };
-    Ok(Mounted { device, mountpoint: target.path.clone(), how, syncfs })
+    Ok(Mounted { device, mountpoint: target.path.clone(), how, syncfs, watch: None })
 }
 
 fn error(target: &Target, failure: Failure) -> MountError {
@@ -195,5 +195,6 @@ pub(super) fn mount_by_syscall(
     let device = open_device(&target.path)?;
     by_mount(&device, target, options).map_err(|failure| error(target, failure))?;
     let mountpoint = target.path.clone();
-    Ok(Mounted { device, mountpoint, how: How::MountSyscall, syncfs: SyncFs::NotWanted })
+    let syncfs = SyncFs::NotWanted;
+    Ok(Mounted { device, mountpoint, how: How::MountSyscall, syncfs, watch: None })
 }

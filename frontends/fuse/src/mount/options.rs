@@ -24,6 +24,9 @@ pub struct MountOptions {
     /// sync(2) and syncfs(2) reach the file system, and umount(2) waits for it, where that is possible ([`Mounted::syncfs`](super::Mounted::syncfs)): the mount
     /// has the type `fuseblk` and a loop device as its source. `None` leaves the decision to the caller of [`mount`](super::mount).
     pub syncfs: Option<bool>,
+    /// The mount disappears also if the process that serves it is killed. `fusermount3` waits for that; a process that mounts without it needs
+    /// another one that waits, which is the caller's part.
+    pub auto_unmount: bool,
     /// Users other than the mounting user have access.
     pub allow_other: bool,
     /// The kernel checks permissions by the mode.
@@ -63,6 +66,7 @@ impl Default for MountOptions {
             sync: false,
             dirsync: false,
             syncfs: None,
+            auto_unmount: false,
             allow_other: false,
             default_permissions: false,
             max_read: 0,
@@ -121,6 +125,7 @@ const TABLE: &[(&str, Setter)] = &[
     ("dirsync", Setter::Flag(|o| o.dirsync = true)),
     ("syncfs", Setter::Flag(|o| o.syncfs = Some(true))),
     ("no_syncfs", Setter::Flag(|o| o.syncfs = Some(false))),
+    ("auto_unmount", Setter::Flag(|o| o.auto_unmount = true)),
     ("allow_other", Setter::Flag(|o| o.allow_other = true)),
     ("default_permissions", Setter::Flag(|o| o.default_permissions = true)),
     ("nonempty", Setter::Flag(|o| o.nonempty = true)),
@@ -206,6 +211,7 @@ impl fmt::Display for MountOptions {
             (self.noatime, "noatime"),
             (self.sync, "sync"),
             (self.dirsync, "dirsync"),
+            (self.auto_unmount, "auto_unmount"),
             (self.allow_other, "allow_other"),
             (self.default_permissions, "default_permissions"),
         ] {
