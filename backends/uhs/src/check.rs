@@ -8,7 +8,7 @@ use defuse_fs::source::{Unwatched, Watch};
 use crate::commit::Rules;
 use crate::load;
 use crate::names::Problem;
-use crate::store::{StoreError, lost_copies, survey_and_see};
+use crate::store::{StoreError, bad_copies, snapshot, survey_and_see};
 
 /// The findings of a [`check`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,8 +23,12 @@ pub struct Report {
     pub free_blocks: u64,
     /// Slots that a power failure has left half written. Mounting clears them.
     pub unfinished: usize,
-    /// Blocks of copies of the superblock that hold none. A mount that may write writes them anew.
+    /// Blocks of copies of the superblock that hold something else. A mount that may write writes them anew.
     pub lost_superblocks: Vec<u64>,
+    /// Blocks of copies of the superblock that a power failure may have left half written. A mount that may write writes them anew.
+    pub unfinished_superblocks: Vec<u64>,
+    /// The snapshot of the last clean end is not as it was written. A mount reads all inodes then.
+    pub has_damaged_snapshot: bool,
 }
 
 /// Reads everything but the data of files on `device`, and writes nothing.
@@ -43,12 +47,15 @@ pub(crate) fn check_watched(
 ) -> Result<Report, StoreError> {
     let survey = survey_and_see(&**device, Rules::ALL, |_| {}, watch)?;
     let (names, pool, problems) = load::load(&**device, &survey, u64::MAX, watch)?;
+    let copies = bad_copies(&**device)?;
     Ok(Report {
         problems,
         inodes: names.count().0,
         blocks: survey.superblock.blocks,
         free_blocks: pool.space().free_blocks(),
         unfinished: survey.found.void.len(),
-        lost_superblocks: lost_copies(&**device)?,
+        lost_superblocks: copies.lost,
+        unfinished_superblocks: copies.torn,
+        has_damaged_snapshot: snapshot::is_damaged(&**device, &survey.superblock),
     })
 }

@@ -128,6 +128,35 @@ impl Superblock {
         Some((superblock, version, incompatible & !KNOWN | read_only))
     }
 
+    /// True if `bytes` may be a mix of sectors of versions that are written beside this one. Then every field can be one of such a version.
+    pub(crate) fn may_be_torn(&self, bytes: &[u8]) -> bool {
+        const LISTED: usize = 112 + CHUNKS * 16;
+        let zeros = |range: std::ops::Range<usize>| bytes[range].iter().all(|byte| *byte == 0);
+        let Some((found, version, features)) = Superblock::fields(&bytes[MAGIC.len()..BLOCK - 4])
+        else {
+            return false;
+        };
+        let all_chunks = bytes[112..LISTED].chunks_exact(16);
+        let units = found.blocks / UNIT_BLOCKS;
+        let is_chunk = |chunk: &[u8]| {
+            let number =
+                |at: usize| u64::from(u32::from_le_bytes([0, 1, 2, 3].map(|n| chunk[at + n])));
+            let (first, count) = (number(0), number(4));
+            (first > 0 && count > 0 && first + count <= units)
+                || chunk.iter().all(|byte| *byte == 0)
+        };
+        let near = self.epoch.saturating_sub(COPIES.len() as u64)..=self.epoch + 1;
+        bytes.starts_with(MAGIC)
+            && (version, features, found.uuid) == (VERSION, 0, self.uuid)
+            && near.contains(&found.epoch)
+            && (FEWEST_UNITS..=MOST_UNITS).contains(&units)
+            && found.next_ino > 0
+            && found.next_ino.max(found.durable) < 2 * NUMBERS
+            && found.chunks.len() <= CHUNKS
+            && all_chunks.into_iter().all(is_chunk)
+            && [12..16, 48..56, 108..112, LISTED..BLOCK - 4].into_iter().all(zeros)
+    }
+
     /// Chunks lie within the image, and neither on each other nor on a copy of the superblock.
     fn is_sound(&self) -> bool {
         let units = self.blocks / UNIT_BLOCKS;

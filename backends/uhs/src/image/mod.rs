@@ -72,11 +72,20 @@ impl Image for Opened {
         let block = u64::from(self.device.facts().block_size);
         let copies = report.lost_superblocks.iter();
         let copies = copies.map(|block| format!("block {block}: a copy of the superblock is lost"));
+        let snapshot = "the snapshot of the last clean end is damaged".to_owned();
+        let snapshot = report.has_damaged_snapshot.then_some(snapshot);
         Ok(Checked {
-            problems: report.problems.iter().map(ToString::to_string).chain(copies).collect(),
+            problems: report
+                .problems
+                .iter()
+                .map(ToString::to_string)
+                .chain(copies)
+                .chain(snapshot)
+                .collect(),
             figures: vec![
                 ("inodes", report.inodes),
                 ("unfinished_slots", report.unfinished as u64),
+                ("unfinished_superblocks", report.unfinished_superblocks.len() as u64),
                 ("size_bytes", report.blocks * block),
                 ("free_bytes", report.free_blocks * block),
             ],

@@ -23,7 +23,9 @@ use crate::format::superblock::{COPIES, Superblock};
 use crate::format::{BLOCK, UNIT_BLOCKS};
 use crate::load::{check_space, records};
 use crate::space::{Run, Space};
-use crate::store::{Need, Store, StoreError, Survey, failed, lost_copies, survey_and_see};
+use crate::store::{
+    BadCopies, Need, Store, StoreError, Survey, bad_copies, failed, snapshot, survey_and_see,
+};
 use claims::Claims;
 pub use doubt::{Doubt, Written};
 use mend::{Mender, Patient};
@@ -75,8 +77,12 @@ pub(crate) fn repair_watched(
     let slots = found.void.len();
     repairs.extend((slots > 0).then_some(Repair::Unfinished { slots }));
     // The store writes all copies when it begins.
-    let copies = lost_copies(&**device)?;
-    repairs.extend(copies.into_iter().map(|block| Repair::Superblock { block }));
+    let BadCopies { lost, torn } = bad_copies(&**device)?;
+    let copies = COPIES.into_iter().filter(|block| lost.contains(block) || torn.contains(block));
+    repairs.extend(copies.map(|block| Repair::Superblock { block }));
+    // It makes the snapshot void, too.
+    let is_damaged = snapshot::is_damaged(&**device, &survey.superblock);
+    repairs.extend(is_damaged.then_some(Repair::Snapshot));
     if repairs.is_empty() && mender.changed.is_empty() {
         return Ok(repairs);
     }

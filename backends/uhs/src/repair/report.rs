@@ -67,6 +67,8 @@ pub enum Repair {
         /// The block.
         block: u64,
     },
+    /// The snapshot of the last clean end was damaged, and is given up. The inodes tell the same.
+    Snapshot,
     /// Slots that a power failure had left half written were cleared.
     Unfinished {
         /// How many.
@@ -101,6 +103,7 @@ impl fmt::Display for Repair {
             Repair::Superblock { block } => {
                 write!(f, "block {block}: wrote the copy of the superblock anew")
             }
+            Repair::Snapshot => f.write_str("gave up the damaged snapshot of the last clean end"),
             Repair::Unfinished { slots } => write!(f, "cleared {slots} half-written slots"),
         }
     }

@@ -99,19 +99,42 @@ pub(crate) fn superblock(device: &dyn Device) -> Result<Superblock, StoreError> 
     read_superblock(&mut line, device.facts().blocks)
 }
 
-/// The blocks of copies that cannot be read, or hold no superblock at all. One that a power failure has torn still begins as one.
+/// The blocks of copies that are not what this program leaves in them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct BadCopies {
+    /// They cannot be read, or hold something else than a superblock of this file system and time.
+    pub(crate) lost: Vec<u64>,
+    /// A power failure may have interrupted their writing.
+    pub(crate) torn: Vec<u64>,
+}
+
+/// The copies that a mount or a repair would write anew.
 ///
 /// # Errors
 ///
-/// A failure of the device as a whole.
-pub(crate) fn lost_copies(device: &dyn Device) -> Result<Vec<u64>, StoreError> {
+/// See [`superblock`].
+pub(crate) fn bad_copies(device: &dyn Device) -> Result<BadCopies, StoreError> {
+    let best = superblock(device)?;
     let mut line = Blocking::new(device).map_err(failed("open a queue"))?;
-    let mut is_lost = |block: &u64| {
+    let mut bad = BadCopies::default();
+    for block in COPIES {
         let mut bytes = vec![0; BLOCK];
-        let read = line.read(*block, &mut bytes);
-        read.is_err() || Superblock::decode(&bytes) == Err(Unusable::Other)
-    };
-    Ok(COPIES.into_iter().filter(|block| is_lost(block)).collect())
+        let read = line.read(block, &mut bytes).ok();
+        match read.map(|()| Superblock::decode(&bytes)) {
+            Some(Ok(copy)) if copy == best || is_before(&copy, &best) => {}
+            Some(Err(Unusable::Damaged)) if best.may_be_torn(&bytes) => bad.torn.push(block),
+            _ => bad.lost.push(block),
+        }
+    }
+    Ok(bad)
+}
+
+/// True for a version that a power failure may have left beside `best`: each version begins with another copy, so that none lags behind
+/// by more than the number of copies.
+fn is_before(copy: &Superblock, best: &Superblock) -> bool {
+    copy.uuid == best.uuid
+        && copy.epoch < best.epoch
+        && best.epoch - copy.epoch < COPIES.len() as u64
 }
 
 /// Reads the newest copy of the superblock.

@@ -34,7 +34,7 @@ use crate::format::superblock::{CHUNKS, Chunk, Superblock};
 use crate::format::{LAST, LAST_OPENED, LAST_WRITTEN, UNIT_BLOCKS, are_neighbours};
 
 use copies::write_superblock;
-pub(crate) use copies::{grow, lost_copies, make, read_superblock, superblock};
+pub(crate) use copies::{BadCopies, bad_copies, grow, make, read_superblock, superblock};
 pub use error::StoreError;
 pub(crate) use error::failed;
 use flushes::Flushes;

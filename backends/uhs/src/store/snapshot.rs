@@ -18,9 +18,37 @@ pub(crate) struct Saved {
     pub(crate) segments: Vec<Vec<u8>>,
 }
 
+/// The snapshot of a superblock.
+enum Found {
+    /// There is none, or a mount that was cut off has begun to make it void.
+    Nothing,
+    Damaged,
+    Whole(Header),
+}
+
 /// The header of the snapshot that the last clean end has left. `None` where there is none, or where it is damaged.
 pub(crate) fn header(device: &dyn Device, superblock: &Superblock) -> Option<Header> {
-    let At { block, blocks, crc } = superblock.snapshot?;
+    match find(device, superblock) {
+        Found::Whole(header) => Some(header),
+        Found::Nothing => None,
+        Found::Damaged => {
+            log::warn!("the snapshot is damaged: all inodes are read");
+            None
+        }
+    }
+}
+
+/// True if the next mount would find that the snapshot is not as it was written.
+pub(crate) fn is_damaged(device: &dyn Device, superblock: &Superblock) -> bool {
+    match find(device, superblock) {
+        Found::Nothing => false,
+        Found::Damaged => true,
+        Found::Whole(header) => header.segments.iter().any(|one| segment(device, one).is_none()),
+    }
+}
+
+fn find(device: &dyn Device, superblock: &Superblock) -> Found {
+    let Some(At { block, blocks, crc }) = superblock.snapshot else { return Found::Nothing };
     let end = block.checked_add(blocks.into()).filter(|end| *end <= superblock.blocks);
     let read = || {
         let mut bytes = vec![0; blocks as usize * BLOCK];
@@ -28,18 +56,15 @@ pub(crate) fn header(device: &dyn Device, superblock: &Superblock) -> Option<Hea
         Some(bytes)
     };
     let bytes = end.filter(|_| (1..=HEADER_BLOCKS).contains(&blocks)).and_then(|_| read());
-    // A mount that was cut off has begun to make it void.
-    if bytes.as_ref().is_some_and(|bytes| bytes.iter().all(|byte| *byte == 0)) {
-        return None;
+    // Of a long header, the first block alone was written with zeros.
+    if bytes.as_ref().is_some_and(|bytes| bytes[..BLOCK].iter().all(|byte| *byte == 0)) {
+        return Found::Nothing;
     }
     let whole = bytes.filter(|bytes| crc32c::crc32c(bytes) == crc);
     let header = whole.and_then(|bytes| Header::decode(&bytes, superblock.blocks));
     let header = header
         .filter(|header| (header.uuid, header.durable) == (superblock.uuid, superblock.durable));
-    if header.is_none() {
-        log::warn!("the snapshot is damaged: all inodes are read");
-    }
-    header
+    header.map_or(Found::Damaged, Found::Whole)
 }
 
 /// Reads a segment; `None` if it is not as it was written.

@@ -91,6 +91,9 @@ impl Run {
         if !report.problems.is_empty() {
             return Err(format!("the check found {:?}", report.problems));
         }
+        if report.has_damaged_snapshot || !report.lost_superblocks.is_empty() {
+            return Err(format!("a power failure passes for damage: {report:?}"));
+        }
         let (fs, problems) = Uhs::open_by(Arc::new(ram.clone()), OPTIONS, rules, random())
             .map_err(|e| e.to_string())?;
         if !problems.is_empty() {

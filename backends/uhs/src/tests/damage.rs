@@ -85,7 +85,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap())
 }
 
-fn seal(bytes: &mut [u8]) {
+pub(super) fn seal(bytes: &mut [u8]) {
     let end = bytes.len() - 4;
     let crc = crc32c::crc32c(&bytes[..end]);
     bytes[end..].copy_from_slice(&crc.to_le_bytes());

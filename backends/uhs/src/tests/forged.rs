@@ -219,3 +219,71 @@ fn lost_copies_of_the_superblock_are_found_and_written_anew() {
         assert_eq!(repair(&device(&ram), None, random()).unwrap(), []);
     }
 }
+
+/// Only a copy that had lost its first bytes was told: all other damage passed for a write that a power failure has interrupted.
+#[test]
+fn damaged_copies_of_the_superblock_are_told_and_written_anew() {
+    const UUID: usize = 16;
+    const EPOCH: usize = 32;
+    let ram = image();
+    // A clean end, whose copies are durable and the same.
+    drop(open(&ram));
+    let good = get(&ram, COPIES[0]);
+    assert!(COPIES.iter().all(|block| get(&ram, *block) == good));
+    let mut garbage = good.clone();
+    random().fill(&mut garbage[8..]);
+    let fields = |change: &dyn Fn(&mut [u8]), is_sealed: bool| {
+        let mut bytes = good.clone();
+        change(&mut bytes);
+        if is_sealed {
+            super::damage::seal(&mut bytes);
+        }
+        bytes
+    };
+    let older = |bytes: &mut [u8]| {
+        let epoch = u64_at(bytes, EPOCH) - COPIES.len() as u64;
+        bytes[EPOCH..][..8].copy_from_slice(&epoch.to_le_bytes());
+    };
+    let damages = [
+        ("zeros", vec![0; BLOCK], true),
+        ("garbage", garbage, true),
+        ("ones", [&good[..8], &[0xff; BLOCK - 8][..]].concat(), true),
+        ("another uuid", fields(&|bytes| bytes[UUID] ^= 1, false), true),
+        (
+            "that of another file system",
+            fields(
+                &|bytes| {
+                    bytes[UUID] ^= 1;
+                    older(bytes)
+                },
+                true,
+            ),
+            true,
+        ),
+        ("that of an earlier time", fields(&older, true), true),
+        ("a far epoch", fields(&|bytes| bytes[EPOCH + 5] ^= 1, false), true),
+        ("a chunk outside", fields(&|bytes| bytes[112 + 3] = 0xff, false), true),
+        ("something after the chunks", fields(&|bytes| bytes[BLOCK - 5] ^= 1, false), true),
+        // A power failure may leave these.
+        ("the checksum", fields(&|bytes| bytes[BLOCK - 4] ^= 1, false), false),
+        ("the next version, torn", fields(&|bytes| bytes[EPOCH] += 1, false), false),
+        ("the durable group", fields(&|bytes| bytes[DURABLE] ^= 1, false), false),
+    ];
+    for (what, bytes, is_error) in damages {
+        for block in COPIES {
+            let ram = ram.fork();
+            put(&ram, block, &bytes);
+            let report = check(&device(&ram)).unwrap();
+            let found = (&report.lost_superblocks[..], &report.unfinished_superblocks[..]);
+            let expected: (&[u64], &[u64]) =
+                if is_error { (&[block], &[]) } else { (&[], &[block]) };
+            assert_eq!(found, expected, "{what}, {block}");
+            assert_eq!(report.problems, [], "{what}");
+            let repairs = repair(&device(&ram), None, random()).unwrap();
+            assert_eq!(repairs, [Repair::Superblock { block }], "{what}");
+            let again = check(&device(&ram)).unwrap();
+            assert_eq!((again.lost_superblocks, again.unfinished_superblocks), (vec![], vec![]));
+            assert_eq!(repair(&device(&ram), None, random()).unwrap(), [], "{what}");
+        }
+    }
+}

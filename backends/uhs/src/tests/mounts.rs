@@ -90,6 +90,7 @@ fn a_power_failure_while_a_file_system_grows_leaves_one_of_both_sizes_and_all_fi
         for ram in cut.every() {
             let report = check(&(Arc::new(ram.clone()) as Arc<dyn Device>)).unwrap();
             assert_eq!(report.problems, [], "event {}", cut.at());
+            assert_eq!(report.lost_superblocks, [], "event {}", cut.at());
             sizes.push(report.blocks);
             let (fs, problems) = open(ram, Rules::ALL);
             assert!(problems.is_empty() && snapshot(&fs) == before, "event {}", cut.at());

@@ -12,7 +12,7 @@ use crate::commit::Rules;
 use crate::format::BLOCK;
 use crate::format::snapshot::{At, Header, Segment};
 use crate::format::superblock::{COPIES, Superblock};
-use crate::{Options, check, load, store};
+use crate::{Options, Repair, check, load, repair, store};
 
 const WITHOUT: Rules = Rules { snapshots: false, ..Rules::ALL };
 
@@ -188,6 +188,41 @@ fn seal(ram: &Ram, header: &Header) {
     let at = At { crc: crc32c::crc32c(&bytes), ..old.snapshot.unwrap() };
     Blocking::new(ram).unwrap().write(at.block, &bytes).unwrap();
     put(ram, &Superblock { snapshot: Some(at), ..old });
+}
+
+/// fsck reads the slots, and called an image clean whose snapshot, which the next mount believes, was damaged.
+#[test]
+fn a_damaged_snapshot_is_told_and_given_up() {
+    let device = |ram: &Ram| Arc::new(ram.clone()) as Arc<dyn Device>;
+    let whole = ended();
+    assert!(!check(&device(&whole)).unwrap().has_damaged_snapshot);
+    let at = superblock(&whole).snapshot.unwrap();
+    let header = store::snapshot::header(&whole, &superblock(&whole)).unwrap();
+    let last = header.segments.last().unwrap();
+    for (block, byte) in
+        [(at.block, 0), (at.block, 90), (last.block, 0), (last.block, last.bytes / 2)]
+    {
+        let (block, byte) = (block + u64::from(byte) / BLOCK as u64, byte as usize % BLOCK);
+        let ram = whole.fork();
+        let mut line = Blocking::new(&ram).unwrap();
+        let mut bytes = vec![0; BLOCK];
+        line.read(block, &mut bytes).unwrap();
+        bytes[byte] ^= 0x40;
+        line.write(block, &bytes).unwrap();
+        let report = check(&device(&ram)).unwrap();
+        assert!(report.has_damaged_snapshot && report.problems.is_empty(), "{block} {byte}");
+        let mounted = ram.fork();
+        drop(open(mounted.clone(), Rules::ALL));
+        assert!(!check(&device(&mounted)).unwrap().has_damaged_snapshot, "a mount writes another");
+        let repairs = repair(&device(&ram), None, random()).unwrap();
+        assert_eq!(repairs, [Repair::Snapshot], "{block} {byte}");
+        assert!(!check(&device(&ram)).unwrap().has_damaged_snapshot && !is_used(&ram));
+        assert_eq!(repair(&device(&ram), None, random()).unwrap(), []);
+    }
+    // A mount that is cut off first makes it void, which is no damage.
+    let ram = whole.fork();
+    Blocking::new(&ram).unwrap().write(at.block, &[0; BLOCK]).unwrap();
+    assert!(!check(&device(&ram)).unwrap().has_damaged_snapshot);
 }
 
 #[test]
