@@ -254,7 +254,7 @@ fn wishes(caps: &Caps, options: &SessionOptions) -> Vec<(&'static str, u64, bool
             "the kernel reads and writes backing files by itself; excludes write-back"),
         ("NO_EXPORT_SUPPORT", FUSE_NO_EXPORT_SUPPORT, !options.answers_parents, "see EXPORT_SUPPORT"),
         ("HAS_RESEND", FUSE_HAS_RESEND, false, "a session is not handed over to another process"),
-        ("ALLOW_IDMAP", FUSE_ALLOW_IDMAP, false, "requests would not contain the caller's ids"),
+        ("ALLOW_IDMAP", FUSE_ALLOW_IDMAP, false, "requests that make no inode would not contain the caller's ids"),
         ("OVER_IO_URING", FUSE_OVER_IO_URING, options.io_uring != IoUring::Off, match options.io_uring {
             IoUring::Off => "switched off by an option",
             _ => "one system call a request",

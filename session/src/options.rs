@@ -51,7 +51,8 @@ impl ThreadPolicy {
 #[derive(Clone, Debug, PartialEq)]
 pub struct SessionOptions {
     /// Most worker threads; `None` derives it: the number of processors for a file system that
-    /// never sleeps, more for one that does. 1 is the single-threaded daemon.
+    /// never sleeps, more for one that does. 1 is the single-threaded daemon. With another number there may be more while all workers
+    /// wait for something, if several users share the mount: one of them cannot stop the others.
     pub workers: Option<usize>,
     /// When workers are started and ended. Not over io_uring, whose queues are bound to processors.
     pub policy: ThreadPolicy,

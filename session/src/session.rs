@@ -328,8 +328,13 @@ impl Shared {
             let defers = caps.submits || negotiated.uses(abi::FUSE_POSIX_LOCKS);
             Rings::new((device, queues), payload, max, &caps, defers)
         });
-        // A number that was asked for, and that of a policy, is kept.
-        let is_kept = options.workers.is_some() || options.policy.hands_over() || rings.is_some();
+        // That of a policy is kept, and one worker, which stands for requests one at a time. Another number that was asked for is that of a
+        // mount that goes on, where several users share it.
+        let is_kept = match options.workers {
+            _ if options.policy.hands_over() || rings.is_some() => true,
+            Some(workers) => workers == 1 || !options.default_permissions,
+            None => false,
+        };
         let is_fair = dispatcher.serves_many() && !is_kept;
         let further = if is_fair { max.max(FURTHER).min(WORKERS_MOST - max) } else { 0 };
         Ok(Shared {

@@ -166,7 +166,8 @@ fn waiting_opens_of_one_user_leave_threads_of_a_connection_for_others() {
     }
 }
 
-/// A user with files on the source of a mount held leases on them, and opened them on the mount until all threads waited.
+/// A user with files on the source of a mount held leases on them, and opened them on the mount until all threads waited. With `workers=N`, a mount
+/// then stood still for all.
 #[test]
 fn waiting_opens_of_one_user_leave_threads_of_a_mount_for_others() {
     if !is_root() {
@@ -175,6 +176,12 @@ fn waiting_opens_of_one_user_leave_threads_of_a_mount_for_others() {
     if !Path::new("/dev/fuse").exists() {
         return println!("skipped: needs /dev/fuse");
     }
+    for workers in [None, Some(2), Some(4)] {
+        others_go_on_while_one_user_waits(workers);
+    }
+}
+
+fn others_go_on_while_one_user_waits(workers: Option<usize>) {
     let (fs, dir) = (Leased::new(true), tempfile::tempdir().unwrap());
     let options = MountOptions { allow_other: true, ..MountOptions::default() };
     let mounted = mount::mount(dir.path(), &options).unwrap();
@@ -182,6 +189,8 @@ fn waiting_opens_of_one_user_leave_threads_of_a_mount_for_others() {
         entry_timeout: Some(Duration::ZERO),
         attr_timeout: Some(Duration::ZERO),
         io_uring: IoUring::Off,
+        workers,
+        default_permissions: true,
         ..SessionOptions::default()
     };
     let served = Arc::clone(&fs) as Arc<dyn FileSystem>;
