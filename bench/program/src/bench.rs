@@ -427,6 +427,6 @@ impl FileSystem for DummyFileSystem {
     }
 }
 
-impl Shortcuts for Dummy {
+impl Shortcuts for DummyFileSystem {
     delegate!(around inner, only resolve, peek);
 }
