@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use defuse_compose::{Source, Switch};
 use defuse_fs::FileSystem;
@@ -29,10 +29,13 @@ use crate::{paths, umount};
 /// Time between two writes of the file of statistics.
 const STATS_EVERY: Duration = Duration::from_secs(5);
 
+/// Time limit of threads that have the file system at its end.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Mounts, reports to `ready`, and serves until the mount has ended.
 pub fn run(plan: &CheckedMount, ready: Ready) -> Result {
     let mut notes = Vec::new();
-    let (session, mut companions) = match start(plan, &mut notes) {
+    let (session, mut companions, fs) = match start(plan, &mut notes) {
         Ok(started) => started,
         Err(failure) => {
             ready.tell(Err(&failure));
@@ -46,6 +49,7 @@ pub fn run(plan: &CheckedMount, ready: Ready) -> Result {
     // for long.
     daemon::show_the_end();
     let outcome = not_durable(&plan.mountpoint, session.wait());
+    release(fs);
     if let Err(failure) = &outcome {
         log::error!("{failure}");
     }
@@ -65,6 +69,20 @@ pub fn make_durable(fs: &dyn FileSystem, source: &str) -> Result<()> {
     })
 }
 
+/// Releases the file system, which does what it does at its end alone, before this process ends: threads that look at it for a
+/// moment must not be the last that have it.
+pub fn release(fs: Arc<dyn FileSystem>) {
+    let deadline = Instant::now() + RELEASE_PATIENCE;
+    while Arc::strong_count(&fs) > 1 {
+        if Instant::now() > deadline {
+            log::debug!("handlers that do not return have the file system");
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    drop(fs);
+}
+
 /// Fails where the file system could not make everything durable at its end.
 fn not_durable(mountpoint: &Path, ended: Ended) -> Result {
     ended.durable.map_err(|errno| {
@@ -76,8 +94,11 @@ fn not_durable(mountpoint: &Path, ended: Ended) -> Result {
     })
 }
 
+/// A mount that is served, and its file system.
+type Started = (Session, Companions, Arc<dyn FileSystem>);
+
 /// Mounts and starts serving. Adds messages for the user to `notes`.
-fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<(Session, Companions)> {
+fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<Started> {
     let namespaces = namespaces(plan)?;
     let (fs, writable) = plan.source.open_with_switch(&plan.settings.source)?;
     let MountOptions { sync, dirsync, .. } = plan.settings.mount;
@@ -119,7 +140,8 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<(Session, Compa
     }
     log::info!("mounted {} on {}", plan.source.text().display(), mounted.mountpoint.display());
     let mountpoint = mounted.mountpoint.clone();
-    let (session, companions) = serve(plan, (fs, writable), (mounted, &namespaces), caught)?;
+    let offered = (Arc::clone(&fs), writable);
+    let (session, companions) = serve(plan, offered, (mounted, &namespaces), caught)?;
     if companions.registered.is_none() {
         let why = namespaces.at_home(registry::made_dir)?.err();
         let why = why.map_or("see the log".to_owned(), |failure| failure.to_string());
@@ -143,7 +165,7 @@ fn start(plan: &CheckedMount, notes: &mut Vec<String>) -> Result<(Session, Compa
         let unmounts = companions.keeper.is_none();
         sandbox::filter(Needs { unmounts, rings, ..needs });
     }
-    Ok((session, companions))
+    Ok((session, companions, fs))
 }
 
 /// The note about a mount whose file system sync(2) does not reach.

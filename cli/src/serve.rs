@@ -133,7 +133,10 @@ pub fn run(mut args: ServeArgs) -> Result {
                 session: settings.session.clone(),
                 sandbox: (settings.sandbox != Extent::None).then(|| mounted::needs(&source)),
             };
-            serving::run(offer, namespaces, ready, || mounted::make_durable(&*fs, &text))
+            let outcome =
+                serving::run(offer, namespaces, ready, || mounted::make_durable(&*fs, &text));
+            mounted::release(fs);
+            outcome
         }
         Err(failure) => {
             ready.tell(Err(&failure));

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -131,6 +131,7 @@ impl Session {
             };
             let shared = Shared::new(dispatcher, options, line, &port, queues);
             let shared = Arc::new(shared.map_err(StartError::Thread)?);
+            *lock(&shared.view.0) = ViewState::Running(Arc::downgrade(&shared));
             let sentinel = match &peer {
                 Peer::Client(client) => client.sentinel.as_ref(),
                 Peer::Kernel(_) => None,
@@ -163,12 +164,12 @@ impl Session {
 
     /// A handle to read statistics from another thread.
     pub fn statistics(&self) -> Statistics {
-        Statistics { shared: Arc::clone(&self.shared) }
+        Statistics { view: Arc::clone(&self.shared.view) }
     }
 
     /// A handle to change the number of threads from another thread.
     pub fn workers(&self) -> Workers {
-        Workers { shared: Arc::clone(&self.shared) }
+        Workers { view: Arc::clone(&self.shared.view) }
     }
 
     /// Waits until the client has ended the connection, while [`wait`](Session::wait) has not made anything durable yet.
@@ -178,7 +179,8 @@ impl Session {
 
     /// Waits until the kernel ends the session (unmount or abort), ends the workers, and lets the
     /// file system make everything durable. Workers that are stuck in a handler are left behind
-    /// after two seconds.
+    /// after two seconds. Otherwise nothing of the session keeps the file system any more, neither [`Statistics`] nor
+    /// [`Workers`], so that it ends with its last owner.
     pub fn wait(self) -> Ended {
         self.shared.wait_for_end();
         self.shared.dispatcher.interrupt_all_deferred();
@@ -189,6 +191,7 @@ impl Session {
         }
         let Dispatcher { fs, origin, .. } = &*self.shared.dispatcher;
         let detached = catch_unwind(AssertUnwindSafe(|| fs.detached(*origin)));
+        self.shared.view.end();
         Ended { clean, durable: detached.unwrap_or(Err(Errno::EIO)) }
     }
 }
@@ -204,39 +207,53 @@ pub struct Ended {
     pub durable: Result<()>,
 }
 
+/// The session as handles on other threads see it. They do not keep the file system, whose end may be more than that of
+/// its last session.
+struct SessionView(Mutex<ViewState>);
+
+enum ViewState {
+    /// Until the end of the session.
+    Running(Weak<Shared>),
+    /// The statistics at the end.
+    Ended(Box<Snapshot>),
+}
+
+impl SessionView {
+    /// Calls `look` while the session cannot end. After the end, fails with the statistics of that time.
+    fn look<T>(&self, look: impl FnOnce(&Shared) -> T) -> std::result::Result<T, Snapshot> {
+        match &*lock(&self.0) {
+            ViewState::Running(shared) => {
+                shared.upgrade().map(|shared| look(&shared)).ok_or_else(Snapshot::default)
+            }
+            ViewState::Ended(last) => Err(last.as_ref().clone()),
+        }
+    }
+
+    /// Lets the session go.
+    fn end(&self) {
+        let last = self.look(Shared::snapshot).unwrap_or_else(|ended| ended);
+        *lock(&self.0) = ViewState::Ended(Box::new(last));
+    }
+}
+
 /// Reads the statistics of a session, also after its end.
 #[derive(Clone)]
 pub struct Statistics {
-    shared: Arc<Shared>,
+    view: Arc<SessionView>,
 }
 
 impl Statistics {
-    /// The statistics so far, with the numbers of workers as gauges and the figures of the file system.
+    /// The statistics so far, with the numbers of workers as gauges and the figures of the file system. After the end
+    /// those of the end.
     pub fn snapshot(&self) -> Snapshot {
-        let mut snapshot = self.shared.dispatcher.recorder.snapshot();
-        let counts = self.shared.pool.counts();
-        let gauges = [
-            ("workers", counts.live as u64),
-            ("workers_idle", counts.idle as u64),
-            ("workers_parked", counts.parked as u64),
-            ("workers_max", self.shared.pool.max() as u64),
-            ("workers_peak", counts.peak as u64),
-            ("workers_started", counts.started),
-            ("workers_retired", counts.retired),
-            (
-                "requests_held_back",
-                (self.shared.bulkhead.waiting() + self.shared.fair.waiting()) as u64,
-            ),
-        ];
-        snapshot.gauges.extend(gauges.map(|(name, value)| (name.to_string(), value)));
-        snapshot.with_figures(&*self.shared.dispatcher.fs)
+        self.view.look(Shared::snapshot).unwrap_or_else(|ended| ended)
     }
 }
 
 /// Changes the number of threads of a session.
 #[derive(Clone)]
 pub struct Workers {
-    shared: Arc<Shared>,
+    view: Arc<SessionView>,
 }
 
 /// The number of threads was not changed.
@@ -250,6 +267,9 @@ pub enum ResizeError {
         "its requests come over io_uring, where threads belong to processors: mount it again with workers=N, or with no_io_uring"
     )]
     OverRings,
+    /// Nothing is served any more.
+    #[error("the session has ended")]
+    Ended,
 }
 
 impl Workers {
@@ -259,14 +279,8 @@ impl Workers {
         if !(1..=WORKERS_MOST).contains(&max) {
             return Err(ResizeError::OutOfRange(max));
         }
-        if self.shared.rings.is_some() {
-            return Err(ResizeError::OverRings);
-        }
-        self.shared.slots.make_room(max + self.shared.further);
-        self.shared.pool.resize(max);
-        // Threads that wait for a request do not notice by themselves.
-        self.shared.bell.ring();
-        Ok(())
+        let resized = self.view.look(|shared| shared.resize(max));
+        resized.unwrap_or(Err(ResizeError::Ended))
     }
 }
 
@@ -304,6 +318,7 @@ pub(crate) struct Shared {
     thread_ends: Arc<ThreadEnds>,
     end: Mutex<bool>,
     ended: Condvar,
+    view: Arc<SessionView>,
 }
 
 impl Shared {
@@ -369,6 +384,7 @@ impl Shared {
             thread_ends: Arc::default(),
             end: Mutex::default(),
             ended: Condvar::new(),
+            view: Arc::new(SessionView(Mutex::new(ViewState::Running(Weak::new())))),
             memory_pressure: options.memory_pressure.clone(),
             dispatcher: Arc::new(dispatcher),
         })
@@ -622,6 +638,37 @@ impl Shared {
         self.bell.unpark();
         *lock(&self.end) = true;
         self.ended.notify_all();
+    }
+
+    /// The statistics so far.
+    fn snapshot(&self) -> Snapshot {
+        let mut snapshot = self.dispatcher.recorder.snapshot();
+        let counts = self.pool.counts();
+        let held_back = self.bulkhead.waiting() + self.fair.waiting();
+        let gauges = [
+            ("workers", counts.live as u64),
+            ("workers_idle", counts.idle as u64),
+            ("workers_parked", counts.parked as u64),
+            ("workers_max", self.pool.max() as u64),
+            ("workers_peak", counts.peak as u64),
+            ("workers_started", counts.started),
+            ("workers_retired", counts.retired),
+            ("requests_held_back", held_back as u64),
+        ];
+        snapshot.gauges.extend(gauges.map(|(name, value)| (name.to_string(), value)));
+        snapshot.with_figures(&*self.dispatcher.fs)
+    }
+
+    /// Changes the maximum number of threads.
+    fn resize(&self, max: usize) -> std::result::Result<(), ResizeError> {
+        if self.rings.is_some() {
+            return Err(ResizeError::OverRings);
+        }
+        self.slots.make_room(max + self.further);
+        self.pool.resize(max);
+        // Threads that wait for a request do not notice by themselves.
+        self.bell.ring();
+        Ok(())
     }
 
     fn wait_for_end(&self) {

@@ -97,10 +97,12 @@ pub fn run(mut args: ManagerArgs) -> Result {
     match opened {
         Ok((namespaces, Tree { fs, binder })) => {
             let offer = offer(&args, &config, Arc::clone(&fs), &binder);
-            serving::run(offer, namespaces, ready, || {
+            let outcome = serving::run(offer, namespaces, ready, || {
                 binder.end();
                 settle(&config, fs.members(), &binder)
-            })
+            });
+            mounted::release(fs);
+            outcome
         }
         Err(failure) => {
             ready.tell(Err(&failure));

@@ -160,6 +160,9 @@ impl Servers {
             server.shut_down();
             let _ = thread.join();
             outcome = outcome.and(mounted::make_durable(&*fs, &source));
+            // It ends its connections.
+            drop(server);
+            mounted::release(fs);
         }
         outcome
     }

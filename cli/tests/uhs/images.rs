@@ -151,6 +151,16 @@ fn a_block_device_grows_to_the_size_that_it_has() {
     };
     let device = String::from_utf8(device).unwrap().trim().to_owned();
     place.ok(&["mkfs", "uhs", &device]);
+    // There would be two writers.
+    let says = format!("is the backing file of {device} (EBUSY): use uhs:{device}, or detach it");
+    for command in
+        [&["fsck"][..], &["fsck", "--repair"], &["dump"], &["grow"], &["mkfs", "uhs", "--force"]]
+    {
+        let said = place.run(&[command, &[image.to_str().unwrap()]].concat());
+        assert!(said.code != Some(0) && said.err.contains(&says), "{command:?}: {}", said.err);
+    }
+    let said = place.run(&["run", "--mount", "/x=uhs:img", "--", "ls", "/x"]);
+    assert!(said.code != Some(0) && said.err.contains(&says), "{}", said.err);
     let out = place.ok(&["grow", &device]);
     assert!(out.contains("has 16777216 bytes already"), "{out}");
     File::options().write(true).open(&image).unwrap().set_len(24 << 20).unwrap();
